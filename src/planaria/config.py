@@ -1,0 +1,228 @@
+"""A run as strict typed data: the sections of a recipe, one class each.
+
+Field descriptions are the help texts of the command line's flags. Reading recipes and flags, and saying kindly what is
+wrong with them, is ``recipe.py``'s work; what a field does is the work of the room it is named after.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    vocab: Positive = 2048
+    """rows of the embedding table; at least the tokenizer's vocabulary"""
+    dim: Positive = 128
+    """width of the residual stream"""
+    layers: Positive = 4
+    """decoder layers in all block stages together"""
+    heads: Positive = 4
+    """query heads"""
+    kv_heads: Positive | None = None
+    """key and value heads (grouped-query attention); as many as heads unless given"""
+    hidden: Positive = 352
+    """width of the SwiGLU feed-forward layer"""
+    context: Positive = 128
+    """tokens in one sample, and the longest sequence the model is trained on"""
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    """base of the rotary position encoding"""
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
+    """epsilon of RMSNorm"""
+    tied: bool = True
+    """share the embedding table with the language-model head"""
+    init_std: Annotated[float, Field(gt=0)] = 0.02
+    """standard deviation of the initial weights"""
+
+    @property
+    def kv(self) -> int:
+        """Key and value heads in force."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @model_validator(mode="after")
+    def _shapes_divide(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"model.dim = {self.dim} does not divide into model.heads = {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"model.dim / model.heads = {self.head_dim} is odd; rotary positions need it even")
+        if self.heads % self.kv:
+            raise ValueError(f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv}")
+        return self
+
+
+class PipelineConfig(Section):
+    stages: Positive = 4
+    """block stages the decoder layers are cut into; the ends worker comes on top"""
+    microbatches: Positive = 8
+    """microbatches in one step"""
+    microbatch_size: Positive = 4
+    """samples in one microbatch"""
+    order: Literal["1f1b", "gpipe"] = "1f1b"
+    """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
+    in_flight: Positive | None = None
+    """most microbatches between embedding and last backward; stages + 1 under 1f1b and all under gpipe unless given"""
+    routing: str = "full"
+    """which way microbatches go through the stages"""
+
+    @property
+    def samples(self) -> int:
+        """Samples in one step."""
+        return self.microbatches * self.microbatch_size
+
+
+class DataConfig(Section):
+    source: str = "stdlib"
+    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, or 'hf:NAME' for a Hugging Face dataset"""
+    field: str = "text"
+    """the text's key in JSONL records and Hugging Face datasets"""
+    tokenizer: str = "bpe"
+    """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json"""
+    validation: Fraction = 0.02
+    """the tail of every document that is kept for validation"""
+    cache: str | None = None
+    """folder for tokenizers and token shards; the user's cache folder unless given"""
+
+
+class OptimConfig(Section):
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """peak learning rate of AdamW"""
+    beta1: Fraction = 0.9
+    """decay of the first moment"""
+    beta2: Fraction = 0.999
+    """decay of the second moment"""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's epsilon"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """decoupled weight decay"""
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """largest L2 norm of one stage's gradient; 0 switches clipping off"""
+    warmup: Natural = 0
+    """steps of linear warm-up"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """learning rate after the warm-up"""
+    final_lr: Fraction = 0.1
+    """the cosine schedule ends at this fraction of lr"""
+
+
+class TrainConfig(Section):
+    steps: Positive = 300
+    """optimizer updates in the run"""
+    eval_every: Natural = 100
+    """steps between validations; 0 switches them off"""
+    eval_microbatches: Positive = 8
+    """microbatches of one validation"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where stages compute"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs matrix products under autocast; weights and moments stay fp32"""
+    compile: bool = False
+    """compile each stage with torch.compile"""
+
+
+class RecoveryConfig(Section):
+    strategy: str = "checkfree"
+    """what becomes of a lost stage"""
+    omega: Literal["l2sq", "l2"] = "l2sq"
+    """CheckFree's neighbour weight: squared or plain L2 norm of the last gradient"""
+    measured: Literal["preclip", "postclip"] = "preclip"
+    """whether that norm is taken before or after clipping"""
+    lr_scale: Annotated[float, Field(gt=0)] = 1.1
+    """a rebuilt stage's learning rate is multiplied by this once"""
+    otherwise: Literal["stop", "rollback"] = "stop"
+    """when the strategy cannot rebuild: save what is left and stop, or roll the whole model back to its last checkpoint"""
+
+
+class FleetConfig(Section):
+    spares: Natural = 1
+    """idle workers kept ready to become any stage"""
+    heartbeat_s: Annotated[float, Field(gt=0)] = 0.25
+    """seconds between a worker's heartbeats"""
+    missed: Positive = 4
+    """heartbeats a worker may miss before it counts as dead"""
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """longest wait for one message from a neighbour"""
+    host: str = "127.0.0.1"
+    """address the workers listen on"""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """rendezvous port of the controller; 0 takes any free one"""
+
+
+class CheckpointConfig(Section):
+    every: Natural = 100
+    """steps between durable states; 0 keeps only the one at the end"""
+    keep: Positive = 2
+    """newest durable states that are kept"""
+
+
+class NetworkConfig(Section):
+    forward_s: list[Seconds] = []
+    """seconds of one microbatch's forward at stages 0..S (one number: all alike); simulate's costs"""
+    backward_s: list[Seconds] = []
+    """seconds of one microbatch's backward at stages 0..S (one number: all alike)"""
+    latency_s: Seconds = 0.0
+    """one-way latency between neighbouring workers"""
+    bandwidth: Annotated[float, Field(gt=0)] | None = None
+    """bytes per second between neighbouring workers; unlimited unless given"""
+    emulate: bool = False
+    """make the fleet cost what this section says: stages sleep instead of computing, links delay what they carry"""
+
+
+class ChaosConfig(Section):
+    trace: str | None = None
+    """file of faults to inject while the fleet trains (see `planaria trace`)"""
+
+
+class RunConfig(Section):
+    name: str = "run"
+    """the run's folder below out"""
+    out: str = "runs"
+    """folder that holds the runs"""
+    seed: Natural = 34107
+    """seed of initial weights and data order"""
+    engine: Literal["fleet", "inline", "simulate"] = "fleet"
+    """fleet: real processes; inline: all stages in this process; simulate: a clock only"""
+    prompt: str = ""
+    """text that the trained model completes at the end of the run"""
+    model: ModelConfig = ModelConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    fleet: FleetConfig = FleetConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    network: NetworkConfig = NetworkConfig()
+    chaos: ChaosConfig = ChaosConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.model.layers % self.pipeline.stages:
+            raise ValueError(
+                f"model.layers = {self.model.layers} does not divide into pipeline.stages = {self.pipeline.stages}"
+            )
+        for field in ("forward_s", "backward_s"):
+            given = len(getattr(self.network, field))
+            if given not in (0, 1, self.pipeline.stages + 1):
+                raise ValueError(
+                    f"network.{field} has {given} numbers; give one, or one for each of the "
+                    f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
+                )
+        if self.train.precision == "bf16" and self.train.device == "cpu":
+            raise ValueError("train.precision = 'bf16' needs train.device = 'cuda': on CPUs it is many times slower")
+        return self

@@ -1,0 +1,215 @@
+"""What happened: the typed facts a run is made of, in the order the controller learned them.
+
+Workers report most of these over their control connection, the controller adds what it sees itself, and
+``runs/NAME/events.jsonl`` keeps all of them. ``control.apply`` folds them into the state of the run; ``observe`` draws
+them. Times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class Fact(BaseModel):
+    """Base of events and decisions: immutable, and nothing unknown in them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunStarted(Fact):
+    """The controller is up. ``first_step`` > 0 when an earlier run is resumed."""
+
+    kind: Literal["run_started"] = "run_started"
+    name: str
+    seed: int
+    stages: int
+    steps: int
+    first_step: int
+    samples_per_step: int
+    wall_time: float
+    load: dict[int, str] = {}
+    """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
+
+
+class WorkerJoined(Fact):
+    """A worker has everything imported and waits for orders."""
+
+    kind: Literal["worker_joined"] = "worker_joined"
+    worker: str
+    incarnation: int
+    pid: int
+
+
+class WorkerLost(Fact):
+    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later; nobody will listen."""
+
+    kind: Literal["worker_lost"] = "worker_lost"
+    worker: str
+    incarnation: int
+    cause: Literal["connection", "exit", "heartbeat"]
+    detail: str
+
+
+class Linked(Fact):
+    """A worker holds its stage's state and all its edges of this generation."""
+
+    kind: Literal["linked"] = "linked"
+    worker: str
+    stage: int
+    generation: int
+    link_s: float
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    rebuild_s: float = 0.0
+
+
+class EdgeBroken(Fact):
+    """A neighbour could not be reached, or did not deliver in time; ``detail`` names peer, stage, step, generation."""
+
+    kind: Literal["edge_broken"] = "edge_broken"
+    worker: str
+    stage: int
+    peer_stage: int
+    generation: int
+    detail: str
+
+
+class GraceExpired(Fact):
+    """Nobody at the ends of a broken edge turned out to be dead: the edge itself is to be replaced."""
+
+    kind: Literal["grace_expired"] = "grace_expired"
+    generation: int
+
+
+class StageReady(Fact):
+    """A stage has finished its part of a step and holds the step's whole gradient, not yet applied."""
+
+    kind: Literal["stage_ready"] = "stage_ready"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
+
+
+class StageCommitted(Fact):
+    """A stage has applied the step's update."""
+
+    kind: Literal["stage_committed"] = "stage_committed"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+
+
+class StageSaved(Fact):
+    """A stage's state lies in the checkpoint's unfinished folder."""
+
+    kind: Literal["stage_saved"] = "stage_saved"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    bytes: int
+
+
+class WorkerFailed(Fact):
+    """A worker met an error that is not a neighbour's: disk full, out of memory, non-finite loss. The run must stop."""
+
+    kind: Literal["worker_failed"] = "worker_failed"
+    worker: str
+    stage: int
+    generation: int
+    detail: str
+
+
+class StopRequested(Fact):
+    """Someone asked the run to stop at the next whole step (Ctrl-C)."""
+
+    kind: Literal["stop_requested"] = "stop_requested"
+    reason: str
+
+
+class FaultInjected(Fact):
+    """Chaos struck: ``signal`` was sent to the worker that held ``stage``."""
+
+    kind: Literal["fault_injected"] = "fault_injected"
+    worker: str
+    stage: int
+    signal: str
+    step: int
+    moment: str
+
+
+class ZombieIgnored(Fact):
+    """A worker that counts as dead spoke again; its words were dropped and it was told to leave."""
+
+    kind: Literal["zombie_ignored"] = "zombie_ignored"
+    worker: str
+    incarnation: int
+    said: str
+
+
+Event = Annotated[
+    RunStarted
+    | WorkerJoined
+    | WorkerLost
+    | Linked
+    | EdgeBroken
+    | GraceExpired
+    | StageReady
+    | StageCommitted
+    | StageSaved
+    | WorkerFailed
+    | StopRequested
+    | FaultInjected
+    | ZombieIgnored,
+    Field(discriminator="kind"),
+]
+"""Any event, told apart by ``kind``."""
+
+
+class Span(Fact):
+    """One action of one worker, for the Gantt chart."""
+
+    action: Literal["forward", "backward", "optimizer", "rebuild", "save"]
+    microbatch: int = -1
+    hop: int = -1
+    start: float
+    end: float
+
+
+class Worked(Fact):
+    """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
+
+    Kept in ``spans.jsonl``; it has no influence on the run.
+    """
+
+    kind: Literal["worked"] = "worked"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    dropped: bool = False
+    spans: list[Span]
+    sent_bytes: dict[int, int]
+
+
+class Heartbeat(Fact):
+    """A worker is alive. Never logged."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+
+
+Report = Annotated[
+    WorkerJoined | Linked | EdgeBroken | StageReady | StageCommitted | StageSaved | WorkerFailed | Worked | Heartbeat,
+    Field(discriminator="kind"),
+]
+"""What a worker may say to the controller."""
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+REPORT: TypeAdapter[Report] = TypeAdapter(Report)

@@ -1,0 +1,73 @@
+"""A plan: who does what in one step, as plain data.
+
+A worker's list is in order of preference, not of time: the worker always takes the first action whose inputs have
+arrived and whose ``after`` actions are done. The same lists drive ``simulate``, ``inline`` and ``fleet``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward"]
+
+
+class Key(NamedTuple):
+    """Names an action, and the message it sends: unique within one step."""
+
+    kind: Kind
+    microbatch: int
+    hop: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """One unit of work: the forward or backward pass of one microbatch at one visit of its route.
+
+    ``hop`` is the visit's place in the route: hop 0 embeds, the last hop is head and loss, both at stage 0.
+    ``source`` and ``target`` are the stages the input comes from and the output goes to; None where the input is data
+    or loss, and where nothing is sent on. ``after`` names actions of the same worker that must be done before.
+    """
+
+    kind: Kind
+    microbatch: int
+    hop: int
+    stage: int
+    source: int | None
+    target: int | None
+    after: tuple[Key, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.kind, self.microbatch, self.hop)
+
+    @property
+    def needs(self) -> Key | None:
+        """The message this action waits for; None if its input is local."""
+        if self.source is None:
+            return None
+        return Key(self.kind, self.microbatch, self.hop - 1 if self.kind == "forward" else self.hop + 1)
+
+    def __str__(self) -> str:
+        source = "" if self.source is None else f"←{self.source}"
+        target = "" if self.target is None else f"→{self.target}"
+        return f"{self.kind[0].upper()}{self.microbatch}.{self.hop}{source}{target}"
+
+
+Route = tuple[int, ...]
+"""The stages one microbatch visits, from 0 back to 0."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is to be done in one step: the routes, and each stage's actions in order of preference."""
+
+    routes: tuple[Route, ...]
+    in_flight: int
+    actions: dict[int, tuple[Action, ...]]
+
+    @property
+    def edges(self) -> set[tuple[int, int]]:
+        """Pairs (low, high) of stages that exchange messages."""
+        pairs = {(a, b) for route in self.routes for a, b in zip(route, route[1:], strict=False)}
+        return {(min(p), max(p)) for p in pairs}

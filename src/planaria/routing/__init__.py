@@ -1,0 +1,20 @@
+"""Which way microbatches go: a registry of pure functions from a step's shape to its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planaria.errors import UserError, nearest
+from planaria.routing.full import full
+
+Routing = Callable[[int, int, int], list[tuple[int, ...]]]
+"""(stages, microbatches, step) → one closed route ``(0, …, 0)`` per microbatch."""
+
+ROUTINGS: dict[str, Routing] = {"full": full}
+
+
+def routing(name: str) -> Routing:
+    """The routing registered under ``name``; UserError names the nearest one."""
+    if name not in ROUTINGS:
+        raise UserError(f"pipeline.routing = {name!r}: no such routing; {nearest(name, ROUTINGS)}")
+    return ROUTINGS[name]
