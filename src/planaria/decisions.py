@@ -95,12 +95,11 @@ class Commit(Fact):
 
 
 class Save(Fact):
-    """Write every member's stage into an unfinished checkpoint folder. ``partial``: some stages are lost for good."""
+    """Write every member's stage into an unfinished checkpoint folder."""
 
     kind: Literal["save"] = "save"
     generation: int
     step: int
-    partial: bool = False
 
 
 class Seal(Fact):
@@ -108,6 +107,7 @@ class Seal(Fact):
 
     kind: Literal["seal"] = "seal"
     step: int
+    folder: str
     stages: list[int]
     partial: bool = False
 

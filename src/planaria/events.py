@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from planaria.config import RecoveryConfig
+
 
 class Fact(BaseModel):
     """Base of events and decisions: immutable, and nothing unknown in them."""
@@ -19,7 +21,7 @@ class Fact(BaseModel):
 
 
 class RunStarted(Fact):
-    """The controller is up. ``first_step`` > 0 when an earlier run is resumed."""
+    """The controller is up: everything of the configuration that its decisions depend on."""
 
     kind: Literal["run_started"] = "run_started"
     name: str
@@ -27,10 +29,19 @@ class RunStarted(Fact):
     stages: int
     steps: int
     first_step: int
+    """steps that are committed already, > 0 when an earlier run is resumed"""
+    first_generation: int = 0
+    """the last generation of the run that is resumed"""
     samples_per_step: int
     wall_time: float
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
+    eval_every: int = 0
+    save_every: int = 0
+    spares: int = 0
+    pairs: list[tuple[int, int]] = []
+    """stages (low, high) that need an edge"""
+    recovery: RecoveryConfig = RecoveryConfig()
 
 
 class WorkerJoined(Fact):

@@ -1,0 +1,124 @@
+"""A run's durable states: folders that appear whole or not at all, each with a manifest.
+
+``checkpoints/step-00000100/`` holds every stage; ``step-00000137.partial/`` is what survived a loss that could not be
+repaired. Resuming from a partial one takes the missing stages from the newest whole one, or from the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+
+FORMAT = 1
+_UNFINISHED = ".unfinished"
+
+
+class Manifest(BaseModel):
+    """What a checkpoint folder holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = FORMAT
+    step: int
+    stages: list[int]
+    """stages that are present"""
+    pipeline_stages: int
+    """block stages the model was cut into"""
+    model: ModelConfig
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A sealed checkpoint."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def whole(self) -> bool:
+        return len(self.manifest.stages) == self.manifest.pipeline_stages + 1
+
+
+class CheckpointStore:
+    """The checkpoints of one run, below ``runs/NAME/checkpoints``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def unfinished(self, step: int) -> Path:
+        """Where the stages of a checkpoint are gathered until it is sealed."""
+        return self.folder / f"step-{step:08d}{_UNFINISHED}"
+
+    def seal(self, name: str, manifest: Manifest, keep: int) -> Saved:
+        """Make a gathered checkpoint appear as ``name``, and drop whole ones beyond the newest ``keep``.
+
+        :raises OSError: when the disk is full; the checkpoint stays unfinished.
+        """
+        gathered, final = self.unfinished(manifest.step), self.folder / name
+        for stray in set(gathered.iterdir()) - {gathered / f"stage-{s:04d}.safetensors" for s in manifest.stages}:
+            stray.unlink()
+        with (gathered / "manifest.json").open("w") as file:
+            file.write(manifest.model_dump_json(indent=2))
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():
+            shutil.rmtree(final)
+        gathered.replace(final)
+        _sync_folder(self.folder)
+        for old in [s for s in self.list() if s.whole][:-keep]:
+            shutil.rmtree(old.folder)
+        return Saved(final, manifest)
+
+    def discard_unfinished(self) -> None:
+        """Remove what an interrupted save left behind."""
+        for folder in self.folder.glob(f"*{_UNFINISHED}"):
+            shutil.rmtree(folder)
+
+    def list(self) -> list[Saved]:
+        """All sealed checkpoints, oldest first; a partial one comes after a whole one of the same step."""
+        folders = [f for f in self.folder.glob("step-*") if f.is_dir() and f.suffix != _UNFINISHED]
+        saved = [Saved(folder, read_manifest(folder)) for folder in folders]
+        return sorted(saved, key=lambda s: (s.step, not s.whole))
+
+    def newest(self, whole_only: bool = False) -> Saved | None:
+        """The newest checkpoint, or the newest that has every stage."""
+        found = [s for s in self.list() if s.whole or not whole_only]
+        return found[-1] if found else None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a sealed checkpoint.
+
+    :raises UserError: when it is missing, damaged or of another format.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = Manifest.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: has no manifest.json, so it is no checkpoint; remove it or choose another") from None
+    except (ValidationError, json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{path}: damaged or of another version; remove {folder} or choose another checkpoint") from None
+    if manifest.format != FORMAT:
+        raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
+    return manifest
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

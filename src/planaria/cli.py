@@ -1,0 +1,202 @@
+"""The command line. Every mistake of the user's ends in one line and exit code 2; a run that had to stop in 1."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from planaria import __version__, recipe
+from planaria.errors import RunStopped, UserError, nearest
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``planaria``."""
+    try:
+        code = run(sys.argv[1:] if arguments is None else list(arguments))
+    except UserError as error:
+        print(f"planaria: {error}", file=sys.stderr)
+        code = 2
+    except RunStopped as stopped:
+        print(f"planaria: {stopped}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("planaria: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        code = 141
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Parse and carry out one command; its exit code."""
+    parser = _make_parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest:
+        flag = rest[0].partition("=")[0]
+        known = [f"--{name}" for name, _ in recipe.fields()] if given.command in ("train", "plan") else []
+        mend = nearest(flag, known) if flag.startswith("--") and known else f"see `planaria {given.command} --help`"
+        raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else 'see `planaria train --help`'}")
+    code: int = given.action(given)
+    return code
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
+    parser.add_argument("--version", action="version", version=f"planaria {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = _command(commands, "train", "train a recipe, or resume a run", _train)
+    train.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="train on where this run stopped")
+    train.add_argument("--checkpoint", metavar="NAME", help="with --resume: from this checkpoint, not the newest")
+    train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    train.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(train)
+
+    plan = _command(commands, "plan", "draw the plan of one step, its simulated time and its lower bound", _plan)
+    plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    _add_fields(plan)
+
+    generate = _command(commands, "generate", "let a run's model, or an exported one, complete a prompt", _generate)
+    generate.add_argument("run", type=Path)
+    generate.add_argument("--prompt", required=True)
+    generate.add_argument("--tokens", type=int, default=100, help="most tokens to add (default %(default)s)")
+    generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
+    generate.add_argument("--top-k", type=int, default=40, help="draw among so many (default %(default)s)")
+    generate.add_argument("--seed", type=int, default=0)
+
+    export = _command(commands, "export", "write a run's model as a Hugging Face folder", _export)
+    export.add_argument("run", type=Path)
+    export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+
+    report = _command(commands, "report", "write a run's HTML report", _report)
+    report.add_argument("run", type=Path)
+    report.add_argument("--to", type=Path, metavar="FILE")
+
+    replay = _command(commands, "replay", "fold a run's log again: do the same events lead to the same decisions?", _replay)
+    replay.add_argument("run", type=Path)
+
+    chaos = _command(commands, "chaos", "strike a worker of a live run", _chaos)
+    chaos.add_argument("run", type=Path)
+    blow = chaos.add_mutually_exclusive_group(required=True)
+    for action, what in (("kill", "SIGKILL"), ("stop", "SIGSTOP"), ("cont", "SIGCONT")):
+        blow.add_argument(f"--{action}", metavar="TARGET", help=f"{what} to stage=N, worker=NAME or controller")
+
+    trace = _command(commands, "trace", "draw a trace of faults from a failure rate", _trace)
+    trace.add_argument("file", type=Path)
+    trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
+    trace.add_argument("--step-seconds", type=float, required=True, help="seconds of one step")
+    trace.add_argument("--stages", type=int, required=True)
+    trace.add_argument("--steps", type=int, required=True)
+    trace.add_argument("--seed", type=int, default=0)
+    trace.add_argument("--exempt", type=int, nargs="*", default=[], metavar="STAGE", help="stages that never fail")
+    trace.add_argument("--forbid-adjacent", action="store_true", help="never two neighbours in the same step")
+    return parser
+
+
+def _command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    parser.set_defaults(action=action)
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser) -> None:
+    """Every field of a recipe as a flag."""
+    groups: dict[str, Any] = {}
+    for name, field in recipe.fields():
+        section = name.rpartition(".")[0] or "run"
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        default = f" (default {field.default})" if field.default not in (None, "", []) else ""
+        help_text = f"{field.description}{default}".replace("%", "%%")
+        choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
+        metavar = "|".join(choices) if choices else name.rpartition(".")[2].upper()
+        groups[section].add_argument(
+            f"--{name}", dest=f"set {name}", default=argparse.SUPPRESS, metavar=metavar, help=help_text
+        )
+
+
+def _flags(given: argparse.Namespace) -> dict[str, str]:
+    return {name.removeprefix("set "): text for name, text in vars(given).items() if name.startswith("set ")}
+
+
+# Commands import what they need when they run: `planaria --help` should not wait for torch.
+
+
+def _train(given: argparse.Namespace) -> int:
+    from planaria.commands import train
+
+    if given.resume is not None:
+        if given.recipe is not None:
+            raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
+        return train.resume(given.resume, _flags(given), given.quiet, given.checkpoint)
+    if given.recipe is None:
+        raise UserError("train: give a recipe such as recipes/demo.toml, or --resume runs/NAME")
+    return train.start(given.recipe, _flags(given), given.dry_run, given.quiet)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    from planaria.commands.plan import describe
+    from planaria.commands.train import check
+
+    config = recipe.load(given.recipe, _flags(given))
+    check(config)
+    print(describe(config))
+    return 0
+
+
+def _generate(given: argparse.Namespace) -> int:
+    from planaria.commands.generate import complete
+
+    print(complete(given.run, given.prompt, given.tokens, given.temperature, given.top_k, given.seed))
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    from planaria.commands.export import export_run
+
+    print(export_run(given.run, given.to))
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from planaria.observe.report import write_report
+
+    print(write_report(given.run, given.to))
+    return 0
+
+
+def _replay(given: argparse.Namespace) -> int:
+    from planaria.commands.replay import replay_run
+
+    print(replay_run(given.run))
+    return 0
+
+
+def _chaos(given: argparse.Namespace) -> int:
+    from planaria.commands.chaos import SIGNALS, strike
+
+    action = next(name for name in SIGNALS if getattr(given, name) is not None)
+    print(strike(given.run, action, getattr(given, action)))
+    return 0
+
+
+def _trace(given: argparse.Namespace) -> int:
+    from planaria.chaos.trace import digest, generate, write
+
+    trace = generate(
+        given.seed, given.hourly, given.step_seconds, given.stages, given.steps, set(given.exempt), given.forbid_adjacent
+    )
+    write(trace, given.file)
+    print(f"{given.file}: {len(trace.faults)} faults, digest {digest(trace)[:16]}")
+    return 0

@@ -1,0 +1,58 @@
+"""``planaria chaos``: strike a worker of a live run from another terminal, with a real signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from planaria.commands import runs
+from planaria.control.statefile import LiveWorker, born, read_state
+from planaria.errors import UserError
+from planaria.events import FaultInjected
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
+
+
+def strike(folder: Path, action: str, target: str) -> str:
+    """Send ``action``'s signal to ``target`` ('stage=2', 'worker=w3' or 'controller'); a sentence on what was done.
+
+    :raises UserError: when the run is not live, or nobody answers to the target.
+    """
+    runs.config_of(folder)
+    state = read_state(folder)
+    if target == "controller":
+        _send(state.controller, SIGNALS[action], folder)
+        return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
+    worker = _find(state.workers, target, folder)
+    if worker.born != born(worker.pid):
+        raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) is gone already; the run may be over")
+    t = time.monotonic()
+    _send(worker.pid, SIGNALS[action], folder)
+    stage = -1 if worker.stage is None else worker.stage
+    fault = FaultInjected(
+        worker=worker.worker, stage=stage, signal=SIGNALS[action].name, step=state.step, moment="another terminal"
+    )
+    with (folder / "chaos.jsonl").open("a") as file:
+        file.write(f'{{"t": {t!r}, "event": {fault.model_dump_json()}}}\n')
+    holds = "a spare" if worker.stage is None else f"stage {worker.stage}"
+    return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"
+
+
+def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
+    kind, _, value = target.partition("=")
+    if kind not in ("stage", "worker") or not value:
+        raise UserError(f"{target!r}: no target; write stage=2, worker=w3 or controller")
+    for worker in workers:
+        if value == (worker.worker if kind == "worker" else str(worker.stage)):
+            return worker
+    there = ", ".join(f"{w.worker} (stage {w.stage})" if w.stage is not None else f"{w.worker} (spare)" for w in workers)
+    raise UserError(f"{folder}: nobody is {target}; there are: {there}")
+
+
+def _send(pid: int, number: signal.Signals, folder: Path) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        raise UserError(f"{folder}: pid {pid} has ended; the run is not live") from None

@@ -1,0 +1,18 @@
+"""``planaria export``: a trained model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.checkpoint.whole import load_model
+from planaria.commands import runs
+from planaria.data.tokenizer import Tokenizer
+from planaria.model.huggingface import export_model
+
+
+def export_run(folder: Path, to: Path) -> Path:
+    """Write the newest whole checkpoint of the run in ``folder`` as a Hugging Face model into ``to``."""
+    runs.config_of(folder)
+    tokenizer = folder / "tokenizer.json"
+    export_model(load_model(runs.newest_whole(folder)), to, tokenizer, Tokenizer.open(tokenizer).end)
+    return to

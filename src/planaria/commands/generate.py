@@ -1,0 +1,29 @@
+"""``planaria generate``: let a trained model complete a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.checkpoint.whole import load_model
+from planaria.commands import runs
+from planaria.data.tokenizer import Tokenizer
+from planaria.errors import UserError
+from planaria.model.generate import generate
+from planaria.model.huggingface import import_model
+
+
+def complete(
+    folder: Path, prompt: str, max_new: int = 60, temperature: float = 0.7, top_k: int = 40, seed: int = 0
+) -> str:
+    """``prompt`` and what the model in ``folder`` (a run, or an exported model) adds to it."""
+    if (folder / "model.safetensors").exists():
+        model, tokenizer = import_model(folder), Tokenizer.open(folder / "tokenizer.json")
+    else:
+        runs.config_of(folder)
+        model, tokenizer = load_model(runs.newest_whole(folder)), Tokenizer.open(folder / "tokenizer.json")
+    tokens = tokenizer.encode(prompt) or [tokenizer.end]
+    if max(tokens) >= model.config.vocab:
+        raise UserError(f"{folder}: its tokenizer has ids up to {max(tokens)}, its model only {model.config.vocab}")
+    model.eval()
+    new = list(generate(model, tokens, max_new, temperature, top_k, seed, tokenizer.end))
+    return prompt + tokenizer.decode(new)

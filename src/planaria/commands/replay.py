@@ -1,0 +1,30 @@
+"""``planaria replay``: fold a run's log again and hold the outcome against what the run left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.control.replay import replay
+from planaria.control.statefile import describe, read_state
+from planaria.errors import RunStopped
+from planaria.observe.logs import read_run
+
+
+def replay_run(folder: Path) -> str:
+    """What the replay found.
+
+    :raises RunStopped: when a decision or the final state differs.
+    """
+    record = read_run(folder)
+    result = replay(fact for _, fact in record.history)
+    problems = list(result.problems)
+    left, again = read_state(folder), describe(result.state)
+    for field in ("generation", "step", "phase", "workers"):
+        if getattr(left, field) != getattr(again, field):
+            problems.append(f"state.json: {field} is {getattr(left, field)!r}, folded again {getattr(again, field)!r}")
+    if problems:
+        raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
+    return (
+        f"{result.events} events led to the same {result.decisions} decisions and the same final state: "
+        f"step {result.state.step}, generation {result.state.generation}, {result.state.phase}"
+    )

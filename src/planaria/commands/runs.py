@@ -1,0 +1,65 @@
+"""Run folders: making a new one, and finding what an old one holds."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from planaria import recipe
+from planaria.checkpoint.store import CheckpointStore, Saved
+from planaria.config import RunConfig
+from planaria.errors import UserError
+
+
+def create(config: RunConfig) -> Path:
+    """A new folder for the run: ``out/name``, or ``out/name-2`` and so on when that is taken."""
+    for number in count(1):
+        folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{folder}: cannot make the run's folder ({error.strerror}); choose another --out") from None
+        keep_config(folder, config)
+        return folder
+    raise AssertionError("unreachable")
+
+
+def keep_config(folder: Path, config: RunConfig) -> None:
+    """Write down the resolved configuration."""
+    unfinished = folder / "config.json.unfinished"
+    unfinished.write_text(config.model_dump_json(indent=2))
+    unfinished.replace(folder / "config.json")
+
+
+def config_of(folder: Path) -> RunConfig:
+    """The configuration a run was last started with; UserError when the folder is no run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        others = sorted(p.parent.name for p in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
+        mend = f"runs here: {', '.join(others)}" if others else "start one with `planaria train`"
+        raise UserError(f"{folder}: not a run (no config.json); {mend}")
+    return recipe.parse(path.read_text(), str(path))
+
+
+def newest_whole(folder: Path) -> Saved:
+    """The newest checkpoint of a run that has every stage; UserError when there is none."""
+    saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
+    if saved is None:
+        raise UserError(f"{folder}: has no whole checkpoint yet; let it train on with `planaria train --resume {folder}`")
+    return saved
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the run, so that nobody else trains it; UserError when somebody does."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: this run is being trained right now; stop that first, or start another") from None
+        yield

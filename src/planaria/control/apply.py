@@ -1,0 +1,203 @@
+"""``apply(state, fact)``: the state of the run after one more event or decision. Pure.
+
+Facts of an older generation, or of a worker that counts as dead, change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import singledispatch
+from types import MappingProxyType
+from typing import Any
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.state import RunState, WorkerState
+
+
+@singledispatch
+def apply(fact: e.Fact, state: RunState) -> RunState:
+    """The state after ``fact``; facts that only inform leave it as it is."""
+    return state
+
+
+@apply.register
+def _(fact: e.RunStarted, state: RunState) -> RunState:
+    return RunState.start(fact)
+
+
+@apply.register
+def _(fact: e.WorkerJoined, state: RunState) -> RunState:
+    return replace(_set_worker(state, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
+
+
+@apply.register
+def _(fact: e.WorkerLost, state: RunState) -> RunState:
+    worker = state.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return state
+    state = _set_worker(state, fact.worker, replace(worker, status="dead"))
+    if worker.status == "starting":
+        state = replace(state, stillborn=state.stillborn + 1)
+    stages = [s for s, holder in state.holders.items() if holder == fact.worker]
+    if not stages or state.phase == "over":
+        return state
+    state = replace(
+        state,
+        holders=_freeze({s: w for s, w in state.holders.items() if w != fact.worker}),
+        lost=state.lost | {s for s in stages if s not in state.origins},
+        links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(stages)}),
+    )
+    if state.phase == "commit" or (state.phase == "save" and state.cannot):
+        return _reported(state, fact.worker)  # the others finish what cannot be taken back
+    return replace(state, phase="idle", waiting=frozenset())
+
+
+@apply.register
+def _(fact: e.Linked, state: RunState) -> RunState:
+    if not _current(state, fact, "link"):
+        return state
+    state = replace(state, origins=_without(state.origins, fact.stage), lost=state.lost - {fact.stage})
+    return _reported(state, fact.worker)
+
+
+@apply.register
+def _(fact: e.EdgeBroken, state: RunState) -> RunState:
+    if fact.generation != state.generation or fact.worker not in state.holders.values():
+        return state
+    pair = (min(fact.stage, fact.peer_stage), max(fact.stage, fact.peer_stage))
+    return replace(state, suspects=state.suspects | {pair})
+
+
+@apply.register
+def _(fact: e.GraceExpired, state: RunState) -> RunState:
+    if fact.generation != state.generation or not state.suspects or state.phase == "over":
+        return state
+    state = replace(state, links=_freeze({p: i for p, i in state.links.items() if p not in state.suspects}))
+    # A commit does not use edges and must not be torn; it ends first.
+    return state if state.phase in ("commit", "save") else replace(state, phase="idle", waiting=frozenset())
+
+
+@apply.register
+def _(fact: e.StageReady, state: RunState) -> RunState:
+    if fact.step != state.step or not (_current(state, fact, "run") or _current(state, fact, "evaluate")):
+        return state
+    return _reported(state, fact.worker)
+
+
+@apply.register
+def _(fact: e.StageCommitted, state: RunState) -> RunState:
+    return _reported(state, fact.worker) if _current(state, fact, "commit") and fact.step == state.step else state
+
+
+@apply.register
+def _(fact: e.StageSaved, state: RunState) -> RunState:
+    return _reported(state, fact.worker) if _current(state, fact, "save") and fact.step == state.step else state
+
+
+@apply.register
+def _(fact: e.WorkerFailed, state: RunState) -> RunState:
+    return replace(state, failed=state.failed or f"worker {fact.worker} (stage {fact.stage}): {fact.detail}")
+
+
+@apply.register
+def _(fact: e.StopRequested, state: RunState) -> RunState:
+    return replace(state, stopping=fact.reason)
+
+
+@apply.register
+def _(fact: d.Spawn, state: RunState) -> RunState:
+    return _set_worker(state, fact.worker, WorkerState(fact.incarnation, "starting"))
+
+
+@apply.register
+def _(fact: d.Form, state: RunState) -> RunState:
+    workers = dict(state.workers)
+    origins = dict(state.origins)
+    for member in fact.members:
+        workers[member.worker] = replace(workers[member.worker], status="member")
+        if isinstance(member.source, d.Fresh | d.Load):
+            origins[member.stage] = member.source
+    return replace(
+        state,
+        phase="link",
+        generation=fact.generation,
+        step=fact.step,
+        formed=fact.step,
+        attempts=state.attempts + 1,
+        workers=_freeze(workers),
+        holders=_freeze({m.stage: m.worker for m in fact.members}),
+        origins=_freeze(origins),
+        lost=frozenset() if fact.outcome == "rolled back" else state.lost,
+        links=_freeze({(link.low, link.high): link.id for link in fact.links}),
+        suspects=frozenset(),
+        waiting=frozenset(m.worker for m in fact.members),
+        evaluated=min(state.evaluated, fact.step),
+        saved=min(state.saved, fact.step),
+    )
+
+
+@apply.register
+def _(fact: d.RunStep, state: RunState) -> RunState:
+    waiting = frozenset(state.holders.values())
+    return replace(state, phase="run" if fact.mode == "train" else "evaluate", waiting=waiting)
+
+
+@apply.register
+def _(fact: d.Commit, state: RunState) -> RunState:
+    return replace(state, phase="commit", waiting=frozenset(state.holders.values()))
+
+
+@apply.register
+def _(fact: d.Save, state: RunState) -> RunState:
+    keepers = {w for s, w in state.holders.items() if s not in state.lost and s not in state.origins}
+    return replace(state, phase="save", waiting=frozenset(keepers))
+
+
+@apply.register
+def _(fact: d.Seal, state: RunState) -> RunState:
+    if fact.partial:
+        return replace(state, phase="idle", saved=fact.step)
+    return replace(
+        state, phase="idle", saved=fact.step, durable=d.Load(folder=fact.folder), durable_step=fact.step
+    )
+
+
+@apply.register
+def _(fact: d.Cannot, state: RunState) -> RunState:
+    return replace(state, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1)
+
+
+@apply.register
+def _(fact: d.Finish, state: RunState) -> RunState:
+    return replace(state, phase="over", waiting=frozenset())
+
+
+def _current(state: RunState, fact: Any, phase: str) -> bool:
+    """Does this report answer the present phase of the present generation?"""
+    return state.phase == phase and fact.generation == state.generation and fact.worker in state.waiting
+
+
+def _reported(state: RunState, worker: str) -> RunState:
+    """One report less to wait for; the last one ends the phase (a save ends with its seal)."""
+    state = replace(state, waiting=state.waiting - {worker})
+    if state.waiting or state.phase in ("run", "save"):
+        return state
+    if state.phase == "commit":
+        return replace(state, phase="idle", step=state.step + 1, attempts=0)
+    if state.phase == "evaluate":
+        return replace(state, phase="idle", evaluated=state.step)
+    return replace(state, phase="idle")
+
+
+def _set_worker(state: RunState, name: str, worker: WorkerState) -> RunState:
+    return replace(state, workers=_freeze({**state.workers, name: worker}))
+
+
+def _freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+def _without(mapping: Mapping[int, d.Source], key: int) -> Mapping[int, d.Source]:
+    return _freeze({k: v for k, v in mapping.items() if k != key})

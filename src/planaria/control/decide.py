@@ -1,0 +1,128 @@
+"""``decide(state)``: what is to be done next, or nothing until something happens. Pure.
+
+Every decision changes the state it was made from (through ``apply``), so asking again never repeats one.
+"""
+
+from __future__ import annotations
+
+from planaria import decisions as d
+from planaria.control.state import RunState
+from planaria.recovery import recovery
+from planaria.recovery.base import Unrecoverable
+
+MAX_STILLBORN = 3
+MAX_ATTEMPTS = 20
+
+
+def decide(state: RunState) -> d.Decision | None:
+    """The next decision in ``state``; None when there is nothing to do but wait."""
+    if state.phase == "over":
+        return None
+    if state.failed:
+        return d.Finish(outcome="failed", reason=state.failed)
+    if state.stillborn >= MAX_STILLBORN:
+        return d.Finish(outcome="failed", reason=f"{state.stillborn} workers in a row died before they were ready")
+    if state.attempts >= MAX_ATTEMPTS:
+        reason = f"{state.attempts} generations in a row did not get step {state.step} committed"
+        return d.Finish(outcome="failed", reason=reason)
+    if state.phase == "run":
+        return d.Commit(generation=state.generation, step=state.step) if not state.waiting else _staff(state)
+    if state.phase == "save" and not state.waiting:
+        return _seal(state)
+    if state.phase != "idle":
+        return None
+    if state.cannot:
+        return _wind_up(state)
+    if state.vacant or state.lost or state.origins or set(state.settings.pairs) - state.links.keys():
+        return _form(state)
+    return _proceed(state)
+
+
+def _proceed(state: RunState) -> d.Decision:
+    """The replica is whole and idle: validate, save, train on, or finish, in this order."""
+    settings, step = state.settings, state.step
+    done = step >= settings.steps
+    evaluate = settings.eval_every and (done or step % settings.eval_every == 0)
+    if evaluate and step > state.evaluated and not state.stopping:
+        return d.RunStep(generation=state.generation, step=step, mode="evaluate")
+    save = done or state.stopping or (settings.save_every and step and step % settings.save_every == 0)
+    if save and state.saved != step:
+        return d.Save(generation=state.generation, step=step)
+    if done:
+        return d.Finish(outcome="finished")
+    if state.stopping:
+        return d.Finish(outcome="stopped", reason=state.stopping)
+    return d.RunStep(generation=state.generation, step=step)
+
+
+def _form(state: RunState) -> d.Decision | None:
+    """A new generation: fill vacant stages from spares, give every stage a state, replace edges that are gone."""
+    rebuilt = recovery(state.settings.recovery).donors(state.lost, state.settings.stages) if state.lost else {}
+    rollback = state.durable if state.settings.recovery.otherwise == "rollback" else None
+    if isinstance(rebuilt, Unrecoverable) and rollback is None:
+        return d.Cannot(lost=list(rebuilt.stages), reason=rebuilt.reason)
+    spares = state.with_status("spare")
+    if len(spares) < len(state.vacant):
+        return _staff(state)
+    holders = {**state.holders, **dict(zip(state.vacant, spares, strict=False))}
+    if isinstance(rebuilt, Unrecoverable):
+        assert rollback is not None
+        sources: dict[int, d.Source] = dict.fromkeys(holders, rollback)
+        return _formation(state, holders, sources, state.durable_step, "rolled back")
+    sources = {stage: state.origins.get(stage, d.Keep()) for stage in holders}
+    sources |= {stage: d.Rebuild(donors=list(donors)) for stage, donors in rebuilt.items()}
+    return _formation(state, holders, sources, state.step, _outcome(state))
+
+
+def _outcome(state: RunState) -> str:
+    if state.formed < 0:
+        return "started"
+    return "recovered" if state.lost or state.vacant or state.origins else "relinked"
+
+
+def _formation(
+    state: RunState, holders: dict[int, str], sources: dict[int, d.Source], step: int, outcome: str
+) -> d.Form:
+    generation = state.generation + 1
+    kept = {pair: link for pair, link in state.links.items() if not set(pair) & set(state.vacant)}
+    links = [
+        d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}")) for a, b in sorted(state.settings.pairs)
+    ]
+    members = [d.Member(stage=s, worker=holders[s], source=sources[s]) for s in sorted(holders)]
+    return d.Form(generation=generation, step=step, outcome=outcome, members=members, links=links)  # type: ignore[arg-type]
+
+
+def _staff(state: RunState) -> d.Spawn | None:
+    """Start a worker if stages lack one, or if spares do and the run moves: starting one costs the others CPU time."""
+    short = len(state.vacant) - len(state.with_status("spare")) - len(state.with_status("starting"))
+    moving = state.formed < 0 or state.step > state.formed
+    if short + (state.settings.spares if moving else 0) <= 0:
+        return None
+    dead = state.with_status("dead")
+    if dead:
+        return d.Spawn(worker=dead[0], incarnation=state.workers[dead[0]].incarnation + 1)
+    return d.Spawn(worker=f"w{len(state.workers)}", incarnation=1)
+
+
+def _seal(state: RunState) -> d.Seal | d.Finish:
+    """All stages that have a state are on disk; a checkpoint without the lost ones is marked partial."""
+    stages = [s for s in sorted(state.holders) if s not in state.lost and s not in state.origins]
+    if not stages:  # the last survivor died while it was being saved
+        return d.Finish(outcome="cannot", reason=state.cannot)
+    partial = len(stages) <= state.settings.stages
+    return d.Seal(step=state.step, folder=folder_name(state.step, partial), stages=stages, partial=partial)
+
+
+def _wind_up(state: RunState) -> d.Decision | None:
+    """After *cannot*: drop what is under way, save the survivors, leave."""
+    survivors = [s for s in state.holders if s not in state.lost and s not in state.origins]
+    if state.saved != state.step and survivors:
+        return d.Save(generation=state.generation, step=state.step)
+    return d.Finish(outcome="cannot", reason=state.cannot)
+
+
+def folder_name(step: int, partial: bool = False) -> str:
+    """Name of the checkpoint of ``step`` inside the run's folder of checkpoints."""
+    return f"step-{step:08d}" + (".partial" if partial else "")
+
+

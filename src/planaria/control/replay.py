@@ -1,0 +1,55 @@
+"""Folds a run's log again: the same events must lead to the same decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planaria import events as e
+from planaria.control.apply import apply
+from planaria.control.decide import decide
+from planaria.control.state import RunState
+from planaria.decisions import Decision
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What folding a log again came to. ``problems`` is empty when every decision was made again."""
+
+    state: RunState
+    events: int
+    decisions: int
+    problems: list[str]
+
+
+def replay(history: Iterable[e.Event | Decision]) -> Replay:
+    """Fold events in order and make every decision anew, comparing it with the one that was logged.
+
+    A decision may be missing at the end of the log or before the run was resumed: the controller died there.
+
+    :raises ValueError: when the log does not begin with the start of a run.
+    """
+    state: RunState | None = None
+    expected: Decision | None = None
+    events = decisions = 0
+    problems: list[str] = []
+    for number, fact in enumerate(history, 1):
+        if isinstance(fact, e.RunStarted):
+            state = RunState.start(fact)
+            events, expected = events + 1, decide(state)
+            continue
+        if state is None:
+            raise ValueError("the log does not begin with run_started")
+        if isinstance(fact, Decision.__args__[0].__args__):  # type: ignore[attr-defined]
+            decisions += 1
+            if fact != expected:
+                problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")
+        else:
+            events += 1
+            if expected is not None and not isinstance(fact, e.FaultInjected):
+                problems.append(f"record {number}: {fact.kind} was logged where {expected!r} was due")
+        state = apply(fact, state)
+        expected = decide(state)
+    if state is None:
+        raise ValueError("the log is empty")
+    return Replay(state, events, decisions, problems)

@@ -1,0 +1,76 @@
+"""Who holds what in a live run, for other terminals: ``runs/NAME/state.json``, replaced atomically."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planaria.control.state import RunState
+from planaria.errors import UserError
+
+
+class LiveWorker(BaseModel):
+    """A living worker; ``stage`` is None for a spare, ``born`` its process's start time in clock ticks after boot."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: str
+    incarnation: int
+    pid: int
+    born: int | None
+    stage: int | None
+
+
+class StateFile(BaseModel):
+    """The run as of the last change in its membership."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    controller: int
+    generation: int
+    step: int
+    phase: str
+    workers: list[LiveWorker]
+
+
+def describe(state: RunState) -> StateFile:
+    """What the state file says of ``state``, written by this process."""
+    stages = {worker: stage for stage, worker in state.holders.items()}
+    workers = [
+        LiveWorker(worker=name, incarnation=w.incarnation, pid=w.pid, born=born(w.pid), stage=stages.get(name))
+        for name, w in state.workers.items()
+        if w.status in ("spare", "member")
+    ]
+    return StateFile(
+        controller=os.getpid(), generation=state.generation, step=state.step, phase=state.phase, workers=workers
+    )
+
+
+def write_state(path: Path, state: RunState) -> None:
+    """Replace the state file."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(describe(state).model_dump_json(indent=2))
+    unfinished.replace(path)
+
+
+def read_state(folder: Path) -> StateFile:
+    """The state of the run in ``folder``.
+
+    :raises UserError: when there is no such run, or it never started.
+    """
+    try:
+        return StateFile.model_validate_json((folder / "state.json").read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no live run here (it has no state.json); start one with `planaria train`") from None
+    except ValidationError:
+        raise UserError(f"{folder / 'state.json'}: damaged or of another version of planaria") from None
+
+
+def born(pid: int) -> int | None:
+    """Start time of a process, which tells it from a later one with the same number; None if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,59 @@
+"""Texts from records: JSON Lines files, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from planaria.errors import UserError, nearest
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether a file's name says JSON Lines."""
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    """``field`` of every record of a JSON Lines file, in the file's order; blank lines are skipped.
+
+    Raises UserError naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
+    the field or with something else than text in it, and for files that cannot be read to their end.
+    """
+    number = 0
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    place = f"{path}:{number}"
+                    yield text_of(_record(line, place), field, place)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or remove it") from error
+
+
+def text_of(record: Mapping[str, object], field: str, place: str) -> str:
+    """The text of one record; ``place`` says in errors where the record stands. Raises UserError if there is none."""
+    if field not in record:
+        raise UserError(f"{place}: no field {field!r} ({nearest(field, record)}); set data.field")
+    value = record[field]
+    if not isinstance(value, str):
+        raise UserError(f"{place}: field {field!r} holds {type(value).__name__}, not text; set data.field or mend it")
+    # JSON's \u escapes can spell half a surrogate pair, which is no character and has no UTF-8.
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+
+
+def _record(line: bytes, place: str) -> Mapping[str, object]:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: holds a JSON {type(record).__name__}, not an object with the field of data.field")
+    return record

@@ -1,0 +1,68 @@
+"""The ``fleet`` engine: real worker processes under one controller."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from planaria.chaos.trace import Trace
+from planaria.config import RunConfig
+from planaria.control.controller import Controller, Observer
+from planaria.decisions import Finish
+from planaria.engine import worker
+from planaria.engine.chaos import TraceChaos
+from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.setup import Setup
+from planaria.fleet.local import LocalFleet
+from planaria.plan.build import plan_for
+from planaria.plan.check import require
+from planaria.routing import routing
+from planaria.transport.group import Rendezvous
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    dataset: Path,
+    observer: Observer,
+    trace: Trace,
+    origin: Origin = START,
+) -> Finish:
+    """Train on a fleet of local processes until the run is over; how it ended.
+
+    :raises UserError: when the plan is not sound or the rendezvous port is taken; no worker has started then.
+    """
+    pipeline = config.pipeline
+    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    require(plan)
+    rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
+    setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
+    fleet = LocalFleet(
+        partial(worker.main, setup), [worker.__name__], config.fleet.heartbeat_s, config.fleet.missed
+    )
+    controller = Controller(config, run_started(config, origin, plan.edges), fleet, folder, observer, TraceChaos(trace, fleet))
+    try:
+        with _ctrl_c() as asked:
+            return controller.run(lambda: "Ctrl-C" if asked else "")
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[list[int]]:
+    """The first Ctrl-C fills the list (the run stops at the next whole step); a second one interrupts at once."""
+    asked: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,113 @@
+"""A whole run on the ``inline`` engine: the fleet's events, checkpoints and faults, without its processes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.chaos.trace import Trace
+from planaria.checkpoint.stage_file import read_stage, write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.config import RunConfig
+from planaria.control.controller import Observer
+from planaria.control.decide import folder_name
+from planaria.data.shards import Dataset
+from planaria.data.stream import Stream
+from planaria.engine.inline import InlineEngine
+from planaria.engine.origin import START, Origin, run_started
+
+WORKER = "inline"
+
+
+def train(
+    config: RunConfig, folder: Path, dataset: Path, observer: Observer, trace: Trace, origin: Origin = START
+) -> d.Finish:
+    """Train in this process; how it ended.
+
+    A fault of the trace takes its stage's state away before its step, whatever its signal and moment. When it cannot be
+    rebuilt, the survivors are saved and the run ends.
+    """
+    torch.set_num_threads(1)  # two OpenMP threads beside one busy neighbour are many times slower than one
+    data = Dataset.open(dataset)
+    streams = {split: Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")}
+    engine = InlineEngine(config, streams["train"], streams["validation"])
+    run = _InlineRun(config, folder, engine, observer)
+    observer.on_event(time.monotonic(), run_started(config, origin, []))
+    engine.step = origin.step
+    for stage, name in origin.load.items():
+        engine.runners[stage].load(read_stage(run.store.folder / name, stage))
+    faults: dict[int, set[int]] = defaultdict(set)
+    for fault in trace.faults:
+        faults[fault.step].add(fault.stage)
+    while engine.step < config.train.steps:
+        if engine.step in faults:
+            ending = run.strike(sorted(faults[engine.step]))
+            if ending is not None:
+                return ending
+        run.step()
+    ending = d.Finish(outcome="finished")
+    run.tell(ending)
+    return ending
+
+
+class _InlineRun:
+    """Tells the observer of an inline run what a fleet would have told."""
+
+    def __init__(self, config: RunConfig, folder: Path, engine: InlineEngine, observer: Observer) -> None:
+        self.config, self.engine, self.observer = config, engine, observer
+        self.store = CheckpointStore(folder / "checkpoints")
+
+    def tell(self, decision: d.Decision) -> None:
+        self.observer.on_decision(time.monotonic(), decision)
+
+    def strike(self, stages: list[int]) -> d.Finish | None:
+        """Lose stages, and rebuild them or save the survivors and end."""
+        step = self.engine.step
+        for stage in stages:
+            fault = e.FaultInjected(worker=WORKER, stage=stage, signal="state lost", step=step, moment="between steps")
+            self.observer.on_event(time.monotonic(), fault)
+        reason = self.engine.lose(stages)
+        if not reason:
+            return None
+        self._save([s for s in self.engine.runners if s not in stages])
+        ending = d.Finish(outcome="cannot", reason=reason)
+        self.tell(ending)
+        return ending
+
+    def step(self) -> None:
+        """Train one step; validate and save when due."""
+        every, step = self.config.train.eval_every, self.engine.step
+        if every and step % every == 0:
+            self._evaluate()
+        self.tell(d.RunStep(generation=0, step=step))
+        result = self.engine.train_step()
+        for stage, norm in result.grad_norms.items():
+            self._ready(stage, step, result.loss if stage == 0 else None, norm)
+        self.tell(d.Commit(generation=0, step=step))
+        done = self.engine.step == self.config.train.steps
+        if done and every:
+            self._evaluate()
+        if done or (self.config.checkpoint.every and self.engine.step % self.config.checkpoint.every == 0):
+            self._save(list(self.engine.runners))
+
+    def _evaluate(self) -> None:
+        self.tell(d.RunStep(generation=0, step=self.engine.step, mode="evaluate"))
+        self._ready(0, self.engine.step, self.engine.evaluate(), None)
+
+    def _ready(self, stage: int, step: int, loss: float | None, norm: float | None) -> None:
+        ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
+        self.observer.on_event(time.monotonic(), ready)
+
+    def _save(self, stages: list[int]) -> None:
+        step, count = self.engine.step, self.config.pipeline.stages
+        for stage in stages:
+            write_stage(self.store.unfinished(step), stage, step, self.engine.runners[stage].state())
+        partial = len(stages) <= count
+        manifest = Manifest(step=step, stages=stages, pipeline_stages=count, model=self.config.model)
+        self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
+        self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))

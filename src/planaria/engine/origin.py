@@ -1,0 +1,45 @@
+"""Where a run takes up, and the event that says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from planaria.config import RunConfig
+from planaria.events import RunStarted
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Committed steps, the last generation, and the checkpoint folder that each stage is loaded from.
+
+    Stages that ``load`` does not name start from the seed's initial weights.
+    """
+
+    step: int = 0
+    generation: int = 0
+    load: Mapping[int, str] = field(default_factory=dict)
+
+
+START = Origin()
+
+
+def run_started(config: RunConfig, origin: Origin, pairs: Iterable[tuple[int, int]]) -> RunStarted:
+    """The first event of a run: all of the recipe that its decisions depend on."""
+    return RunStarted(
+        name=config.name,
+        seed=config.seed,
+        stages=config.pipeline.stages,
+        steps=config.train.steps,
+        first_step=origin.step,
+        first_generation=origin.generation,
+        samples_per_step=config.pipeline.samples,
+        wall_time=time.time(),
+        load=dict(origin.load),
+        eval_every=config.train.eval_every,
+        save_every=config.checkpoint.every,
+        spares=config.fleet.spares,
+        pairs=sorted(pairs),
+        recovery=config.recovery,
+    )

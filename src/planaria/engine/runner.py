@@ -1,0 +1,182 @@
+"""What one stage does in a step, wherever it runs: forward, backward, update, and its state in and out.
+
+``inline`` and the fleet's workers drive the same runner with the same actions, which is why their losses agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from planaria.config import RunConfig
+from planaria.engine.batches import Batch
+from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.model.stages import BlockStage, Ends, build_stage
+from planaria.model.state import StageState
+from planaria.recovery.base import Donor
+
+
+class NonFinite(Exception):
+    """A loss or gradient is not a number; committing it would poison the weights."""
+
+
+class StageRunner:
+    """One stage's module, optimizer and the microbatches it has under way."""
+
+    def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
+        """Build ``stage`` (0 is the ends); without ``initialise`` its weights are to be loaded before use."""
+        self.config, self.stage = config, stage
+        self.module: Ends | BlockStage = build_stage(
+            config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
+        )
+        if config.train.compile:
+            self.module.compile()
+        self.parameters = dict(self.module.named_parameters())
+        self.optimizer = make_optimizer(list(self.parameters.values()), config.optim)
+        self.updates = 0
+        self.lr_scale = 1.0
+        self.grad_norm: float | None = None
+        self.clipped_norm: float | None = None
+        self._pending: tuple[float, float] | None = None
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+        self._targets: dict[int, Tensor] = {}
+        self._losses: list[Tensor] = []
+        self._batch: Batch | None = None
+        self._train, self._microbatches = True, 1
+
+    def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
+        """Start a step of so many microbatches; ``batch`` is the ends' data, and a validation does not ``train``."""
+        self.drop()
+        self._batch, self._train, self._microbatches = batch, train, microbatches
+
+    def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
+        """One visit's forward pass. At the ends: hop 0 embeds the data, any other hop takes the loss (returns None)."""
+        with torch.set_grad_enabled(self._train), self._precision():
+            if x is not None:
+                x = x.to(self.config.train.device).detach().requires_grad_(self._train)
+            if isinstance(self.module, BlockStage):
+                assert x is not None
+                y = self.module(x)
+            elif hop == 0:
+                assert self._batch is not None
+                tokens, targets = self._batch(microbatch)
+                self._targets[microbatch] = targets.to(self.config.train.device)
+                y = self.module.embed(tokens.to(self.config.train.device))
+            else:
+                assert x is not None
+                y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
+                self._losses.append(y.detach())
+        if self._train:
+            self._outputs[microbatch, hop] = y
+            if x is not None:
+                self._inputs[microbatch, hop] = x
+        return None if y.ndim == 0 else y.detach()
+
+    def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
+        """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if it has one."""
+        y = self._outputs.pop((microbatch, hop))
+        torch.autograd.backward(y, None if grad is None else grad.to(y.device))
+        x = self._inputs.pop((microbatch, hop), None)
+        return None if x is None else x.grad
+
+    def finish(self) -> float | None:
+        """All microbatches are through: the gradient's L2 norm (None in a validation), clipped and ready to commit.
+
+        :raises NonFinite: when the loss or the gradient is not finite.
+        """
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise NonFinite(f"the loss is {self.loss}; lower optim.lr or look at the data")
+        if not self._train:
+            return None
+        if isinstance(self.module, Ends):
+            self.module.fold_gradients()
+        clip = self.config.optim.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip or math.inf).item()
+        if not math.isfinite(norm):
+            raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
+        self._pending = (norm, min(norm, clip) if clip else norm)
+        return norm
+
+    def commit(self, step: int) -> None:
+        """Apply the finished gradient of ``step``."""
+        assert self._pending is not None, "commit without a finished step"
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.optim, step, self.config.train.steps) * self.lr_scale
+        self.optimizer.step()
+        self.grad_norm, self.clipped_norm = self._pending
+        self.updates += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget everything of the step under way; weights and moments stay."""
+        self._pending = None
+        self._inputs.clear()
+        self._outputs.clear()
+        self._targets.clear()
+        self._losses.clear()
+        self.module.zero_grad()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the microbatches seen so far in this step, in nats; None at block stages."""
+        return torch.stack(self._losses).sum().item() if self._losses else None
+
+    def state(self) -> StageState:
+        """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""
+        moments = {}
+        for name, parameter in self.parameters.items():
+            held = self.optimizer.state.get(parameter)
+            if held:
+                moments[name] = (held["exp_avg"], held["exp_avg_sq"])
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        rng = torch.get_rng_state()
+        return StageState(weights, moments, self.updates, self.lr_scale, self.grad_norm, self.clipped_norm, rng)
+
+    def load(self, state: StageState) -> None:
+        """Become ``state``: weights, moments, update count, learning-rate scale and last norms.
+
+        :raises ValueError: when a parameter is missing or has another shape.
+        """
+        self.drop()
+        self._load_weights(state.weights)
+        self.optimizer = make_optimizer(list(self.parameters.values()), self.config.optim)
+        for name, (first, second) in state.moments.items():
+            parameter = self.parameters[name]
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(state.updates), device=parameter.device),
+                "exp_avg": first.to(parameter.device, copy=True),
+                "exp_avg_sq": second.to(parameter.device, copy=True),
+            }
+        self.updates, self.lr_scale = state.updates, state.lr_scale
+        self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
+        if state.rng is not None:
+            torch.set_rng_state(state.rng)
+
+    def reborn(self, weights: Mapping[str, Tensor], lr_scale: float) -> None:
+        """Start over from rebuilt weights: zero moments, no gradient to go by yet, learning rate scaled once."""
+        self.load(StageState(dict(weights), {}, 0, lr_scale))
+
+    def donor(self) -> Donor:
+        """What this stage gives to a neighbour that is being rebuilt."""
+        return Donor({n: p.detach() for n, p in self.parameters.items()}, self.grad_norm, self.clipped_norm)
+
+    def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if weights.keys() != self.parameters.keys():
+            odd = sorted(weights.keys() ^ self.parameters.keys())
+            raise ValueError(f"stage {self.stage}: parameters differ: {odd}")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                given = weights[name]
+                if given.shape != parameter.shape:
+                    raise ValueError(f"stage {self.stage}: {name} is {list(given.shape)}, not {list(parameter.shape)}")
+                parameter.copy_(given)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.config.train.precision == "bf16":
+            return torch.autocast(self.config.train.device, dtype=torch.bfloat16)
+        return nullcontext()

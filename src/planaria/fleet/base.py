@@ -1,0 +1,54 @@
+"""The protocol between the controller and any kind of fleet. Nothing in it assumes one machine."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Said:
+    """A worker sent a report (bytes of JSON, bounded in size, not yet parsed)."""
+
+    worker: str
+    incarnation: int
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The fleet's death notice: the first of closed connection, ended process, missed heartbeats."""
+
+    worker: str
+    incarnation: int
+    cause: Literal["connection", "exit", "heartbeat"]
+    detail: str
+
+
+class Fleet(Protocol):
+    """Starts workers, carries small messages to and from them, and notices when they die."""
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        """Start a worker process; it reports in when it is ready."""
+        ...
+
+    def send(self, worker: str, text: bytes) -> None:
+        """Hand a message to a worker; a worker that is gone is noticed by ``poll``, not here."""
+        ...
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        """Say a last word to an incarnation that counts as dead but speaks again."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        """What happened, waiting at most ``timeout_s`` for the first thing. One Gone per incarnation."""
+        ...
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
+        """Deliver a signal to one incarnation of a worker (chaos); nothing happens if it has ended."""
+        ...
+
+    def close(self) -> None:
+        """End every worker that is left, frozen ones too."""
+        ...

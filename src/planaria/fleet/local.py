@@ -1,0 +1,112 @@
+"""Workers as processes of this machine, forked from a server that has torch imported already.
+
+A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with its parent, even
+while it is frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from planaria.fleet.base import Gone, Said
+
+MAX_REPORT_BYTES = 1 << 24
+_START_LIMIT_S = 120.0
+
+Entry = Callable[[Connection, str, int], None]
+"""What a worker process runs: (control connection, identity, incarnation)."""
+
+
+@dataclass
+class _Process:
+    worker: str
+    incarnation: int
+    process: mp.process.BaseProcess
+    connection: Connection
+    heard: float = field(default_factory=time.monotonic)
+    joined: bool = False
+    gone: bool = False
+
+
+class LocalFleet:
+    """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
+
+    def __init__(self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int) -> None:
+        self._entry, self._silence_s = entry, heartbeat_s * missed
+        self._context = mp.get_context("forkserver")
+        self._context.set_forkserver_preload(preload)
+        self._workers: dict[str, _Process] = {}
+        self._everyone: list[_Process] = []
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=self._entry, args=(theirs, worker, incarnation), name=f"planaria {worker}.{incarnation}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._workers[worker] = _Process(worker, incarnation, process, ours)
+        self._everyone.append(self._workers[worker])
+
+    def send(self, worker: str, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # poll sees the closed connection and says so once
+            self._workers[worker].connection.send_bytes(text)
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        listening = {p.connection: p for p in self._everyone if not p.connection.closed}
+        notices: list[Said | Gone] = []
+        for ready in wait(list(listening), timeout_s):
+            notices += self._read(listening[ready])  # type: ignore[index]
+        now = time.monotonic()
+        for process in self._workers.values():
+            silence = now - process.heard
+            if not process.gone and silence > (self._silence_s if process.joined else _START_LIMIT_S):
+                process.gone = True
+                notices.append(Gone(process.worker, process.incarnation, "heartbeat", f"silent for {silence:.2f} s"))
+        return notices
+
+    def _read(self, process: _Process) -> list[Said | Gone]:
+        """Everything that lies ready on one connection."""
+        notices: list[Said | Gone] = []
+        try:
+            while process.connection.poll():
+                notices.append(Said(process.worker, process.incarnation, process.connection.recv_bytes(MAX_REPORT_BYTES)))
+                process.heard, process.joined = time.monotonic(), True
+        except (EOFError, OSError):
+            process.connection.close()
+            if not process.gone:
+                process.gone = True
+                notices.append(Gone(process.worker, process.incarnation, "connection", "control connection closed"))
+        return notices
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        process = self._find(worker, incarnation)
+        if process is not None and not process.connection.closed:
+            with contextlib.suppress(OSError):
+                process.connection.send_bytes(text)
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
+        process = self._find(worker, incarnation)
+        if process is not None and process.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.process.pid, number)
+
+    def _find(self, worker: str, incarnation: int) -> _Process | None:
+        return next((p for p in self._everyone if (p.worker, p.incarnation) == (worker, incarnation)), None)
+
+    def close(self, patience_s: float = 2.0) -> None:
+        deadline = time.monotonic() + patience_s
+        for process in self._everyone:
+            if not process.gone:
+                process.process.join(max(0.0, deadline - time.monotonic()))
+            process.process.kill()
+            process.connection.close()
+        for process in self._everyone:
+            process.process.join(1.0)

@@ -1,0 +1,118 @@
+"""LLaMA's layers, named as in Hugging Face: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+B sequences of T tokens, D = ``config.dim``, H query heads and K key/value heads of d = D / H channels each.
+Matrices come into the world uninitialised: :func:`planaria.model.stages.build_stage` draws them, or a stage's rebuilt
+weights overwrite them, and a rebuilt stage must not wait for random numbers that nobody reads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planaria.config import ModelConfig
+
+
+class Linear(nn.Linear):
+    """A matrix without bias and without initial values."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Nothing: PyTorch would draw values here, from its global generator."""
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · gain over the last dimension (arXiv 1910.07467, eq. 4)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """cos and signed sin of every position's angles, each [context, 1, d] (arXiv 2104.09864, eq. 34).
+
+    Channel j and channel j + d/2 form the pair that turns by position · theta^(-2j/d). The first half of sin is
+    negative, which makes :func:`rotate` two products and a sum.
+    """
+    channels = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    frequencies = config.rope_theta ** -(channels / config.head_dim)
+    angles = torch.arange(config.context, dtype=torch.float32)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, T, heads, d] turned by the angles of positions 0..T-1; tables [T, 1, d]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def to_rotate_half(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a q or k projection [heads · d, D] reordered from interleaved pairs (2j, 2j+1) to pairs (j, j + d/2).
+
+    Meta's original code, llama2.c and GGUF files keep the pairs side by side; Hugging Face and planaria in halves.
+    """
+    rows, dim = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; H / K query heads share one key/value head (arXiv 2305.13245)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv, self.head_dim = config.heads, config.kv, config.head_dim
+        self.q_proj = Linear(config.dim, config.heads * config.head_dim)
+        self.k_proj = Linear(config.dim, config.kv * config.head_dim)
+        self.v_proj = Linear(config.dim, config.kv * config.head_dim)
+        self.o_proj = Linear(config.heads * config.head_dim, config.dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables [T, 1, d]."""
+        batch, length, _ = x.shape
+        q = rotate(self.q_proj(x).view(batch, length, self.heads, self.head_dim), cos, sin)
+        k = rotate(self.k_proj(x).view(batch, length, self.kv, self.head_dim), cos, sin)
+        v = self.v_proj(x).view(batch, length, self.kv, self.head_dim)
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=self.kv < self.heads
+        )
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)) (arXiv 2002.05202, eq. 6)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.dim, config.hidden)
+        self.up_proj = Linear(config.dim, config.hidden)
+        self.down_proj = Linear(config.hidden, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """One residual block: attention, then feed-forward, each behind its norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables [T, 1, d]."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out

@@ -1,0 +1,241 @@
+"""The model cut for the pipeline: the ends (stage 0) and equal block stages 1..S, and all of them put together again.
+
+Within a stage, parameters have local names (``layers.0.mlp.up_proj.weight``); in files and across cuts they have
+Hugging Face's global names (:func:`global_name`). Initial weights depend on seed and global name only, so every cut of
+a model starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
+
+
+class BlockStage(nn.Module):
+    """``layers / stages`` consecutive decoder layers. They are all alike: :func:`global_name` tells them apart."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, stages: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers // stages))
+        cos, sin = rotary_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``."""
+        cos, sin = self.cos[: x.shape[1]], self.sin[: x.shape[1]]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return x
+
+
+class Ends(nn.Module):
+    """Stage 0: the embedding where every microbatch starts; the norm, head and loss where it returns to.
+
+    With a tied head the table plays two roles. Their gradients are gathered apart, the head's in an unregistered alias
+    of the table's storage, until :meth:`fold_gradients`: otherwise the sum would depend on how the embedding and head
+    backwards of different microbatches happen to interleave, and floating-point addition is not associative.
+    """
+
+    head_alias: Tensor | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # An explicit table: nn.Embedding would otherwise draw one from the global generator.
+        table = torch.empty(config.vocab, config.dim)
+        self.embed_tokens = nn.Embedding(config.vocab, config.dim, _weight=table)
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.lm_head = None if config.tied else Linear(config.dim, config.vocab)
+        self._tie()
+        self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → hidden states [B, T, D]."""
+        hidden: Tensor = self.embed_tokens(tokens)
+        return hidden
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Hidden states [B, T, D] → logits [B, T, V]."""
+        head = self.head_alias if self.lm_head is None else self.lm_head.weight
+        assert head is not None
+        return F.linear(self.norm(x), head)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
+        return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets.flatten())
+
+    def fold_gradients(self) -> None:
+        """Add the head's gradient to the table's and clear it. Nothing to do when untied, or a second time."""
+        if self.head_alias is None or self.head_alias.grad is None:
+            return
+        table = self.embed_tokens.weight
+        table.grad = self.head_alias.grad if table.grad is None else table.grad.add_(self.head_alias.grad)
+        self.head_alias.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, those not yet folded too (an optimizer's ``zero_grad`` does not see them)."""
+        super().zero_grad(set_to_none)
+        if self.head_alias is not None:
+            self.head_alias.grad = None
+
+    def _tie(self) -> None:
+        """Make the alias anew; detached, not ``.data``, so that autograd notices in-place changes of the table."""
+        self.head_alias = self.embed_tokens.weight.detach().requires_grad_() if self.lm_head is None else None
+
+    def _loaded(self, _keys: object) -> None:
+        self._tie()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._tie()
+
+
+def build_stage(
+    config: ModelConfig,
+    stages: int,
+    stage: int,
+    seed: int,
+    device: str | torch.device = "cpu",
+    initialise: bool = True,
+) -> Ends | BlockStage:
+    """Stage ``stage`` of 0..``stages`` with its initial weights: norm gains 1, all else N(0, init_std²).
+
+    Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name, so the weights depend
+    neither on the cut, the device nor PyTorch's global generator. On device "meta" the stage takes no memory; without
+    ``initialise`` its matrices hold whatever was in memory, to be overwritten.
+
+    :raises ValueError: when there is no such stage, or the layers do not divide into the stages.
+    """
+    if not 0 <= stage <= stages or config.layers % stages:
+        raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
+    with torch.device(device):
+        built = Ends(config) if stage == 0 else BlockStage(config, stages)
+    if initialise and torch.device(device).type != "meta":
+        with torch.no_grad():
+            for local, parameter in built.named_parameters():
+                if parameter.dim() > 1:
+                    name = global_name(config, stages, stage, local)
+                    parameter.copy_(_draw(parameter.shape, config.init_std, seed, name))
+    return built
+
+
+def _draw(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str:
+    """The Hugging Face name of a stage's parameter; layers are counted through the whole model.
+
+    >>> global_name(ModelConfig(layers=8), stages=4, stage=2, local="layers.1.mlp.up_proj.weight")
+    'model.layers.3.mlp.up_proj.weight'
+    """
+    if stage == 0:
+        return local if local.startswith("lm_head.") else f"model.{local}"
+    _, index, rest = local.split(".", 2)
+    return f"model.layers.{(stage - 1) * (config.layers // stages) + int(index)}.{rest}"
+
+
+class Llama(nn.Module):
+    """The whole model in one process, for reference, generation and export.
+
+    It is made of the very stages that the pipeline runs; logits and loss are bitwise the same whatever the cut.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        stages: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        initialise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        ends, *blocks = (build_stage(config, stages, s, seed, device, initialise) for s in range(stages + 1))
+        assert isinstance(ends, Ends)
+        self.ends = ends
+        self.stages = nn.ModuleList(blocks)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → hidden states [B, T, D] as they return to the ends, before norm and head."""
+        x = self.ends.embed(tokens)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → logits [B, T, V]."""
+        return self.ends.logits(self.hidden(tokens))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy in nats of the next tokens ``targets`` [B, T] after ``tokens`` [B, T]; a scalar."""
+        return self.ends.loss(self.hidden(tokens), targets)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self.ends.zero_grad(set_to_none)
+
+    def global_state(self) -> dict[str, Tensor]:
+        """Every parameter by its global name, sharing the model's memory; a tied head is not listed twice."""
+        return {name: parameter.detach() for name, parameter in self._named()}
+
+    def load_global_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in by global name.
+
+        :raises UserError: naming the first tensor that is missing, of another shape, or unknown to this model; the
+            model is unchanged then.
+        """
+        own = dict(self._named())
+        for name, parameter in own.items():
+            if name not in state:
+                raise UserError(f"weights: {name} is missing; it should have shape {list(parameter.shape)}")
+            if state[name].shape != parameter.shape:
+                raise UserError(f"weights: {name} has shape {list(state[name].shape)}, not {list(parameter.shape)}")
+        for name in state:
+            if name not in own:
+                raise UserError(f"weights: {name} has no place in this model")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(state[name])
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for number, stage in enumerate((self.ends, *self.stages)):
+            for local, parameter in stage.named_parameters():
+                yield global_name(self.config, len(self.stages), number, local), parameter
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of the whole model; a tied table counts once."""
+    attention = 2 * config.dim * config.head_dim * (config.heads + config.kv)
+    layer = attention + 3 * config.dim * config.hidden + 2 * config.dim
+    tables = config.vocab * config.dim * (1 if config.tied else 2)
+    return tables + config.layers * layer + config.dim
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Floating-point operations that training on one token takes: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
+
+    N counts the parameters that multiply: all but an untied input table, which is only looked up. T is the context;
+    as in the paper, attention counts as if it were not causal. This is the numerator of model FLOPs utilisation.
+    """
+    lookup = 0 if config.tied else config.vocab * config.dim
+    return 6.0 * (parameter_count(config) - lookup) + 12.0 * config.layers * config.dim * config.context

@@ -1,0 +1,81 @@
+"""What one action and one message cost, in seconds, according to a recipe's network section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
+from planaria.errors import UserError
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Prices of computing and sending, taken from ``network``.
+
+    Stage 0 pays at the return visit of a route (norm, head and loss; in the backward pass too); the embedding visit,
+    hop 0, is a table look-up and counts as free.
+    """
+
+    network: NetworkConfig
+
+    def compute(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
+        """Seconds of one microbatch's forward or backward pass at the visit ``hop`` of its route, at ``stage``.
+
+        Raises UserError if the recipe gives costs for fewer stages than that.
+        """
+        field = f"{kind}_s"
+        seconds: list[float] = getattr(self.network, field)
+        if not seconds or (stage == 0 and hop == 0):
+            return 0.0
+        if len(seconds) == 1:
+            return seconds[0]
+        if stage >= len(seconds):
+            raise UserError(
+                f"network.{field} has {len(seconds)} numbers, none for stage {stage}; "
+                f"give one number, or one for each of the stages 0..S"
+            )
+        return seconds[stage]
+
+    def transmit(self, low: int, high: int, bytes: int) -> float:
+        """Seconds that a message of ``bytes`` keeps one direction of the link between two stages busy."""
+        return bytes / self.network.bandwidth if self.network.bandwidth else 0.0
+
+    def carry(self, low: int, high: int, bytes: int) -> float:
+        """Seconds from sending a message of ``bytes`` over an idle link until it has arrived whole."""
+        return self.network.latency_s + self.transmit(low, high, bytes)
+
+
+UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
+"""Prices for looking at a plan's shape: a backward pass costs two forward passes, every stage alike, messages free."""
+
+
+def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> int:
+    """Bytes of the fp32 activation (microbatch_size, context, dim) that one stage hands to the next."""
+    return pipeline.microbatch_size * model.context * model.dim * FP32_BYTES
+
+
+class Prices:
+    """``costs`` in whole nanoseconds, remembered, for messages of one size.
+
+    Sums of integers are exact: what is due at the same time ties, and a simulated time can be held against a bound.
+    """
+
+    def __init__(self, costs: Costs, message_bytes: int) -> None:
+        self.compute = cache(lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)))
+        """like :meth:`Costs.compute`"""
+        self.transmit = cache(lambda low, high: _ticks(costs.transmit(low, high, message_bytes)))
+        """like :meth:`Costs.transmit`"""
+        self.carry = cache(lambda low, high: _ticks(costs.carry(low, high, message_bytes)))
+        """like :meth:`Costs.carry`"""
+
+    @staticmethod
+    def seconds(ticks: int) -> float:
+        return ticks / 1e9
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds * 1e9)

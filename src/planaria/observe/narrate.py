@@ -1,0 +1,144 @@
+"""What happened, told: one line of English for each event or decision that a reader of the run must know of.
+
+The progress display prints these lines while the run goes on; the report shows the same ones afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from planaria.decisions import Cannot, Decision, Form, Rebuild, RunStep, Seal
+from planaria.events import (
+    EdgeBroken,
+    Event,
+    FaultInjected,
+    Linked,
+    RunStarted,
+    StopRequested,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLost,
+    ZombieIgnored,
+)
+from planaria.observe.logs import RunRecord
+
+Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
+SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
+CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat"}
+
+
+class Line(NamedTuple):
+    """One thing that happened while ``step`` was under way."""
+
+    step: int
+    tone: Tone
+    text: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}  {SIGNS[self.tone]} {self.text}"
+
+
+class Narrator:
+    """Folds events and decisions into lines, and knows who is alive at the moment."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.alive: set[str] = set()
+        self.holders: dict[str, int] = {}
+        """living member → the stage it holds"""
+        self._lost_at: dict[int, float] = {}
+        self._broken: set[tuple[int, int]] = set()
+        self._generation = 0
+        self._reborn: dict[int, list[int]] = {}
+
+    @property
+    def spares(self) -> int:
+        """Living workers that hold no stage."""
+        return len(self.alive - self.holders.keys())
+
+    def tell(self, t: float, fact: Event | Decision) -> Line | None:
+        """Takes in one fact; the line that it is worth, if any."""
+        if isinstance(fact, RunStep):
+            self.step = fact.step
+        elif isinstance(fact, RunStarted):
+            self.step, self.alive, self.holders = fact.first_step, set(), {}
+            self._lost_at.clear()
+        elif isinstance(fact, EdgeBroken):
+            self._broken.add((min(fact.stage, fact.peer_stage), max(fact.stage, fact.peer_stage)))
+        elif isinstance(fact, WorkerJoined):
+            self.alive.add(fact.worker)
+        elif isinstance(fact, WorkerLost):
+            return self._lost(t, fact)
+        elif isinstance(fact, Form):
+            return self._formed(fact)
+        elif isinstance(fact, Linked):
+            return self._linked(t, fact)
+        else:
+            return self._other(fact)
+        return None
+
+    def _lost(self, t: float, lost: WorkerLost) -> Line:
+        self.alive.discard(lost.worker)
+        stage = self.holders.pop(lost.worker, None)
+        if stage is not None:
+            self._lost_at[stage] = t
+        detail = f" ({lost.detail})" if lost.detail else ""
+        return self._line("loss", f"worker {lost.worker} ({_role(stage)}) lost: {CAUSES[lost.cause]}{detail}")
+
+    def _formed(self, form: Form) -> Line | None:
+        self._generation = form.generation
+        self.holders = {member.worker: member.stage for member in form.members}
+        self._reborn = {m.stage: m.source.donors for m in form.members if isinstance(m.source, Rebuild)}
+        broken, self._broken = sorted(self._broken), set()
+        if form.outcome == "rolled back":
+            return self._line("rollback", f"rolled back to step {form.step}")
+        if form.outcome == "relinked":
+            edges = ", ".join(f"{low}–{high}" for low, high in broken)
+            return self._line("relink", f"broken edge {edges} replaced" if edges else "edges replaced")
+        return None
+
+    def _linked(self, t: float, linked: Linked) -> Line | None:
+        if linked.generation != self._generation or linked.stage not in self._reborn:
+            return None
+        donors = self._reborn.pop(linked.stage)
+        lost_at = self._lost_at.pop(linked.stage, None)
+        after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
+        return self._line("rebirth", f"stage {linked.stage} reborn in {linked.worker} from {stages(donors)}{after}")
+
+    def _other(self, fact: Event | Decision) -> Line | None:
+        if isinstance(fact, FaultInjected):
+            when = f", {fact.moment}" if fact.moment else ""
+            return self._line("fault", f"{fact.signal} sent to worker {fact.worker} ({_role(fact.stage)}){when}")
+        if isinstance(fact, WorkerFailed):
+            return self._line("loss", f"worker {fact.worker} ({_role(fact.stage)}) failed: {fact.detail}")
+        if isinstance(fact, Cannot):
+            return self._line("loss", f"{stages(fact.lost)} cannot be rebuilt: {fact.reason}")
+        if isinstance(fact, ZombieIgnored):
+            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
+        if isinstance(fact, StopRequested):
+            return self._line("note", f"will stop at the next whole step: {fact.reason}")
+        if isinstance(fact, Seal) and fact.partial:
+            return self._line("note", f"what is left was saved in {fact.folder}: {stages(fact.stages)}")
+        return None
+
+    def _line(self, tone: Tone, text: str) -> Line:
+        # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
+        return Line(self.step, tone, "".join(c if c.isprintable() else " " for c in text))
+
+
+def story(record: RunRecord) -> list[tuple[float, Line]]:
+    """All lines of a run with their times, in order."""
+    narrator = Narrator()
+    told = ((t, narrator.tell(t, fact)) for t, fact in record.history)
+    return [(t, line) for t, line in told if line is not None]
+
+
+def stages(numbers: Iterable[int]) -> str:
+    """'stage 2', 'stages 1, 3'."""
+    ordered = sorted(numbers)
+    return f"stage{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"
+
+
+def _role(stage: int | None) -> str:
+    return "spare" if stage is None or stage < 0 else f"stage {stage}"

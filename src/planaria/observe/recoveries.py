@@ -1,0 +1,287 @@
+"""How long each recovery took, and where its time went.
+
+    fault ──notice──▶ lost ──decide──▶ formed ──relink, transfer, rebuild──▶ linked ──redo──▶ finished
+
+The five moments are read off the controller's log and the workers' spans, which share one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planaria.decisions import Cannot, Commit, Decision, Form, RunStep
+from planaria.events import (
+    EdgeBroken,
+    Event,
+    FaultInjected,
+    Linked,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    ZombieIgnored,
+)
+from planaria.observe.logs import RunRecord
+
+Outcome = Literal["recovered", "rolled back", "relinked", "cannot", "unfinished"]
+
+
+@dataclass(frozen=True)
+class RecoveryTiming:
+    """One recovery: from a member's death (or a broken edge) to the first microbatch that is through again.
+
+    Moments (``*_t``) are monotonic seconds, None where the log does not tell or the recovery did not get there. Deaths
+    during a recovery belong to it; moments after the decision are then those of its last formation.
+    """
+
+    step: int
+    """step under way when the loss was noticed"""
+    stages: tuple[int, ...]
+    """stages whose holder was lost; if the outcome is 'relinked', the stages at the broken edges"""
+    workers: tuple[str, ...]
+    causes: tuple[str, ...]
+    outcome: Outcome
+    generation: int | None
+    resumed_step: int | None
+    """step the replica went on from"""
+    heirs: dict[int, str]
+    """lost stage → worker that holds it afterwards"""
+    attempts: int
+    """formations it took"""
+    fault_t: float | None
+    lost_t: float
+    formed_t: float | None
+    linked_t: float | None
+    finished_t: float | None
+    relink: float
+    """longest link_s of a member, seconds"""
+    transfer: float
+    """longest transfer_s of a member, seconds"""
+    rebuild: float
+    """longest rebuild_s of a member, seconds"""
+    transfer_bytes: int
+
+    @property
+    def notice(self) -> float | None:
+        """Seconds from the injected fault to its notice; None when nobody wrote down the fault."""
+        return _between(self.fault_t, self.lost_t)
+
+    @property
+    def decide(self) -> float | None:
+        """Seconds from the notice to the (last) formation, including the wait for a worker."""
+        return _between(self.lost_t, self.formed_t)
+
+    @property
+    def redo(self) -> float | None:
+        """Seconds from the last member's link to the end of the first microbatch."""
+        return _between(self.linked_t, self.finished_t)
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from the fault (its notice, if the fault is unknown) to the end of the first microbatch."""
+        return _between(self.lost_t if self.fault_t is None else self.fault_t, self.finished_t)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def recoveries(record: RunRecord) -> list[RecoveryTiming]:
+    """Every recovery of the run, in order. The death of a spare needs none."""
+    scan = _Scan(_Finished(record))
+    for t, fact in record.history:
+        scan.take(t, fact)
+    scan.close()
+    return scan.done
+
+
+class _Finished:
+    """Looks up when a generation's first microbatch was through."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._ends: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for _, work in record.worked:
+            for span in work.spans if work.stage == 0 else ():
+                # A validation has no backward: there, the head's forward is a microbatch's last action.
+                if (span.action == "backward" and span.hop == 0) or (span.action == "forward" and span.hop > 0):
+                    mode = "train" if span.action == "backward" else "evaluate"
+                    self._ends[work.generation, mode].append(span.end)
+        for ends in self._ends.values():
+            ends.sort()
+
+    def after(self, t: float, generation: int, mode: str) -> float | None:
+        ends = self._ends.get((generation, mode), [])
+        at = bisect_left(ends, t)
+        return ends[at] if at < len(ends) else None
+
+
+@dataclass
+class _Open:
+    """A recovery that is still going on."""
+
+    step: int
+    lost_t: float
+    fault_t: float | None = None
+    stages: set[int] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    """lost worker → cause"""
+    forms: list[tuple[float, Form]] = field(default_factory=list)
+    mode: str | None = None
+    linked: list[tuple[float, Linked]] = field(default_factory=list)
+    cannot: bool = False
+    committed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Every member of the last formation has linked."""
+        return bool(self.forms) and {k.stage for _, k in self.linked} == {m.stage for m in self.forms[-1][1].members}
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.cannot:
+            return "cannot"
+        outcome = self.forms[-1][1].outcome if self.whole else "started"
+        return "unfinished" if outcome == "started" else outcome
+
+    def add(self, t: float, fact: WorkerLost, stage: int, fault_t: float | None) -> None:
+        self.lost[fact.worker] = fact.cause
+        self.stages.add(stage)
+        if fault_t is not None and fault_t <= self.lost_t:
+            self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
+
+    def form(self, t: float, form: Form) -> None:
+        self.forms.append((t, form))
+        self.linked, self.mode, self.committed = [], None, False
+
+    def finished_t(self, finished: _Finished) -> float | None:
+        if not self.forms:
+            return None
+        t, form = self.forms[-1]
+        return finished.after(t, form.generation, self.mode or "train")
+
+    def timing(self, finished: _Finished) -> RecoveryTiming:
+        formed_t, form = self.forms[-1] if self.forms else (None, None)
+        links = [link for _, link in self.linked]
+        return RecoveryTiming(
+            step=self.step,
+            stages=tuple(sorted(self.stages)),
+            workers=tuple(self.lost),
+            causes=tuple(self.lost.values()),
+            outcome=self.outcome,
+            generation=form.generation if form else None,
+            resumed_step=form.step if form else None,
+            heirs={m.stage: m.worker for m in form.members if m.stage in self.stages} if form and self.lost else {},
+            attempts=len(self.forms),
+            fault_t=self.fault_t,
+            lost_t=self.lost_t,
+            formed_t=formed_t,
+            linked_t=max(t for t, _ in self.linked) if self.whole else None,
+            finished_t=self.finished_t(finished),
+            relink=max((link.link_s for link in links), default=0.0),
+            transfer=max((link.transfer_s for link in links), default=0.0),
+            rebuild=max((link.rebuild_s for link in links), default=0.0),
+            transfer_bytes=sum(link.transfer_bytes for link in links),
+        )
+
+
+class _Scan:
+    """One pass over the history: who is a member, what was injected, and the recovery that is open."""
+
+    def __init__(self, finished: _Finished) -> None:
+        self.done: list[RecoveryTiming] = []
+        self._finished = finished
+        self._open: _Open | None = None
+        self._step = 0
+        self._members: dict[str, int] = {}
+        self._faults: dict[str, float] = {}
+        self._broken: list[tuple[float, EdgeBroken]] = []
+
+    def take(self, t: float, fact: Event | Decision) -> None:
+        if isinstance(fact, RunStarted):
+            self.close()
+            self._members, self._step = {}, fact.first_step
+        elif isinstance(fact, FaultInjected):
+            self._faults[fact.worker] = t
+            if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
+                del self._faults[fact.worker]
+        elif isinstance(fact, WorkerJoined):
+            self._faults.pop(fact.worker, None)
+        elif isinstance(fact, RunStep):
+            self._step = fact.step
+            if self._open and self._open.mode is None:
+                self._open.mode = fact.mode
+        elif isinstance(fact, WorkerLost):
+            self._lost(t, fact)
+        elif isinstance(fact, EdgeBroken):
+            self._broken.append((t, fact))
+        elif isinstance(fact, Form):
+            self._form(t, fact)
+        elif isinstance(fact, Linked):
+            if self._open and self._open.forms and fact.generation == self._open.forms[-1][1].generation:
+                self._open.linked.append((t, fact))
+        elif self._open and isinstance(fact, Cannot):
+            self._open.cannot = True
+        elif self._open and isinstance(fact, Commit):
+            self._open.committed = bool(self._open.forms)
+
+    def close(self) -> None:
+        if self._open:
+            self.done.append(self._open.timing(self._finished))
+        self._open = None
+
+    def _lost(self, t: float, fact: WorkerLost) -> None:
+        stage = self._members.pop(fact.worker, None)
+        if stage is None:
+            return
+        self._close_if_over(t)
+        self._open = self._open or _Open(self._step, t)
+        self._open.add(t, fact, stage, self._faults.pop(fact.worker, None))
+
+    def _form(self, t: float, form: Form) -> None:
+        self._close_if_over(t)
+        self._members = {member.worker: member.stage for member in form.members}
+        if self._open is None and form.outcome == "relinked" and self._broken:
+            self._open = _Open(self._step, self._broken[0][0])
+            self._open.stages = {s for _, edge in self._broken for s in (edge.stage, edge.peer_stage)}
+        self._broken = []
+        if self._open:
+            self._open.form(t, form)
+
+    def _close_if_over(self, t: float) -> None:
+        """A loss or formation after the first finished microbatch is another recovery's."""
+        if self._open is None:
+            return
+        finished = self._open.finished_t(self._finished)
+        if self._open.committed or (finished is not None and finished <= t):
+            self.close()
+
+
+@dataclass(frozen=True)
+class FaultsSummary:
+    """How often what went wrong."""
+
+    injected: int
+    """faults that chaos sent, harmless ones included"""
+    deaths: int
+    """members that were lost"""
+    spares_lost: int
+    zombies: int
+    outcomes: Mapping[Outcome, int]
+    """recoveries by their outcome"""
+
+
+def faults_summary(record: RunRecord) -> FaultsSummary:
+    """Counts the faults of a run and what became of them."""
+    facts = Counter(type(fact) for _, fact in record.history)
+    timings = recoveries(record)
+    deaths = sum(len(timing.workers) for timing in timings)
+    return FaultsSummary(
+        injected=facts[FaultInjected],
+        deaths=deaths,
+        spares_lost=facts[WorkerLost] - deaths,
+        zombies=facts[ZombieIgnored],
+        outcomes=Counter(timing.outcome for timing in timings),
+    )

@@ -1,0 +1,221 @@
+"""``planaria report``: a run's folder as one HTML page that works offline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel
+
+from planaria.config import RunConfig
+from planaria.decisions import Finish
+from planaria.errors import UserError
+from planaria.events import RunStarted
+from planaria.observe import page
+from planaria.observe.figures import bytes_figure, holdings_figure, loss_figure, recovery_figure, recovery_name
+from planaria.observe.gantt import death_figure, idle_fraction, ordinary_step, step_figure
+from planaria.observe.holdings import holdings
+from planaria.observe.ledger import prove_exactly_once, sample_ledger
+from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.narrate import story
+from planaria.observe.recoveries import RecoveryTiming, faults_summary, recoveries
+
+DEATHS_DRAWN = 4
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Writes the report of the run in ``folder`` to ``out`` (``folder/report.html`` unless given); returns its path.
+
+    Raises UserError if the folder is not a run's, a log in it is broken, or ``out`` cannot be written.
+    """
+    record = read_run(folder)
+    out = out or folder / "report.html"
+    text = page.document(f"{record.config.name} · planaria", _body(record))
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(out)
+    except OSError as error:
+        raise UserError(f"{out}: the report cannot be written ({error.strerror}); choose another place") from error
+    return out
+
+
+def _body(record: RunRecord) -> Iterator[str]:
+    timings = recoveries(record)
+    outcome = _outcome(record)
+    yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record.config))
+    yield page.cards(_facts(record, timings))
+    if any(metric.loss is not None for metric in record.metrics):
+        yield page.section(
+            "Loss",
+            "Mean cross-entropy of each step, and of the validation set. A cross marks a step with a fault.",
+            page.chart(loss_figure(record.metrics, story(record)), "loss"),
+        )
+    yield from _pipeline(record)
+    yield from _recoveries(record, timings)
+    yield from _holders_and_bytes(record, timings)
+    yield page.section(
+        "Configuration",
+        "The resolved recipe; what differs from the defaults is blue.",
+        page.settings(_settings(record)),
+    )
+    yield page.footer(f"Written by planaria report from {record.folder.name}.")
+
+
+def _outcome(record: RunRecord) -> str:
+    ends = [fact for _, fact in record.history if isinstance(fact, Finish | RunStarted)]
+    if not ends or isinstance(ends[-1], RunStarted):
+        return "no end recorded"
+    return ends[-1].outcome + (f": {ends[-1].reason}" if ends[-1].reason else "")
+
+
+def _summary(config: RunConfig) -> str:
+    model, pipe = config.model, config.pipeline
+    return (
+        f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "
+        f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {pipe.order}, "
+        f"{pipe.routing} routing; recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
+    )
+
+
+def wall_time(record: RunRecord) -> float:
+    """Seconds the run was up, the pauses between its resumptions left out."""
+    total, begin, last = 0.0, None, 0.0
+    for t, fact in record.history:
+        if isinstance(fact, RunStarted):
+            total += 0.0 if begin is None else last - begin
+            begin = t
+        last = t
+    return total if begin is None else total + last - begin
+
+
+def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
+    ledger, wall = sample_ledger(record), wall_time(record)
+    steps = len(ledger) or len({m.step for m in record.metrics if m.loss is not None})
+    yield "steps", f"{steps}", f"of {record.config.train.steps}"
+    losses = [m for m in record.metrics if m.loss is not None]
+    yield "training loss", f"{losses[-1].loss:.4f}" if losses else "–", "last step"
+    validations = [m for m in record.metrics if m.val_loss is not None]
+    yield (
+        "validation loss", f"{validations[-1].val_loss:.4f}" if validations else "–",
+        f"after step {validations[-1].step}" if validations else "none measured",
+    )  # fmt: skip
+    tokens = steps * record.config.pipeline.samples * record.config.model.context
+    speeds = [m.tokens_per_s for m in record.metrics if m.tokens_per_s]
+    yield (
+        "tokens/s", f"{tokens / wall:,.0f}" if wall else "–",
+        f"whole run; median step {median(speeds):,.0f}" if speeds else "whole run",
+    )  # fmt: skip
+    yield "wall time", _clock(wall), "without pauses between resumptions"
+    faults = faults_summary(record)
+    yield "deaths", f"{faults.deaths}", f"{faults.injected} faults injected; {faults.spares_lost} spares lost"
+    totals = [t.total for t in timings if t.total is not None]
+    counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
+    yield "median recovery", f"{median(totals):.2f} s" if totals else "–", counts or "none needed"
+    if ledger:
+        problems = prove_exactly_once(record)
+        samples = sum(line.samples for line in ledger)
+        yield "samples", f"{samples:,}", problems[0] if problems else "each used exactly once"
+
+
+def _pipeline(record: RunRecord) -> Iterator[str]:
+    works = ordinary_step(record)
+    if works:
+        yield page.section(
+            "An ordinary step",
+            f"Step {works[0].step}, the one of median duration. Numbers are microbatches. "
+            f"The workers together waited {idle_fraction(works):.0%} of it.",
+            page.chart(step_figure(works), "step"),
+        )
+
+
+def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+    if not timings:
+        return
+    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    charts = [
+        page.subheading(name) + page.chart(death_figure(record, timing), f"death{number}")
+        for number, (name, timing) in enumerate(zip(names, timings, strict=True))
+        if number < DEATHS_DRAWN
+    ]
+    yield page.section(
+        "Around each loss",
+        "Time zero is the fault, or its notice where nobody wrote down the fault. Hatched work was dropped: nothing of "
+        "it was committed, and the same samples were used again."
+        + (f" The first {DEATHS_DRAWN} of {len(timings)} are drawn." if len(timings) > DEATHS_DRAWN else ""),
+        *charts,
+    )
+    head = ["recovery", "lost", "cause", "heir", "outcome", "steps redone", "received",
+            "notice", "decide", "relink", "transfer", "rebuild", "redo", "total"]  # fmt: skip
+    rows = [_row(name, timing) for name, timing in zip(names, timings, strict=True)]
+    yield page.section(
+        "Where recovery time went",
+        "Notice: fault to its detection. Decide: to the new formation. Relink, transfer, rebuild: the slowest "
+        "member's. Redo: from the last link to the first microbatch that is through. Members work side by side, so the "
+        "parts need not add up to the total (diamond). Times in milliseconds.",
+        page.chart(recovery_figure(timings), "recoveries"),
+        page.table(head, rows, numbers_from=5),
+    )
+    zero = _zero(record)
+    lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
+    yield page.section("What happened", "Seconds since the start of the run.", page.log(lines))
+
+
+def _row(name: str, timing: RecoveryTiming) -> list[str]:
+    redone = None if timing.resumed_step is None else max(timing.step - timing.resumed_step, 0)
+    times = (timing.notice, timing.decide, timing.relink, timing.transfer, timing.rebuild, timing.redo, timing.total)
+    return [
+        name,
+        ", ".join(timing.workers) or "an edge",
+        ", ".join(dict.fromkeys(timing.causes)) or "connection",
+        ", ".join(timing.heirs.values()) or "–",
+        timing.outcome,
+        "–" if redone is None else str(redone),
+        f"{timing.transfer_bytes / 1e6:.1f} MB",
+        *("–" if seconds is None else f"{1000 * seconds:.1f}" for seconds in times),
+    ]
+
+
+def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
+    held = holdings(record)
+    if held:
+        yield page.section(
+            "Who held which stage",
+            "A change of colour is a change of holder.",
+            page.chart(holdings_figure(held, timings, _zero(record)), "holders"),
+        )
+    sent = bytes_figure(record)
+    if sent is not None:
+        yield page.section(
+            "Bytes on each edge",
+            "Payload of activations and gradients between stages, as the senders counted it.",
+            page.chart(sent, "bytes"),
+        )
+
+
+def _zero(record: RunRecord) -> float:
+    return next((t for t, fact in record.history if isinstance(fact, RunStarted)), record.history[0][0])
+
+
+def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+    """The configuration's sections: key, value, differs from the default."""
+    config, default = record.config, RunConfig()
+    plain = [name for name in RunConfig.model_fields if not isinstance(getattr(config, name), BaseModel)]
+    yield "run", [(k, _shown(getattr(config, k)), getattr(config, k) != getattr(default, k)) for k in plain]
+    for name in RunConfig.model_fields:
+        chosen, usual = getattr(config, name), getattr(default, name)
+        if isinstance(chosen, BaseModel):
+            yield name, [(k, _shown(v), v != getattr(usual, k)) for k, v in chosen]
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None or value == "" or value == [] else str(value)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds:.1f} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

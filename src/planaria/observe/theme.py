@@ -1,0 +1,57 @@
+"""How the report's figures look: one palette, one layout."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif'
+INK, MUTED, RULE, PAPER = "#1d2733", "#66727f", "#e6eaee", "#ffffff"
+BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
+    "#3f7fb5", "#e29a3d", "#7c69b3", "#2f9a6c", "#c73a4b", "#b9c1c9", "#4aa3a2",
+)  # fmt: skip
+
+
+def label(text: str) -> str:
+    """Text that comes from outside, made safe for Plotly's small HTML."""
+    return escape(text)
+
+
+def figure(height: int, *, x: str = "", y: str = "", **layout: Any) -> go.Figure:
+    """An empty figure in the report's style, ``height`` pixels high."""
+    axis = {
+        "gridcolor": RULE, "linecolor": RULE, "zeroline": False, "automargin": True,
+        "tickfont": {"size": 12, "color": MUTED}, "ticks": "outside", "ticklen": 6, "tickcolor": "rgba(0,0,0,0)",
+        "title": {"font": {"size": 12, "color": MUTED}, "standoff": 10},
+    }  # fmt: skip
+    fig = go.Figure()
+    fig.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 16, "t": 36, "b": 40},
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        font={"family": FONT, "size": 12.5, "color": INK},
+        hoverlabel={"bgcolor": PAPER, "bordercolor": RULE, "font": {"family": FONT, "size": 12.5, "color": INK}},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 12, "color": MUTED}},
+        xaxis=axis,
+        yaxis=axis,
+    )
+    fig.update_layout(**layout)
+    fig.update_xaxes(title_text=x)
+    fig.update_yaxes(title_text=y)
+    return fig
+
+
+def lanes(rows: list[str]) -> dict[str, Any]:
+    """Layout of a y axis that shows ``rows`` from top to bottom."""
+    return {
+        "type": "category",
+        "showgrid": False,
+        "tickfont": {"color": INK},
+        "categoryorder": "array",
+        "categoryarray": rows[::-1],
+        "range": [-0.6, len(rows) - 0.4],
+    }

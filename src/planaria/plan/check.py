@@ -1,0 +1,147 @@
+"""Is this a plan that can be carried out, and that gives the right gradient whatever the timing?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from planaria.errors import UserError
+from planaria.plan.actions import Action, Key, Kind, Plan
+from planaria.plan.graph import deadlock, graph
+from planaria.plan.order import feasible
+
+
+def check(plan: Plan) -> list[str]:
+    """What is wrong with ``plan``, one line each, naming microbatch, stage and hop; empty if nothing is.
+
+    Later questions are asked only where the earlier ones found nothing, since they would repeat the same complaint:
+    are the routes closed, does every stage hold exactly the actions that the routes ask for, does each action wait for
+    what it must, and can all of it ever be done?
+    """
+    for question in (_routes, _actions, _waits, _ends):
+        if problems := list(question(plan)):
+            return problems
+    return []
+
+
+def require(plan: Plan) -> None:
+    """Raises UserError with the first problem of ``plan``, if it has one."""
+    if problems := check(plan):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(f"this plan cannot be carried out: {problems[0]}{more}")
+
+
+def _routes(plan: Plan) -> Iterator[str]:
+    if not plan.routes:
+        yield "it has no microbatches"
+    if plan.in_flight < 1:
+        yield f"in_flight is {plan.in_flight}; at least one microbatch must be let in"
+    for i, route in enumerate(plan.routes):
+        where = f"the route of microbatch {i}"
+        if len(route) < 3:
+            yield f"{where} visits no block stage"
+            continue
+        if route[0] or route[-1]:
+            yield f"{where} goes from stage {route[0]} to stage {route[-1]}; it must start and end at stage 0"
+        for hop, stage in enumerate(route[1:-1], start=1):
+            if stage == 0:
+                yield f"{where} visits stage 0 at hop {hop}, in between"
+            elif stage == route[hop - 1]:
+                yield f"{where} visits stage {stage} twice in a row, at hops {hop - 1} and {hop}"
+            elif stage not in plan.actions:
+                yield f"{where} visits stage {stage} at hop {hop}, which has nothing to do"
+
+
+def _actions(plan: Plan) -> Iterator[str]:
+    """Every visit has its forward, and its backward unless the whole plan has none; there is nothing else."""
+    listed = [(stage, action) for stage, actions in plan.actions.items() for action in actions]
+    training = any(action.kind == "backward" for _, action in listed)
+    kinds: tuple[Kind, ...] = ("forward", "backward") if training else ("forward",)
+    seen = Counter(action.key for _, action in listed)
+    for i, route in enumerate(plan.routes):
+        for hop, stage in enumerate(route):
+            for kind in kinds:
+                if not seen[Key(kind, i, hop)]:
+                    yield f"{_name(kind, i, stage, hop)} is missing"
+    for stage, action in listed:
+        name = _name(action.kind, action.microbatch, stage, action.hop)
+        if seen[action.key] > 1:
+            yield f"{name} appears {seen[action.key]} times"
+        elif action.stage != stage:
+            yield f"{name} says that it is stage {action.stage}'s"
+        elif wrong := _off_route(plan, action):
+            yield f"{name} {wrong}"
+
+
+def _off_route(plan: Plan, action: Action) -> str:
+    """How ``action`` disagrees with its microbatch's route; empty if it does not."""
+    if not 0 <= action.microbatch < len(plan.routes):
+        return f"belongs to no microbatch: there are {len(plan.routes)}"
+    route = plan.routes[action.microbatch]
+    if not 0 <= action.hop < len(route) or route[action.hop] != action.stage:
+        return f"is not on the route {'→'.join(map(str, route))}"
+    before = route[action.hop - 1] if action.hop else None
+    behind = route[action.hop + 1] if action.hop + 1 < len(route) else None
+    source, target = (before, behind) if action.kind == "forward" else (behind, before)
+    if action.source != source:
+        return f"takes its input from {_place(action.source)}; its route says {_place(source)}"
+    if action.target != target:
+        return f"sends its output to {_place(action.target)}; its route says {_place(target)}"
+    return ""
+
+
+def _waits(plan: Plan) -> Iterator[str]:
+    """``after`` names local actions; memory is limited by admissions; gradients are added up in one fixed order."""
+    for stage, actions in plan.actions.items():
+        local = {action.key for action in actions}
+        for action in actions:
+            name = _name(action.kind, action.microbatch, stage, action.hop)
+            for key in action.after:
+                if key not in local:
+                    yield f"{name} waits for the {key.kind} of microbatch {key.microbatch} at hop {key.hop}, elsewhere"
+            if action.kind == "backward" and Key("forward", action.microbatch, action.hop) not in action.after:
+                yield f"{name} does not wait for its forward"
+        backwards = sorted((a for a in actions if a.kind == "backward"), key=lambda a: (a.microbatch, -a.hop))
+        if backwards and stage == 0:
+            yield from _admissions(plan, [a for a in actions if a.kind == "forward" and a.hop == 0])
+            # Embedding and head are different weights, each with its own sum.
+            yield from _in_order([a for a in backwards if a.hop == 0])
+            yield from _in_order([a for a in backwards if a.hop])
+        else:
+            yield from _in_order(backwards)
+
+
+def _admissions(plan: Plan, entries: list[Action]) -> Iterator[str]:
+    for action in entries:
+        first = action.microbatch - plan.in_flight
+        leaving = [key for key in action.after if key.kind == "backward" and key.hop == 0 and key.microbatch >= first]
+        if first >= 0 and not leaving:
+            yield (
+                f"{_name('forward', action.microbatch, 0, 0)} may start before microbatch {first} is through, "
+                f"with more than in_flight = {plan.in_flight} under way"
+            )
+
+
+def _in_order(backwards: list[Action]) -> Iterator[str]:
+    for earlier, later in pairwise(backwards):
+        if earlier.microbatch != later.microbatch and earlier.key not in later.after:
+            yield (
+                f"{_name('backward', later.microbatch, later.stage, later.hop)} does not wait for the one of "
+                f"microbatch {earlier.microbatch}: the gradient's sum would depend on timing"
+            )
+
+
+def _ends(plan: Plan) -> Iterator[str]:
+    numbered = graph(plan)
+    order = feasible(numbered)
+    if len(order) < len(numbered.actions):
+        yield str(deadlock(numbered, order))
+
+
+def _name(kind: str, microbatch: int, stage: int, hop: int) -> str:
+    return f"the {kind} of microbatch {microbatch} at stage {stage}, hop {hop},"
+
+
+def _place(stage: int | None) -> str:
+    return "nowhere" if stage is None else f"stage {stage}"

@@ -1,0 +1,128 @@
+"""Recipes: a run's configuration from a TOML file and command-line flags, with errors that say what to mend where."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from planaria.config import RunConfig, Section
+from planaria.errors import UserError, nearest
+
+MAX_RECIPE_BYTES = 1 << 20
+
+
+def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """All settings with their dotted names, in the order of the recipe."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def load(recipe: Path | None, flags: Mapping[str, str]) -> RunConfig:
+    """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text) laid over it.
+
+    :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
+    """
+    tree = _read(recipe) if recipe else {}
+    if recipe:
+        _refuse_unknown(tree, RunConfig, str(recipe))
+        tree.setdefault("name", recipe.stem)
+    return _lay_over(tree, flags, str(recipe) if recipe else "the defaults")
+
+
+def overlay(config: RunConfig, flags: Mapping[str, str]) -> RunConfig:
+    """``config`` with ``flags`` laid over it; UserError as in :func:`load`."""
+    return _lay_over(config.model_dump(mode="json"), flags, "the run's config.json")
+
+
+def parse(tree: str, place: str) -> RunConfig:
+    """The configuration from the JSON that a run folder keeps; ``place`` names it in errors."""
+    try:
+        return RunConfig.model_validate_json(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(p) for p in first["loc"])
+        raise UserError(f"{place}: {key}: {_reason(first)}") from None
+
+
+def dump(config: RunConfig) -> str:
+    """The configuration as a recipe with every field spelled out."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _read(recipe: Path) -> dict[str, Any]:
+    if not recipe.is_file():
+        known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
+        mend = f" {nearest(recipe.name, known)}" if known else ""
+        raise UserError(f"{recipe}: no such recipe;{mend or ' give the path of a TOML file'}")
+    if recipe.stat().st_size > MAX_RECIPE_BYTES:
+        raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
+    try:
+        return tomllib.loads(recipe.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{recipe}: not valid TOML: {error}") from None
+
+
+def _refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "") -> None:
+    """Unknown keys, before types: a misspelt key's type says nothing."""
+    for key, value in tree.items():
+        if key not in section.model_fields:
+            elsewhere = [name for name, _ in fields() if name.rpartition(".")[2] == key]
+            mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
+            raise UserError(f"{place}: {prefix}{key}: unknown key; {mend}")
+        inner = section.model_fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
+            _refuse_unknown(value, inner, place, f"{prefix}{key}.")
+
+
+def _value(name: str, text: str) -> Any:
+    """A flag's text as the TOML value it stands for; bare words are strings."""
+    annotation = dict(fields())[name].annotation
+    if annotation is str or str in get_args(annotation):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _lay_over(tree: dict[str, Any], flags: Mapping[str, str], place: str) -> RunConfig:
+    for name, text in flags.items():
+        _set(tree, name, _value(name, text))
+    try:
+        return RunConfig.model_validate_json(json.dumps(tree, default=str))
+    except ValidationError as error:
+        raise UserError(_explain(error, place, flags)) from None
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[key] = value
+
+
+def _explain(error: ValidationError, place: str, flags: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
+    if key in flags:
+        return f"--{key} {flags[key]}: {_reason(first)}"
+    if not key or key in RunConfig.model_fields:  # a rule about several fields names them itself
+        return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
+    return f"{place}: {key} = {first['input']!r}: {_reason(first)}"
+
+
+def _reason(error: Any) -> str:
+    message: str = error["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:] if message.startswith("Input") else message

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.chaos import trace as traces
+from planaria.chaos.trace import Fault, Trace, digest, generate, per_step_probability, read, write
+from planaria.errors import UserError
+
+
+def test_probability_of_one_step() -> None:
+    assert per_step_probability(0.10, 91.3) == pytest.approx(0.00267, rel=0.01)
+    assert per_step_probability(0.0, 91.3) == 0
+    assert per_step_probability(0.3, 3600.0) == pytest.approx(0.3)
+
+
+def test_empirical_rate() -> None:
+    p = per_step_probability(0.16, 600.0)
+    faults = generate(3, 0.16, 600.0, stages=10, steps=100_000, exempt=set(), forbid_adjacent=False).faults
+    assert len(faults) / 1e6 == pytest.approx(p, rel=0.03)
+    assert sum(fault.offset for fault in faults) / len(faults) == pytest.approx(0.5, rel=0.03)
+    for stage in range(1, 11):
+        assert sum(fault.stage == stage for fault in faults) / 1e5 == pytest.approx(p, rel=0.1)
+
+
+def test_adjacent_stages_fail_together_only_if_allowed() -> None:
+    def pairs(forbid_adjacent: bool) -> int:
+        faults = generate(5, 0.5, 1800.0, 6, 3000, {3}, forbid_adjacent).faults
+        struck = {(fault.step, fault.stage) for fault in faults}
+        return sum((step, stage + 1) in struck for step, stage in struck)
+
+    assert pairs(True) == 0
+    p = per_step_probability(0.5, 1800.0)  # independent stages: three neighbouring pairs beside the exempt one
+    assert pairs(False) == pytest.approx(3 * 3000 * p * p, rel=0.1)
+
+
+def test_the_later_neighbour_is_spared_and_no_one_else() -> None:
+    free = generate(5, 0.5, 1800.0, 5, 500, set(), False).faults
+    forbidden = set(generate(5, 0.5, 1800.0, 5, 500, set(), True).faults)
+    struck = {(fault.step, fault.stage) for fault in forbidden}
+    assert forbidden < set(free)
+    assert all((fault.step, fault.stage - 1) in struck for fault in free if fault not in forbidden)
+
+
+@given(st.integers(), st.sets(st.integers(1, 5)))
+def test_exemptions_change_nothing_for_the_others(seed: int, exempt: set[int]) -> None:
+    everyone = generate(seed, 0.3, 600.0, 5, 60, set(), False).faults
+    some = generate(seed, 0.3, 600.0, 5, 60, exempt, False).faults
+    assert some == tuple(fault for fault in everyone if fault.stage not in exempt)
+
+
+def test_a_seed_is_a_trace() -> None:
+    """The digest stands in papers and logs: it must not change from version to version of this file."""
+    trace = generate(34107, 0.16, 91.3, 6, 1000, {1, 6}, True)
+    assert digest(trace) == digest(generate(34107, 0.16, 91.3, 6, 1000, {6, 1}, True))
+    assert digest(trace) != digest(generate(34108, 0.16, 91.3, 6, 1000, {1, 6}, True))
+    assert (
+        digest(Trace(faults=(Fault(step=3, stage=2),)))
+        == "7f64493594fc407093493418bb9f696aa05553305873d0ed580eba4bb678f249"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("hourly", 1.0), ("step_s", 0.0), ("stages", 0), ("steps", -1), ("exempt", {7})]
+)
+def test_numbers_out_of_range_are_named(argument: str, value: object) -> None:
+    good: dict[str, object] = {"hourly": 0.1, "step_s": 1.0, "stages": 4, "steps": 5, "exempt": set()}
+    with pytest.raises(UserError, match=argument):
+        generate(seed=1, forbid_adjacent=False, **(good | {argument: value}))  # type: ignore[arg-type]
+
+
+FAULTS = st.builds(
+    Fault,
+    step=st.integers(0, 10**6),
+    stage=st.integers(0, 1000),
+    signal=st.just("stop"),
+    moment=st.sampled_from(["any", "forward", "backward", "commit", "transfer"]),
+    offset=st.floats(0, 1, exclude_max=True),
+    resume_after_s=st.none() | st.floats(0, 1e6, exclude_min=True),
+)
+
+
+@given(st.lists(FAULTS, max_size=5))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, faults: list[Fault]) -> None:
+    path = tmp_path_factory.mktemp("trace") / "t.json"
+    trace = Trace(faults=tuple(faults))
+    write(trace, path)
+    assert read(path) == trace
+    assert digest(read(path)) == digest(trace)
+    assert [file.name for file in path.parent.iterdir()] == ["t.json"]
+
+
+def test_a_generated_trace_says_how_it_was_made(tmp_path: Path) -> None:
+    write(generate(1, 0.5, 600.0, 4, 50, {2}, True), tmp_path / "t.json")
+    made = read(tmp_path / "t.json").generated
+    assert made is not None
+    assert (made.seed, made.exempt, made.forbid_adjacent) == (1, (2,), True)
+
+
+GOOD = {"step": 1, "stage": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "Invalid JSON"),
+        ("[" * 100_000, "Invalid JSON"),
+        ("[]", "should be an object"),
+        ({}, "faults: Field required"),
+        ({"version": 2, "faults": []}, "version: Input should be 1, not 2"),
+        ({"fautls": []}, "fautls: unknown key; did you mean 'faults'"),
+        ({"faults": [GOOD, {"step": 1, "stge": 2}]}, r"faults\[1\]\.stge: unknown key; did you mean 'stage'"),
+        ({"faults": [GOOD, {"step": "1", "stage": 2}]}, r"faults\[1\]\.step: .*integer, not '1'"),
+        ({"faults": [GOOD | {"stage": -1}]}, r"faults\[0\]\.stage: .*not -1"),
+        ({"faults": [GOOD | {"signal": "term"}]}, r"faults\[0\]\.signal: .*not 'term'"),
+        ({"faults": [GOOD | {"offset": 1.0}]}, r"faults\[0\]\.offset: "),
+        ({"faults": [GOOD | {"resume_after_s": 1.0}]}, r"faults\[0\]: a killed worker cannot resume"),
+    ],
+)
+def test_a_bad_file_is_named_with_place_and_field(tmp_path: Path, content: object, complaint: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=rf"bad\.json: .*{complaint}"):
+        read(path)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"cannot read the trace .*nowhere"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"cannot write the trace .*nowhere"):
+        write(Trace(faults=()), tmp_path / "nowhere" / "t.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="cannot write the trace"):
+        write(Trace(faults=()), tmp_path / "folder")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+    monkeypatch.setattr(traces, "MAX_BYTES", 10)
+    with pytest.raises(UserError, match="too many"):
+        write(Trace(faults=()), tmp_path / "t.json")
+    (tmp_path / "large").write_text(" " * 11)
+    with pytest.raises(UserError, match="more than 10 bytes"):
+        read(tmp_path / "large")

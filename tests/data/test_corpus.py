@@ -1,0 +1,251 @@
+"""Which documents a source has, in which order, and what is said about sources that are wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
+
+from planaria.config import DataConfig
+from planaria.data.corpus import documents, fingerprint
+from planaria.errors import UserError
+
+
+def texts(source: Path | str, field: str = "text") -> list[str]:
+    return list(documents(DataConfig(source=str(source), field=field)))
+
+
+def refusal(source: Path | str, field: str = "text") -> str:
+    with pytest.raises(UserError) as caught:
+        texts(source, field)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def write_records(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_stdlib_is_source_without_tests() -> None:
+    found = documents(DataConfig())
+    first = [next(found) for _ in range(40)]
+    assert first == [text for text, _ in zip(documents(DataConfig()), range(40), strict=False)]
+    root = Path(sysconfig.get_paths()["stdlib"])
+    assert (root / "abc.py").read_text() in first
+    assert all("import pytest" not in text for text in first)
+
+
+def test_text_file_is_one_document_as_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo \xc3\xa9\n")
+    assert texts(file) == ["one\r\n\ntwo é\n"]
+
+
+def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text("hidden")
+    (tmp_path / "b" / "z.txt").write_text("second")
+    (tmp_path / "a.md").write_text("first")
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    write_records(tmp_path / "c.jsonl", {"text": "third"}, {"text": ""}, {"text": "fourth"})
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as packed:
+        packed.write('{"text": "fifth"}\n')
+    said: list[str] = []
+    found = list(documents(DataConfig(source=str(tmp_path)), said.append))
+    assert found == ["first", "second", "third", "fourth", "fifth"]
+    assert said == ["passed over 2 of 7 files that are not UTF-8 text"]
+
+
+def test_cache_inside_the_source_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "cache").mkdir()
+    config = DataConfig(source=str(tmp_path), cache=str(tmp_path / "cache"))
+    before = fingerprint(config)
+    (tmp_path / "cache" / "tokenizer.json").write_text("{}")
+    assert list(documents(config)) == ["text"]
+    assert fingerprint(config) == before
+
+
+def test_field_and_blank_lines_of_jsonl(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"body": "one"}\n\n{"body": "half \\ud800 pair", "text": 3}\n')
+    assert texts(file, "body") == ["one", "half ? pair"]
+
+
+def test_fingerprint_changes_with_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    config = DataConfig(source=str(tmp_path))
+    seen = [fingerprint(config)]
+    assert fingerprint(config) == seen[0]
+    (tmp_path / "b.txt").write_text("two")
+    seen.append(fingerprint(config))
+    os.utime(tmp_path / "b.txt", ns=(1, 1))
+    seen.append(fingerprint(config))
+    (tmp_path / "b.txt").rename(tmp_path / "c.txt")
+    seen.append(fingerprint(config))
+    seen.append(fingerprint(DataConfig(source=str(tmp_path), field="body")))
+    assert len(set(seen)) == 5
+
+
+def test_missing_path_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("text")
+    assert "did you mean 'corpus.txt'" in refusal(tmp_path / "corpsu.txt")
+    assert "there is no 'nowhere'" in refusal(tmp_path / "nowhere" / "deep" / "a.txt")
+    assert "did you mean 'stdlib'" in refusal("stdlb")
+    with pytest.raises(UserError, match="did you mean"):
+        fingerprint(DataConfig(source=str(tmp_path / "corpsu.txt")))
+
+
+def test_nothing_near_lists_a_few(tmp_path: Path) -> None:
+    for i in range(50):
+        (tmp_path / f"{i:04}").touch()
+    message = refusal(tmp_path / "elephant")
+    assert "known there: 0000, 0001" in message
+    assert len(message) < 400 + len(str(tmp_path)) * 2
+
+
+def test_empty_corpora(tmp_path: Path) -> None:
+    assert "holds no UTF-8 text" in refusal(tmp_path)
+    (tmp_path / "a.txt").write_text("\n\n")
+    assert "holds no UTF-8 text" in refusal(tmp_path / "a.txt")
+    write_records(tmp_path / "b.jsonl")
+    assert "holds no UTF-8 text" in refusal(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", b"ELF\0\0"])
+def test_single_file_that_is_no_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    assert f"{tmp_path / 'a.bin'} is not UTF-8 text" in refusal(tmp_path / "a.bin")
+
+
+def test_neither_file_nor_folder() -> None:
+    assert "neither a file nor a folder" in refusal("/dev/null")
+
+
+def refuse(path: Path | str) -> NoReturn:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # permissions themselves would not stop root
+    assert f"cannot read {tmp_path / 'a.txt'} (Permission denied)" in refusal(tmp_path)
+
+
+def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert f"cannot read {tmp_path} (Permission denied)" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"txet": "x"}', "no field 'text' (did you mean 'txet'?)"),
+        (b'{"text": 3}', "field 'text' holds int, not text"),
+        (b'{"text": null}', "field 'text' holds NoneType"),
+        (b'["text"]', "JSON list"),
+        (b'{"text": ', "not a JSON record"),
+        (b'{"text": "\xe9"}', "not a JSON record"),
+    ],
+)
+def test_bad_records_are_named(tmp_path: Path, line: bytes, complaint: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
+    message = refusal(file)
+    assert f"{file}:3: " in message and complaint in message
+    assert refusal(tmp_path) == message  # bad records in a folder are not passed over
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"text": "good"}\n' * 10_000)
+    for name, content in (
+        ("cut", whole[: len(whole) // 2]),
+        ("text", b'{"text": "x"}\n'),
+        ("bits", whole[:20] + b"\xff" * 50),
+    ):
+        file = tmp_path / f"{name}.jsonl.gz"
+        file.write_bytes(content)
+        assert f"{file}:" in (message := refusal(file)) and "cannot be read" in message
+
+
+class Rows(list[dict[str, Any]]):
+    """As much of a ``datasets.Dataset`` as is used."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self[0])
+
+    def select_columns(self, names: list[str]) -> Iterator[dict[str, Any]]:
+        return ({name: row[name] for name in names} for row in self)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Rows]:
+    """A stand-in for the package ``datasets`` with a hub that holds what is put into the returned dict."""
+    shelf: dict[tuple[str, str | None, str], Rows] = {}
+
+    class DatasetsError(Exception):
+        pass
+
+    def load_dataset(name: str, configuration: str | None, split: str) -> Rows:
+        if name == "refused":
+            raise DatasetsError("no\nsuch thing")
+        if (name, configuration, split) not in shelf:
+            raise ConnectionError(f"Couldn't reach {name!r}")
+        return shelf[name, configuration, split]
+
+    package = ModuleType("datasets")
+    package.load_dataset = load_dataset  # type: ignore[attr-defined]
+    package.exceptions = ModuleType("datasets.exceptions")  # type: ignore[attr-defined]
+    package.exceptions.DatasetsError = DatasetsError
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    return shelf
+
+
+def test_hub_dataset(hub: dict[tuple[str, str | None, str], Rows]) -> None:
+    hub["owner/name", None, "train"] = Rows([{"text": "one", "id": 1}, {"text": "two", "id": 2}])
+    hub["owner/name", "small", "train"] = Rows([{"body": "three"}])
+    assert texts("hf:owner/name") == ["one", "two"]
+    assert texts("hf:owner/name:small", "body") == ["three"]
+    assert "did you mean 'body'" in refusal("hf:owner/name:small", "bodi")
+    assert "row 0: field 'id' holds int" in refusal("hf:owner/name", "id")
+    names = ("hf:owner/name", "hf:owner/name:small", "hf:owner/other")
+    assert len({fingerprint(DataConfig(source=name)) for name in names}) == 3
+
+
+@pytest.mark.usefixtures("hub")
+def test_hub_out_of_reach() -> None:
+    assert "cannot load it (Couldn't reach 'owner/other'); check the name and the network" in refusal("hf:owner/other")
+    assert "cannot load it (no such thing)" in refusal("hf:refused")
+    assert "names no dataset" in refusal("hf:")
+
+
+def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'planaria[hub]'" in refusal("hf:owner/name")
+
+
+@pytest.mark.slow
+def test_hub_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, on a folder that it takes for a dataset."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    write_records(tmp_path / "set" / "train.jsonl", {"text": "one"}, {"text": "two"})
+    assert texts(f"hf:{tmp_path / 'set'}") == ["one", "two"]
+    assert "cannot load it" in refusal(f"hf:{tmp_path / 'set'}:nosuch")
+    assert "cannot load it" in refusal(f"hf:{tmp_path / 'nothing'}")

@@ -1,0 +1,198 @@
+"""A corpus becomes ids on disk: once, whole, and the right ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planaria.config import DataConfig
+from planaria.data import shards
+from planaria.data.shards import CorruptDataset, Dataset, prepare
+from planaria.data.tokenizer import Tokenizer
+from planaria.errors import UserError
+
+END = 256
+
+
+def config(tmp_path: Path, *texts: str, validation: float = 0.1) -> DataConfig:
+    """A corpus of these documents in bytes."""
+    file = tmp_path / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return DataConfig(source=str(file), tokenizer="bytes", validation=validation, cache=str(tmp_path / "cache"))
+
+
+def everything(dataset: Dataset, split: shards.Split) -> list[int]:
+    return dataset.read(split, 0, dataset.tokens(split)).tolist()
+
+
+def test_tail_of_every_document_is_held_out(tmp_path: Path) -> None:
+    dataset = prepare(config(tmp_path, "a" * 20, "b" * 40, validation=0.25), 257)
+    assert everything(dataset, "train") == [97] * 15 + [END] + [98] * 30 + [END]
+    assert everything(dataset, "validation") == [97] * 5 + [END] + [98] * 10 + [END]
+    assert dataset.windows("train", 4) == 11  # 47 tokens, and the 48th as the last target
+    assert dataset.windows("train", 46) == 1
+    assert dataset.windows("train", 47) == 0
+
+
+def test_short_documents_are_held_out_too(tmp_path: Path) -> None:
+    dataset = prepare(config(tmp_path, *["abcd"] * 100, validation=0.02), 257)
+    assert everything(dataset, "validation") == [ord("d"), END] * 8
+
+
+def test_nothing_held_out(tmp_path: Path) -> None:
+    dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
+    assert (dataset.tokens("train"), dataset.tokens("validation"), dataset.windows("validation", 1)) == (4, 0, 0)
+    assert not (dataset.folder / "validation.bin").exists()
+
+
+def test_reads_across_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = prepare(config(tmp_path, "abcdefghij" * 10, "k" * 23), 257)
+    monkeypatch.setattr(shards, "SHARD", 16)
+    (tmp_path / "cut").mkdir()
+    cut = prepare(config(tmp_path / "cut", "abcdefghij" * 10, "k" * 23), 257)
+    assert (cut.folder / "train.6.bin").exists() and not (whole.folder / "train.1.bin").exists()
+    assert cut.tokens("train") == whole.tokens("train")
+    for start in range(0, 60, 7):
+        assert np.array_equal(cut.read("train", start, 50), whole.read("train", start, 50))
+
+
+@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 5), (4, 1)])
+def test_reads_nothing_beyond_the_ends(tmp_path: Path, start: int, count: int) -> None:
+    dataset = prepare(config(tmp_path, "abc", validation=0.0), 257)
+    with pytest.raises(IndexError):
+        dataset.read("train", start, count)
+
+
+def test_large_vocabularies_get_wide_ids(tmp_path: Path) -> None:
+    data = config(tmp_path, "word " * 30)
+    written = json.loads(Tokenizer.open(prepare(data, 257).tokenizer_file).to_json())
+    vocabulary = written["model"]["vocab"]
+    vocabulary["w"] = 70_000
+    (tmp_path / "wide.json").write_text(json.dumps(written))
+    wide = prepare(data.model_copy(update={"tokenizer": str(tmp_path / "wide.json")}), 70_001)
+    assert wide.meta.dtype == "uint32"
+    assert everything(wide, "train")[:5] == [70_000, *b"ord "]
+
+
+def test_taken_from_the_cache_afterwards(tmp_path: Path) -> None:
+    data, said = config(tmp_path, "hello"), list[str]()
+    first = prepare(data, 257, said.append)
+    assert said
+    said.clear()
+    again = prepare(data, 300, said.append)  # the same ids whatever the model's room
+    assert again.folder == first.folder and not said
+    other = prepare(data.model_copy(update={"validation": 0.5}), 257)
+    assert other.folder != first.folder
+    assert not list(first.folder.parent.glob(".*.unfinished"))
+
+
+def test_default_bpe(tmp_path: Path) -> None:
+    data = config(tmp_path, "the cat sat on the mat\n" * 50).model_copy(update={"tokenizer": "bpe"})
+    dataset = prepare(data, 300)
+    tokenizer = Tokenizer.open(dataset.tokenizer_file)
+    ids = everything(dataset, "train")
+    assert ids[-1] == tokenizer.end and max(ids) < tokenizer.vocab <= 300
+    assert tokenizer.decode(ids).startswith("the cat sat on the mat\nthe cat")
+
+
+def damage_size(folder: Path) -> None:
+    file = folder / "train.bin"
+    file.write_bytes(file.read_bytes()[:-2])
+
+
+def damage_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"format": 1')
+
+
+def damage_version(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"format": 99}))
+
+
+def damage_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+
+
+def damage_missing(folder: Path) -> None:
+    (folder / "validation.bin").unlink()
+
+
+DAMAGES = [
+    (damage_size, "train.bin has"),
+    (damage_meta, "meta.json"),
+    (damage_version, "meta.json: format"),
+    (damage_tokenizer, "tokenizer.json is not the one"),
+    (damage_missing, "validation.bin cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "complaint"), DAMAGES)
+def test_damaged_folder(tmp_path: Path, damage: object, complaint: str) -> None:
+    assert callable(damage)
+    data, said = config(tmp_path, "hello world, hello"), list[str]()
+    dataset = prepare(data, 257)
+    before = everything(dataset, "train")
+    damage(dataset.folder)
+    with pytest.raises(CorruptDataset, match=complaint) as caught:
+        Dataset.open(dataset.folder)
+    assert str(dataset.folder) in str(caught.value) and "delete that folder" in str(caught.value)
+    assert everything(prepare(data, 257, said.append), "train") == before
+    assert "damaged" in said[0]
+
+
+def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
+    data = config(tmp_path, "hello")
+    folder = prepare(data, 257).folder
+    leftover = folder.with_name(f".{folder.name}.unfinished")
+    folder.rename(leftover)
+    (leftover / "train.7.bin").touch()
+    assert not (prepare(data, 257).folder / "train.7.bin").exists()
+    assert not leftover.exists()
+
+
+def test_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    data = config(tmp_path, "hello")
+    with Path(data.source).open("a") as file:
+        file.write("{broken")
+    with pytest.raises(UserError, match=r"corpus\.jsonl:2"):
+        prepare(data, 257)
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot use the data cache .*cache.*; .* set data\.cache"):
+        prepare(config(tmp_path, "hello"), 257)
+
+
+RACER = """
+import sys
+from planaria.config import DataConfig
+from planaria.data.shards import prepare
+dataset = prepare(DataConfig(source=sys.argv[1], cache=sys.argv[2], tokenizer="bpe"), 400)
+print(dataset.folder, dataset.read("train", 0, dataset.tokens("train")).sum())
+"""
+
+
+def test_processes_that_race_end_alike(tmp_path: Path) -> None:
+    data = config(tmp_path, *[f"document {i} says hello\n" * 50 for i in range(200)])
+    assert data.cache
+    command = [sys.executable, "-c", RACER, data.source, data.cache]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    ends = [(*racer.communicate(timeout=60), racer.returncode) for racer in racers]
+    assert [(error, code) for _, error, code in ends] == [(b"", 0)] * 3
+    assert len({out for out, _, _ in ends}) == 1
+
+
+def test_real_text(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "tinyshakespeare.txt"
+    data = DataConfig(source=str(source), tokenizer="bytes", cache=str(tmp_path))
+    dataset = prepare(data, 257)
+    both = bytes(everything(dataset, "train")[:-1] + everything(dataset, "validation")[:-1])
+    assert both == source.read_bytes()

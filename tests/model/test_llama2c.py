@@ -1,0 +1,134 @@
+"""llama2.c's formats: files made here, and a small model that really tells stories."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.generate import generate
+from planaria.model.llama2c import Llama2cTokenizer, import_llama2c
+from planaria.model.stages import Llama
+
+TIED = ModelConfig(vocab=20, dim=16, layers=2, heads=4, kv_heads=2, hidden=24, context=8, norm_eps=1e-5, init_std=0.3)
+
+
+def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    rows, dim = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, dim).transpose(1, 2).reshape(rows, dim)
+
+
+def checkpoint(model: Llama) -> bytes:
+    """A version-0 file, written out field by field."""
+    c, state = model.config, model.global_state()
+
+    def layers(name: str, heads: int | None = None) -> list[torch.Tensor]:
+        weights = [state[f"model.layers.{i}.{name}.weight"] for i in range(c.layers)]
+        return [to_interleaved(w, heads) for w in weights] if heads else weights
+
+    tensors = [state["model.embed_tokens.weight"], *layers("input_layernorm")]
+    tensors += layers("self_attn.q_proj", c.heads) + layers("self_attn.k_proj", c.kv)
+    tensors += layers("self_attn.v_proj") + layers("self_attn.o_proj") + layers("post_attention_layernorm")
+    tensors += layers("mlp.gate_proj") + layers("mlp.down_proj") + layers("mlp.up_proj") + [state["model.norm.weight"]]
+    tensors += [torch.full((c.context, c.head_dim // 2), 9.0)] * 2
+    tensors += [] if c.tied else [state["lm_head.weight"]]
+    vocab = c.vocab if c.tied else -c.vocab
+    header = struct.pack("<7i", c.dim, c.hidden, c.layers, c.heads, c.kv, vocab, c.context)
+    return header + b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+
+
+def vocabulary(*pieces: tuple[bytes, float]) -> bytes:
+    entries = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0)]
+    entries += [(b"<0x%02X>" % byte, 0.0) for byte in range(256)] + list(pieces)
+    longest = max(len(piece) for piece, _ in entries)
+    return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(p)) + p for p, score in entries)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_tensor_finds_its_place(tied: bool, tmp_path: Path) -> None:
+    model = Llama(TIED.model_copy(update={"tied": tied}), seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-1, 1)
+    (tmp_path / "m.bin").write_bytes(checkpoint(model))
+    found = import_llama2c(tmp_path / "m.bin")
+    before, after = model.global_state(), found.global_state()
+    assert found.config.model_copy(update={"init_std": 0.3}) == model.config
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:10], "shorter than a llama2.c header"),
+        (lambda data: data[:-4], "its header announces"),
+        (lambda data: data + b"more", "its header announces"),
+        (lambda data: struct.pack("<i", 2**31 - 2) + data[4:], "is not a multiple|does not divide|header announces"),
+        (lambda data: struct.pack("<i", -16) + data[4:], "dim: .*greater than 0"),
+        (lambda data: struct.pack("<i", 18) + data[4:], "does not divide"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(damage: object, message: str, tmp_path: Path) -> None:
+    assert callable(damage)
+    (tmp_path / "m.bin").write_bytes(damage(checkpoint(Llama(TIED))))
+    with pytest.raises(UserError, match=message) as caught:
+        import_llama2c(tmp_path / "m.bin")
+    assert "m.bin" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_best_scored_pair_is_merged_first(tmp_path: Path) -> None:
+    pieces = [(b" ", -9.0), (b"a", -9.0), (b"b", -9.0), (b"c", -9.0), (b"ab", -2.0), (b"bc", -1.0), (b" a", -3.0)]
+    (tmp_path / "t.bin").write_bytes(vocabulary(*pieces))
+    tokenizer = Llama2cTokenizer(tmp_path / "t.bin")
+
+    def spoken(text: str) -> list[bytes]:
+        return [tokenizer.pieces[t] for t in tokenizer.encode(text)]
+
+    assert spoken("abc") == [b"\n<s>\n", b" a", b"bc"]
+    assert spoken("") == [b"\n<s>\n"]
+    assert tokenizer.encode("a", bos=False) == [265]
+    assert spoken("é") == [b"\n<s>\n", b" ", b"<0xC3>", b"<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("abc é\n")) == "abc é\n"
+    assert tokenizer.decode([265, 2]) == " a"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (vocabulary()[:-3], "a token of 6 bytes"),
+        (vocabulary() + b"abc", "ends within a token"),
+        (vocabulary() + struct.pack("<fi", 0.0, -1), "a token of -1 bytes"),
+        (vocabulary() + struct.pack("<fi", 0.0, 7) + b"1234567", "a token of 7 bytes"),
+        (b"", "no token for byte 0"),
+    ],
+)
+def test_a_damaged_tokenizer_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        Llama2cTokenizer(tmp_path / "t.bin")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for read in (import_llama2c, Llama2cTokenizer):
+        with pytest.raises(UserError, match=r"gone.bin: cannot be read"):
+            read(tmp_path / "gone.bin")
+
+
+def test_stories260k_tells_a_story_and_finds_its_own_kind_likely(shared_data: Path) -> None:
+    tokenizer = Llama2cTokenizer(shared_data / "stories260K" / "tok512.bin")
+    model = import_llama2c(shared_data / "stories260K" / "stories260K.bin")
+    prompt = tokenizer.encode("Once upon a time")
+    story = tokenizer.decode(prompt + list(generate(model, prompt, 60, stop=1)))
+    assert story.startswith(
+        "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+    )
+
+    free = prompt + list(generate(model, prompt, 200, temperature=1.0, seed=1, stop=1))
+    shuffled = torch.tensor(free)[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))].tolist()
+    with torch.no_grad():
+        likely, unlikely = (model.loss(torch.tensor([t[:-1]]), torch.tensor([t[1:]])) for t in (free, shuffled))
+    assert likely < 1.6 and unlikely > 4

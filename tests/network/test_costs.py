@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
+from planaria.errors import UserError
+from planaria.network.costs import Costs, Prices, message_bytes
+
+
+def test_one_number_is_every_stages_and_the_embedding_is_free() -> None:
+    costs = Costs(NetworkConfig(forward_s=[0.5], backward_s=[1.5]))
+    visits = ((0, 0), (1, 1), (7, 2), (0, 8))
+    assert [costs.compute("forward", stage, hop) for stage, hop in visits] == [0, 0.5, 0.5, 0.5]
+    assert [costs.compute("backward", stage, hop) for stage, hop in visits] == [0, 1.5, 1.5, 1.5]
+
+
+def test_a_list_is_by_stage_whatever_the_hop() -> None:
+    costs = Costs(NetworkConfig(forward_s=[0.1, 0.2, 0.3]))
+    visits = ((0, 0), (2, 1), (1, 2), (0, 3))
+    assert [costs.compute("forward", stage, hop) for stage, hop in visits] == [0, 0.3, 0.2, 0.1]
+    assert costs.compute("backward", 2, 1) == 0
+
+
+def test_a_list_that_is_too_short_names_field_and_stage() -> None:
+    with pytest.raises(UserError, match=r"network\.backward_s has 2 numbers, none for stage 4"):
+        Costs(NetworkConfig(backward_s=[1.0, 2.0])).compute("backward", 4, 4)
+
+
+def test_messages_cost_latency_and_their_share_of_the_bandwidth() -> None:
+    assert Costs(NetworkConfig()).carry(0, 1, 1000) == 0
+    assert Costs(NetworkConfig(latency_s=0.25)).carry(0, 1, 1000) == 0.25
+    costs = Costs(NetworkConfig(latency_s=0.25, bandwidth=2000.0))
+    assert costs.carry(1, 2, 1000) == 0.75
+    assert costs.transmit(1, 2, 1000) == 0.5
+
+
+def test_prices_are_whole_nanoseconds() -> None:
+    prices = Prices(Costs(NetworkConfig(forward_s=[0.1], latency_s=1e-3, bandwidth=3e6)), 1)
+    assert prices.compute("forward", 1, 1) == 100_000_000
+    assert (prices.transmit(0, 1), prices.carry(0, 1)) == (333, 1_000_333)
+    assert prices.seconds(3 * prices.compute("forward", 1, 1)) == 0.3
+
+
+def test_message_is_one_fp32_activation() -> None:
+    assert message_bytes(ModelConfig(dim=64, heads=4, context=32), PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4

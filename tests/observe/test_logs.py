@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic_run import Synthesis
+
+from planaria.config import RunConfig
+from planaria.decisions import Commit, Form
+from planaria.errors import UserError
+from planaria.events import FaultInjected, GraceExpired, Span, Worked, WorkerJoined
+from planaria.observe.logs import RunLog, read_run
+
+
+def empty_run(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(RunConfig(name="x").model_dump_json())
+    return folder
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    folder = empty_run(tmp_path / "x")
+    joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3)
+    work = Worked(
+        worker="w1", stage=1, generation=1, step=3, sent_bytes={2: 512},
+        spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
+    )  # fmt: skip
+    log = RunLog(folder)
+    log.event(1.0, joined)
+    log.decision(2.0, commit)
+    log.worked(2.5, work)
+    log.metric(3.0, {"step": 3, "loss": 2.5, "tokens_per_s": 100.0, "grad_norm": {0: 0.5, 1: None}})
+    log.close()
+    record = read_run(folder)
+    assert record.config == RunConfig(name="x")
+    assert record.history == [(1.0, joined), (2.0, commit)]
+    assert record.worked == [(2.5, work)]
+    (metric,) = record.metrics
+    assert (metric.t, metric.step, metric.loss, metric.grad_norm, metric.val_loss) == (
+        3.0,
+        3,
+        2.5,
+        {0: 0.5, 1: None},
+        None,
+    )
+
+
+def test_lines_are_on_disk_before_close_and_have_the_documented_shape(tmp_path: Path) -> None:
+    log = RunLog(empty_run(tmp_path))
+    log.event(1.25, GraceExpired(generation=4))
+    assert json.loads((tmp_path / "events.jsonl").read_text()) == {
+        "t": 1.25,
+        "event": {"kind": "grace_expired", "generation": 4},
+    }
+    log.close()
+
+
+def test_faults_from_another_terminal_are_merged_in_time_order(tmp_path: Path) -> None:
+    record = read_run(Synthesis(tmp_path).write())
+    times = [t for t, _ in record.history]
+    assert times == sorted(times)
+    assert sum(isinstance(fact, FaultInjected) for _, fact in record.history) == 2
+
+
+def test_a_younger_clock_after_a_reboot_keeps_the_files_order(tmp_path: Path) -> None:
+    log = RunLog(empty_run(tmp_path))
+    for t, generation in ((900.0, 1), (901.0, 2), (5.0, 3)):
+        log.event(t, GraceExpired(generation=generation))
+    log.close()
+    assert [fact.generation for _, fact in read_run(tmp_path).history if isinstance(fact, GraceExpired)] == [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Synthesis(tmp_path_factory.mktemp("whole"), steps=3, deaths={1: 2}, faults_known=False).write()
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_cut_anywhere_reads_as_a_beginning_of_the_run(whole: Path, data: st.DataObject, tmp_path: Path) -> None:
+    text = (whole / "events.jsonl").read_bytes()
+    cut = data.draw(st.integers(0, len(text)))
+    folder = empty_run(tmp_path)
+    (folder / "events.jsonl").write_bytes(text[:cut])
+    history = read_run(folder).history
+    assert history == read_run(whole).history[: text[:cut].count(b"\n")]
+
+
+def test_resuming_after_a_torn_line_does_not_glue_lines_together(tmp_path: Path) -> None:
+    empty_run(tmp_path)
+    log = RunLog(tmp_path)
+    log.event(1.0, GraceExpired(generation=1))
+    log.close()
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"t": 2.0, "ev')
+    log = RunLog(tmp_path)
+    log.event(3.0, GraceExpired(generation=2))
+    log.close()
+    assert [t for t, _ in read_run(tmp_path).history] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "", '{"t": 1.0}', '{"t": 1.0, "event": {"kind": "unheard_of"}}', '{"event": {"kind": "leave"}}'],
+)
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    empty_run(tmp_path)
+    good = '{"t": 1.0, "event": {"kind": "grace_expired", "generation": 1}}'
+    (tmp_path / "events.jsonl").write_text(f"{good}\n{line}\n{good}\n")
+    with pytest.raises(UserError, match=r"events\.jsonl:2: ") as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: no such folder"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"config\.json is missing"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"colour": 3}')
+    with pytest.raises(UserError, match=r"config\.json: colour: "):
+        read_run(tmp_path)
+
+
+def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
+    log = RunLog(empty_run(tmp_path))
+    log.metric(1.0, {"step": 0, "loss": math.nan})
+    log.close()
+    (metric,) = read_run(tmp_path).metrics
+    assert metric.loss is not None and math.isnan(metric.loss)
+
+
+def test_a_full_disk_is_one_clear_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    from planaria.observe.logs import _write
+
+    with Path("/dev/full").open("ab", buffering=0) as file, pytest.raises(UserError, match="free the disk"):
+        _write(file, "x")
+
+
+def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
+    record = read_run(Synthesis(tmp_path, steps=2, deaths={}).write())
+    (form,) = [fact for _, fact in record.history if isinstance(fact, Form)]
+    assert {m.stage: m.worker for m in form.members} == {s: f"w{s}" for s in range(5)}

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from synthetic_run import Synthesis
+
+from planaria.decisions import Cannot, Form, Keep, Member, RunStep, Seal
+from planaria.events import (
+    EdgeBroken,
+    Event,
+    FaultInjected,
+    StopRequested,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLost,
+    ZombieIgnored,
+)
+from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.narrate import Line, Narrator, story
+from planaria.observe.progress import Progress, Quiet
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def replay(record: RunRecord, progress: Quiet) -> None:
+    """The run as the controller would have shown it: decisions, events and metrics in time order."""
+    metrics = [(m.t, m.model_dump(exclude_none=True)) for m in record.metrics]
+    progress.start(record.config.train.steps, 0)
+    for t, fact in record.history:
+        while metrics and metrics[0][0] <= t:
+            progress.on_metric(metrics.pop(0)[1])
+        if isinstance(fact, Event.__origin__):  # type: ignore[attr-defined]
+            progress.on_event(t, fact)
+        else:
+            progress.on_decision(t, fact)
+    for _, metric in metrics:
+        progress.on_metric(metric)
+    progress.stop()
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
+    stream.seek(0)
+    lines = stream.read().splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert [line.split()[1] for line in lines if "/40" in line] == [f"{n}/40" for n in range(4, 41, 4)]
+    faults = [line for line in lines if "/40" not in line]
+    assert faults == [
+        "step 12  ⚡ SIGKILL sent to worker w2 (stage 2), during a forward",
+        "step 12  ✗ worker w2 (stage 2) lost: connection closed (reset by peer)",
+        "step 12  ✓ stage 2 reborn in w5 from stages 1, 3 in 0.14 s",
+        "step 27  ⚡ SIGKILL sent to worker w3 (stage 3), during a forward",
+        "step 27  ✗ worker w3 (stage 3) lost: connection closed (reset by peer)",
+        "step 27  ✓ stage 3 reborn in w6 from stages 2, 4 in 0.14 s",
+    ]
+    assert "validation" in lines[-1] and "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
+
+
+def test_after_a_rollback_the_same_tenths_are_told_again(tmp_path: Path) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    replay(read_run(Synthesis(tmp_path, deaths={27: 3}, rollbacks={27: 20}).write()), Progress(stream))
+    stream.seek(0)
+    told = [line.split()[1] for line in stream.read().splitlines() if "/40" in line]
+    assert told == [f"{n}/40" for n in (4, 8, 12, 16, 20, 24, 24, 28, 32, 36, 40)]
+
+
+def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
+    stream = Terminal()
+    replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
+    assert "✓ stage 2 reborn in w5 from stages 1, 3" in stream.getvalue()
+    assert "step 40/40" in stream.getvalue()
+
+
+def test_a_stream_that_cannot_say_it_gets_question_marks(tmp_path: Path) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    replay(read_run(Synthesis(tmp_path).write()), Progress(stream))
+    stream.seek(0)
+    assert "step 12  ? stage 2 reborn" in stream.read()
+
+
+def test_quiet_takes_everything_and_says_nothing(tmp_path: Path, capsys: object) -> None:
+    replay(read_run(Synthesis(tmp_path, steps=3, deaths={1: 1}).write()), Quiet())
+    assert capsys.readouterr() == ("", "")  # type: ignore[attr-defined]
+
+
+def told(*facts: object) -> list[str]:
+    narrator = Narrator()
+    lines = [narrator.tell(float(t), fact) for t, fact in enumerate(facts)]  # type: ignore[arg-type]
+    return [line.text for line in lines if line]
+
+
+def form(outcome: str, step: int = 5) -> Form:
+    members = [Member(stage=0, worker="a", source=Keep()), Member(stage=1, worker="b", source=Keep())]
+    return Form(generation=2, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
+
+
+def test_every_kind_of_trouble_has_its_line() -> None:
+    edge = EdgeBroken(worker="a", stage=1, peer_stage=0, generation=1, detail="timeout")
+    assert told(edge, form("relinked")) == ["broken edge 0–1 replaced"]
+    assert told(form("rolled back")) == ["rolled back to step 5"]
+    assert told(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
+        "worker s (spare) lost: process ended"
+    ]
+    assert told(FaultInjected(worker="b", stage=1, signal="SIGSTOP", step=3, moment="")) == [
+        "SIGSTOP sent to worker b (stage 1)"
+    ]
+    assert told(Cannot(lost=[2, 1], reason="they are neighbours")) == [
+        "stages 1, 2 cannot be rebuilt: they are neighbours"
+    ]
+    assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["what is left was saved in f: stages 0, 3"]
+    assert told(Seal(step=5, folder="f", stages=[0, 3])) == []
+    assert told(WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
+        "worker b (stage 1) failed: disk full"
+    ]
+    assert told(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [
+        "worker b (incarnation 1) woke up and was ignored"
+    ]
+    assert told(StopRequested(reason="Ctrl-C")) == ["will stop at the next whole step: Ctrl-C"]
+
+
+def test_nothing_in_a_detail_moves_the_cursor() -> None:
+    (text,) = told(WorkerLost(worker="\x1b[2Jw", incarnation=0, cause="exit", detail="a\nb\r"))
+    assert text.isprintable()
+
+
+def test_living_workers_are_counted() -> None:
+    narrator = Narrator()
+    for name in "abc":
+        narrator.tell(0.0, WorkerJoined(worker=name, incarnation=0, pid=1))
+    narrator.tell(1.0, form("started"))
+    assert (len(narrator.holders), narrator.spares) == (2, 1)
+    narrator.tell(2.0, WorkerLost(worker="b", incarnation=0, cause="exit", detail=""))
+    assert (len(narrator.holders), narrator.spares) == (1, 1)
+
+
+def test_story_gives_step_and_time(tmp_path: Path) -> None:
+    record = read_run(Synthesis(tmp_path, steps=3, deaths={1: 2}).write())
+    times, lines = zip(*story(record), strict=True)
+    assert [line.step for line in lines] == [1, 1, 1] and list(times) == sorted(times)
+    assert str(Line(3, "note", "x")) == "step 3  · x"
+    assert told(RunStep(generation=1, step=2)) == []

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from synthetic_run import MICROBATCHES, STAGES, Synthesis
+
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.observe.figures import bytes_figure, loss_figure, recovery_figure
+from planaria.observe.gantt import death_figure, idle_fraction, ordinary_step, step_figure
+from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.narrate import story
+from planaria.observe.recoveries import recoveries
+from planaria.observe.report import wall_time, write_report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Synthesis(tmp_path_factory.mktemp("runs") / "x", rollbacks={27: 20}, name="<b>&worm</b>").write()
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> RunRecord:
+    return read_run(folder)
+
+
+def test_one_file_that_needs_no_network(folder: Path, tmp_path: Path) -> None:
+    out = write_report(folder, tmp_path / "r.html")
+    text = out.read_text()
+    assert list(tmp_path.iterdir()) == [out]
+    assert text.count("* plotly.js v") == 1
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", own)
+    for name in ("loss", "step", "death0", "death1", "recoveries", "holders", "bytes"):
+        assert f'id="{name}"' in text
+    assert "each used exactly once" in text and "1 recovered, 1 rolled back" in text
+
+
+def test_the_default_place_is_the_runs_folder(folder: Path) -> None:
+    assert write_report(folder) == folder / "report.html"
+
+
+def test_text_from_outside_is_escaped(folder: Path, tmp_path: Path) -> None:
+    text = write_report(folder, tmp_path / "r.html").read_text()
+    assert "<b>&worm</b>" not in text and "&lt;b&gt;&amp;worm&lt;/b&gt;" in text
+
+
+def test_a_workers_name_cannot_leave_its_script(tmp_path: Path) -> None:
+    synthesis = Synthesis(tmp_path, steps=3, deaths={1: 2})
+    evil = "</script><script>alert(1)</script>"
+    synthesis.holders[2] = evil
+    assert evil not in write_report(synthesis.write()).read_text()
+
+
+def test_a_run_that_just_began_has_a_report_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    text = write_report(tmp_path).read_text()
+    assert "no end recorded" in text and "none needed" in text
+
+
+def test_a_place_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere/r\.html: the report cannot be written"):
+        write_report(folder, tmp_path / "nowhere" / "r.html")
+
+
+def test_the_ordinary_step_is_whole_and_of_median_duration(record: RunRecord) -> None:
+    works = ordinary_step(record)
+    assert {work.stage for work in works} == set(range(STAGES + 1))
+    assert len({(work.generation, work.step, work.dropped) for work in works}) == 1
+    backwards = [span for work in works for span in work.spans if span.action == "backward"]
+    assert len(backwards) == MICROBATCHES * (STAGES + 2)
+    assert 0.2 < idle_fraction(works) < 0.6
+
+
+def test_the_gantt_draws_each_span_where_it_was(record: RunRecord) -> None:
+    works = ordinary_step(record)
+    bars = {trace.name: trace for trace in step_figure(works).data}
+    assert set(bars) == {"forward", "backward", "optimizer"}
+    assert min(bars["forward"].base) == 0
+    total = sum(span.end - span.start for work in works for span in work.spans)
+    assert sum(sum(trace.x) for trace in bars.values()) == pytest.approx(1000 * total)
+
+
+def test_a_death_shows_dropped_work_links_and_moments(record: RunRecord) -> None:
+    first = recoveries(record)[0]
+    fig = death_figure(record, first)
+    names = {trace.name for trace in fig.data}
+    assert {"dropped", "relink, transfer, rebuild", "forward", "backward"} <= names
+    rows = fig.layout.yaxis.categoryarray[::-1]
+    assert list(rows).index("w5 · stage 2") == list(rows).index("w2 · stage 2") + 1
+    flags = " ".join(note.text for note in fig.layout.annotations)
+    assert "fault <b>0 ms" in flags and "noticed <b>41 ms" in flags and "first microbatch" in flags
+
+
+def test_undone_steps_are_apart_from_the_loss_that_counts(record: RunRecord) -> None:
+    curves = {trace.name: trace for trace in loss_figure(record.metrics, story(record)).data}
+    assert list(curves["training"].x) == list(range(40))
+    assert list(curves["undone"].x) == list(range(20, 27))
+    assert list(curves["fault"].x) == [12, 27]
+    assert "SIGKILL" in curves["fault"].text[0]
+
+
+def test_bytes_are_the_senders_sums(record: RunRecord) -> None:
+    fig = bytes_figure(record)
+    assert fig is not None
+    drawn = sum(sum(trace.x) for trace in fig.data)
+    assert drawn == pytest.approx(sum(sum(work.sent_bytes.values()) for _, work in record.worked) / 1e6)
+    assert len(fig.data[0].y) == 2 * (STAGES + 1)
+
+
+def test_recovery_bars_are_milliseconds(record: RunRecord) -> None:
+    bars = {trace.name: list(trace.x) for trace in recovery_figure(recoveries(record)).data}
+    assert bars["notice"] == pytest.approx([41.0, 41.0]) and bars["transfer"] == pytest.approx([62.0, 62.0])
+
+
+def test_wall_time_leaves_out_the_pause_before_a_resumption(record: RunRecord) -> None:
+    begin, end = record.history[0][0], record.history[-1][0]
+    assert wall_time(record) == pytest.approx(end - begin)
+    later = [(t + 500, fact) for t, fact in record.history]
+    resumed = RunRecord(record.folder, record.config, [*record.history, *later], [], [])
+    assert wall_time(resumed) == pytest.approx(2 * (end - begin))

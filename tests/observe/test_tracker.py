@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from planaria.observe.tracker import Tracker
+
+
+def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path / "tensorboard")
+    for step in range(3):
+        tracker.scalars(step, {"loss": 3.0 - step, "gradient/stage 1": 0.5})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    # Depending on its version, TensorBoard migrates scalars to tensors while reading.
+    assert {*events.Tags()["scalars"], *events.Tags()["tensors"]} == {"loss", "gradient/stage 1"}
+    points = [(e.step, e.value) for e in events.Scalars("loss")]
+    assert points == [(0, 3.0), (1, 2.0), (2, 1.0)]
+
+
+def test_the_room_does_without_torch() -> None:
+    rooms = "logs, tracker, progress, narrate, recoveries, ledger, holdings, report"
+    code = f"import sys; from planaria.observe import {rooms}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

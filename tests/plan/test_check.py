@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_plans import plans
+
+from planaria.errors import UserError
+from planaria.plan.actions import Action, Key, Plan
+from planaria.plan.build import build
+from planaria.plan.check import check, require
+
+PLAN = build([(0, 1, 2, 3, 0), (0, 2, 1, 3, 0), (0, 1, 3, 0)], "1f1b", 2)
+
+
+def changed(plan: Plan, key: Key, change: Callable[[Action], tuple[Action, ...]]) -> Plan:
+    """``plan`` with the actions named ``key`` replaced by what ``change`` makes of each."""
+    return replace(
+        plan,
+        actions={
+            stage: tuple(new for a in actions for new in (change(a) if a.key == key else (a,)))
+            for stage, actions in plan.actions.items()
+        },
+    )
+
+
+def rerouted(*routes: tuple[int, ...]) -> Plan:
+    return replace(PLAN, routes=routes)
+
+
+@given(plans())
+def test_built_plans_are_good(plan: Plan) -> None:
+    assert check(plan) == []
+    require(plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        (rerouted(), "no microbatches"),
+        (replace(PLAN, in_flight=0), "in_flight is 0"),
+        (rerouted((0, 1, 2, 3, 0), (0, 0)), "microbatch 1 visits no block stage"),
+        (rerouted((0, 1, 2, 3, 0), (1, 2, 0)), "microbatch 1 goes from stage 1 to stage 0"),
+        (rerouted((0, 1, 2, 3)), "microbatch 0 goes from stage 0 to stage 3"),
+        (rerouted((0, 1, 0, 3, 0)), "microbatch 0 visits stage 0 at hop 2"),
+        (rerouted((0, 1, 1, 3, 0)), "microbatch 0 visits stage 1 twice in a row, at hops 1 and 2"),
+        (rerouted((0, 1, 2, 9, 0)), "microbatch 0 visits stage 9 at hop 3"),
+        (rerouted((0, 1, -2, 3, 0)), "microbatch 0 visits stage -2 at hop 2"),
+    ],
+)
+def test_routes_that_do_not_close(plan: Plan, complaint: str) -> None:
+    assert any(complaint in problem for problem in check(plan))
+
+
+KEYS = sorted(a.key for actions in PLAN.actions.values() for a in actions)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_every_action_is_missed_doubled_and_misplaced(key: Key) -> None:
+    assert any("missing" in problem for problem in check(changed(PLAN, key, lambda a: ())))
+    assert any("appears 2 times" in problem for problem in check(changed(PLAN, key, lambda a: (a, a))))
+    moved = check(changed(PLAN, key, lambda a: (replace(a, stage=1 if a.stage == 2 else 2),)))
+    assert [f"the {key.kind} of microbatch {key.microbatch}" in problem for problem in moved] == [True]
+    off = check(changed(PLAN, key, lambda a: (replace(a, hop=a.hop + 9),)))
+    assert any("is not on the route" in problem for problem in off)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_every_wrong_neighbour_is_caught(key: Key) -> None:
+    wrong_source = check(changed(PLAN, key, lambda a: (replace(a, source=None if a.source is not None else 1),)))
+    wrong_target = check(changed(PLAN, key, lambda a: (replace(a, target=None if a.target is not None else 1),)))
+    where = f"microbatch {key.microbatch} at stage {PLAN.routes[key.microbatch][key.hop]}, hop {key.hop}"
+    assert [where in p and "takes its input from" in p for p in wrong_source] == [True]
+    assert [where in p and "sends its output to" in p for p in wrong_target] == [True]
+
+
+@pytest.mark.parametrize(
+    ("key", "dropped"),
+    [(a.key, key) for actions in PLAN.actions.values() for a in actions for key in a.after],
+    ids=str,
+)
+def test_every_forgotten_wait_is_caught(key: Key, dropped: Key) -> None:
+    """No edge of a built plan is idle: without it memory, the sum's order or the backward's input is at risk."""
+    problems = check(changed(PLAN, key, lambda a: (replace(a, after=tuple(k for k in a.after if k != dropped)),)))
+    assert len(problems) == 1
+    assert f"of microbatch {key.microbatch}" in problems[0]
+
+
+def test_a_wait_for_too_early_a_microbatch_lets_in_too_many() -> None:
+    plan = build([(0, 1, 0)] * 4, "1f1b", 2)
+    early = changed(plan, Key("forward", 3, 0), lambda a: (replace(a, after=(Key("backward", 0, 0),)),))
+    [problem] = check(early)
+    assert problem.startswith("the forward of microbatch 3 at stage 0, hop 0, may start before microbatch 1 is through")
+
+
+@given(plans(backward=True), st.data())
+def test_a_plan_of_which_some_backwards_are_lost(plan: Plan, data: st.DataObject) -> None:
+    backwards = sorted(a.key for actions in plan.actions.values() for a in actions if a.kind == "backward")
+    lost = data.draw(st.sets(st.sampled_from(backwards), min_size=1, max_size=len(backwards) - 1))
+    rest = {stage: tuple(a for a in actions if a.key not in lost) for stage, actions in plan.actions.items()}
+    assert len([p for p in check(replace(plan, actions=rest)) if "is missing" in p]) == len(lost)
+
+
+def test_an_action_of_no_microbatch() -> None:
+    stray = Action("forward", 7, 1, 1, 0, 2)
+    plan = replace(PLAN, actions=PLAN.actions | {1: (*PLAN.actions[1], stray)})
+    assert check(plan) == ["the forward of microbatch 7 at stage 1, hop 1, belongs to no microbatch: there are 3"]
+
+
+def test_a_wait_for_another_stage() -> None:
+    plan = changed(PLAN, Key("forward", 0, 1), lambda a: (replace(a, after=(Key("forward", 0, 0),)),))
+    assert check(plan) == [
+        "the forward of microbatch 0 at stage 1, hop 1, waits for the forward of microbatch 0 at hop 0, elsewhere"
+    ]
+
+
+def test_a_cycle_is_a_deadlock() -> None:
+    plan = changed(PLAN, Key("forward", 0, 1), lambda a: (replace(a, after=(Key("forward", 2, 1),)),))
+    plan = changed(plan, Key("forward", 2, 1), lambda a: (replace(a, after=(Key("forward", 0, 1),)),))
+    [problem] = check(plan)
+    assert "can never finish" in problem
+    assert problem.endswith("F0.1←0→2 at stage 1 waits for F2.1←0→3 at stage 1 waits for F0.1←0→2")
+
+
+def test_require_raises_the_first_problem() -> None:
+    with pytest.raises(UserError, match=r"microbatch 0 goes from stage 1 to stage 2.*\(and 1 more\)"):
+        require(rerouted((1, 3, 2), (0, 0)))

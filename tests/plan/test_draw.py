@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from planaria.config import NetworkConfig
+from planaria.engine.simulate import simulate
+from planaria.network.costs import UNIT, Costs
+from planaria.plan.bound import lower_bound
+from planaria.plan.build import build
+from planaria.plan.draw import draw
+
+
+def test_two_stages_two_microbatches() -> None:
+    plan = build([(0, 1, 2, 0)] * 2, "gpipe", 2)
+    costs = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0], backward_s=[0.0, 2.0, 2.0]))
+    drawn = draw(simulate(plan, costs, 0), lower_bound(plan, costs, 0), width=9 + 27)
+    assert drawn.splitlines() == [
+        "stage 0 |...........................",
+        "stage 1 |F0-F1-.........B0====B1====",
+        "stage 2 |...F0-F1-B0====B1====......",
+        "step 9 s, bound 9 s (stage 2), bubble 33.3%; F forward, B backward, . idle",
+    ]
+
+
+def test_rows_keep_their_width_however_little_room_there_is() -> None:
+    plan = build([(0, *range(1, 11), 0)] * 12, "1f1b", 11)
+    for width in (5, 40, 133):
+        *rows, _ = draw(simulate(plan, UNIT, 0), lower_bound(plan, UNIT, 0), width).splitlines()
+        assert len(rows) == 11
+        assert {len(row) for row in rows} == {max(width, len("stage 10 |") + 1)}
+
+
+def test_a_step_that_takes_no_time() -> None:
+    plan, free = build([(0, 1, 0)], "1f1b", 1), Costs(NetworkConfig())
+    assert "step 0 s, bound 0 s" in draw(simulate(plan, free, 0), lower_bound(plan, free, 0))
