@@ -70,6 +70,7 @@ class Controller:
                     self._happened(e.GraceExpired(generation=generation))
             if not self.state.stopping and stop_asked():
                 self._happened(e.StopRequested(reason=stop_asked()))
+        write_state(self._folder / "state.json", self.state)
         assert self._ending is not None
         return self._ending
 

@@ -19,7 +19,7 @@ def check(plan: Plan) -> list[str]:
     are the routes closed, does every stage hold exactly the actions that the routes ask for, does each action wait for
     what it must, and can all of it ever be done?
     """
-    for question in (_routes, _actions, _waits, _ends):
+    for question in (_routes, _actions, _waits, _finishes):
         if problems := list(question(plan)):
             return problems
     return []
@@ -132,7 +132,7 @@ def _in_order(backwards: list[Action]) -> Iterator[str]:
             )
 
 
-def _ends(plan: Plan) -> Iterator[str]:
+def _finishes(plan: Plan) -> Iterator[str]:
     numbered = graph(plan)
     order = feasible(numbered)
     if len(order) < len(numbered.actions):
