@@ -83,7 +83,7 @@ def _make_parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
 
-    replay = _command(commands, "replay", "fold a run's log again: do the same events lead to the same decisions?", _replay)
+    replay = _command(commands, "replay", "fold a run's log again: the same events, the same decisions?", _replay)
     replay.add_argument("run", type=Path)
 
     chaos = _command(commands, "chaos", "strike a worker of a live run", _chaos)
@@ -194,8 +194,9 @@ def _chaos(given: argparse.Namespace) -> int:
 def _trace(given: argparse.Namespace) -> int:
     from planaria.chaos.trace import digest, generate, write
 
+    exempt = set(given.exempt)
     trace = generate(
-        given.seed, given.hourly, given.step_seconds, given.stages, given.steps, set(given.exempt), given.forbid_adjacent
+        given.seed, given.hourly, given.step_seconds, given.stages, given.steps, exempt, given.forbid_adjacent
     )
     write(trace, given.file)
     print(f"{given.file}: {len(trace.faults)} faults, digest {digest(trace)[:16]}")

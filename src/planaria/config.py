@@ -76,7 +76,7 @@ class PipelineConfig(Section):
     order: Literal["1f1b", "gpipe"] = "1f1b"
     """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
-    """most microbatches between embedding and last backward; stages + 1 under 1f1b and all under gpipe unless given"""
+    """most microbatches under way at once; two for each worker under 1f1b, all under gpipe unless given"""
     routing: str = "full"
     """which way microbatches go through the stages"""
 
@@ -88,7 +88,7 @@ class PipelineConfig(Section):
 
 class DataConfig(Section):
     source: str = "stdlib"
-    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, or 'hf:NAME' for a Hugging Face dataset"""
+    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, or 'hf:NAME' (Hugging Face)"""
     field: str = "text"
     """the text's key in JSONL records and Hugging Face datasets"""
     tokenizer: str = "bpe"
@@ -145,7 +145,7 @@ class RecoveryConfig(Section):
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """a rebuilt stage's learning rate is multiplied by this once"""
     otherwise: Literal["stop", "rollback"] = "stop"
-    """when the strategy cannot rebuild: save what is left and stop, or roll the whole model back to its last checkpoint"""
+    """when the strategy cannot rebuild: save what is left and stop, or roll back to the last checkpoint"""
 
 
 class FleetConfig(Section):

@@ -134,9 +134,7 @@ class Leave(Fact):
     kind: Literal["leave"] = "leave"
 
 
-Decision = Annotated[
-    Spawn | Form | RunStep | Commit | Save | Seal | Cannot | Finish, Field(discriminator="kind")
-]
+Decision = Annotated[Spawn | Form | RunStep | Commit | Save | Seal | Cannot | Finish, Field(discriminator="kind")]
 Order = Annotated[Form | RunStep | Commit | Save | Leave, Field(discriminator="kind")]
 
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)

@@ -126,9 +126,14 @@ def generate(
     """
     try:
         origin = Generated(
-            seed=seed, hourly=hourly, step_s=step_s, stages=stages, steps=steps,
-            exempt=tuple(sorted(exempt)), forbid_adjacent=forbid_adjacent,
-        )  # fmt: skip
+            seed=seed,
+            hourly=hourly,
+            step_s=step_s,
+            stages=stages,
+            steps=steps,
+            exempt=tuple(sorted(exempt)),
+            forbid_adjacent=forbid_adjacent,
+        )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {_first(error)}") from None
     p = per_step_probability(hourly, step_s)

@@ -107,9 +107,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{folder}: has no manifest.json, so it is no checkpoint; remove it or choose another") from None
+        raise UserError(f"{folder}: no manifest.json, so it is no checkpoint; remove it or choose another") from None
     except (ValidationError, json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: damaged or of another version; remove {folder} or choose another checkpoint") from None
+        raise UserError(f"{path}: damaged or of another version; choose another checkpoint, or remove this") from None
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

@@ -47,8 +47,8 @@ def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     for worker in workers:
         if value == (worker.worker if kind == "worker" else str(worker.stage)):
             return worker
-    there = ", ".join(f"{w.worker} (stage {w.stage})" if w.stage is not None else f"{w.worker} (spare)" for w in workers)
-    raise UserError(f"{folder}: nobody is {target}; there are: {there}")
+    there = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
+    raise UserError(f"{folder}: nobody is {target}; there are: {', '.join(there)}")
 
 
 def _send(pid: int, number: signal.Signals, folder: Path) -> None:

@@ -24,6 +24,5 @@ def describe(config: RunConfig, width: int = 100) -> str:
     simulated = simulate(plan, costs, size)
     unit = "s" if priced else "forward passes"
     total = config.train.steps * simulated.step_s
-    return "\n".join(
-        [draw(simulated, lower_bound(plan, costs, size), width), f"run of {config.train.steps} steps: {total:.4g} {unit}"]
-    )
+    chart = draw(simulated, lower_bound(plan, costs, size), width)
+    return f"{chart}\nrun of {config.train.steps} steps: {total:.4g} {unit}"

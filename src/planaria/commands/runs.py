@@ -23,7 +23,7 @@ def create(config: RunConfig) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{folder}: cannot make the run's folder ({error.strerror}); choose another --out") from None
+            raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
         keep_config(folder, config)
         return folder
     raise AssertionError("unreachable")
@@ -50,7 +50,7 @@ def newest_whole(folder: Path) -> Saved:
     """The newest checkpoint of a run that has every stage; UserError when there is none."""
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
-        raise UserError(f"{folder}: has no whole checkpoint yet; let it train on with `planaria train --resume {folder}`")
+        raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
 
 
@@ -61,5 +61,5 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder}: this run is being trained right now; stop that first, or start another") from None
+            raise UserError(f"{folder}: is being trained right now; stop that first, or start another run") from None
         yield

@@ -96,7 +96,8 @@ def prepare_run(config: RunConfig, recipe_file: Path | None, quiet: bool) -> Pre
         trace = read_trace(beside)
         for fault in trace.faults:
             if fault.stage > config.pipeline.stages:
-                raise UserError(f"{beside}: a fault at stage {fault.stage}; this run has stages 0..{config.pipeline.stages}")
+                last = config.pipeline.stages
+                raise UserError(f"{beside}: a fault at stage {fault.stage}; this run has stages 0..{last}")
     dataset = prepare(config.data, config.model.vocab, None if quiet else print)
     Stream(dataset, "train", config.model.context, config.seed)
     if config.train.eval_every:

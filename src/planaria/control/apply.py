@@ -159,9 +159,7 @@ def _(fact: d.Save, state: RunState) -> RunState:
 def _(fact: d.Seal, state: RunState) -> RunState:
     if fact.partial:
         return replace(state, phase="idle", saved=fact.step)
-    return replace(
-        state, phase="idle", saved=fact.step, durable=d.Load(folder=fact.folder), durable_step=fact.step
-    )
+    return replace(state, phase="idle", saved=fact.step, durable=d.Load(folder=fact.folder), durable_step=fact.step)
 
 
 @apply.register

@@ -45,7 +45,13 @@ class Controller:
     """The one authority of a run."""
 
     def __init__(
-        self, config: RunConfig, started: e.RunStarted, fleet: Fleet, folder: Path, observer: Observer, chaos: FaultSource
+        self,
+        config: RunConfig,
+        started: e.RunStarted,
+        fleet: Fleet,
+        folder: Path,
+        observer: Observer,
+        chaos: FaultSource,
     ) -> None:
         self.state = RunState.start(started)
         self._config, self._fleet, self._folder = config, fleet, folder
@@ -56,7 +62,7 @@ class Controller:
         self._zombies: set[tuple[str, int]] = set()
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
-        """Lead the run to its end and tell how it ended; ``stop_asked`` returns a reason as soon as someone wants it to stop."""
+        """Lead the run to its end and tell how it ended; ``stop_asked`` gives a reason once someone wants a stop."""
         self._happened(self.state.settings)
         while self.state.phase != "over":
             for notice in self._fleet.poll(self._patience()):

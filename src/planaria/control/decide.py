@@ -124,5 +124,3 @@ def _wind_up(state: RunState) -> d.Decision | None:
 def folder_name(step: int, partial: bool = False) -> str:
     """Name of the checkpoint of ``step`` inside the run's folder of checkpoints."""
     return f"step-{step:08d}" + (".partial" if partial else "")
-
-

@@ -40,7 +40,7 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
             continue
         if state is None:
             raise ValueError("the log does not begin with run_started")
-        if isinstance(fact, Decision.__args__[0].__args__):  # type: ignore[attr-defined]
+        if isinstance(fact, Decision.__args__[0].__args__):
             decisions += 1
             if fact != expected:
                 problems.append(f"record {number}: logged {fact!r}, decided again: {expected!r}")

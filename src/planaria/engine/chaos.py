@@ -64,8 +64,15 @@ class TraceChaos:
             self._fleet.signal(worker, incarnation, _SIGNALS[fault.signal])
             if fault.resume_after_s is not None:
                 self._thaws.append((t + fault.resume_after_s, worker, incarnation))
-            name = _SIGNALS[fault.signal].name
-            struck.append(e.FaultInjected(worker=worker, stage=fault.stage, signal=name, step=step, moment=fault.moment))
+            struck.append(
+                e.FaultInjected(
+                    worker=worker,
+                    stage=fault.stage,
+                    signal=_SIGNALS[fault.signal].name,
+                    step=step,
+                    moment=fault.moment,
+                )
+            )
         for thaw in [thaw for thaw in self._thaws if thaw[0] <= t]:
             self._thaws.remove(thaw)
             self._fleet.signal(thaw[1], thaw[2], signal.SIGCONT)

@@ -40,10 +40,9 @@ def train(
     require(plan)
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
-    fleet = LocalFleet(
-        partial(worker.main, setup), [worker.__name__], config.fleet.heartbeat_s, config.fleet.missed
-    )
-    controller = Controller(config, run_started(config, origin, plan.edges), fleet, folder, observer, TraceChaos(trace, fleet))
+    fleet = LocalFleet(partial(worker.main, setup), [worker.__name__], config.fleet.heartbeat_s, config.fleet.missed)
+    started = run_started(config, origin, plan.edges)
+    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet))
     try:
         with _ctrl_c() as asked:
             return controller.run(lambda: "Ctrl-C" if asked else "")

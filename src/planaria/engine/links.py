@@ -24,7 +24,8 @@ class Links:
 
     def form(self, form: Form, stage: int, state_bytes: int) -> None:
         """Have exactly the edges that ``form`` gives to ``stage``; an edge whose id is unchanged stays open."""
-        wanted = {link.high if link.low == stage else link.low: link for link in form.links if stage in (link.low, link.high)}
+        mine = [link for link in form.links if stage in (link.low, link.high)]
+        wanted = {link.high if link.low == stage else link.low: link for link in mine}
         for peer, edge in list(self.edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.edges.pop(peer).abandon()

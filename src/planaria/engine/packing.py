@@ -27,9 +27,9 @@ def unpack_donor(flat: Tensor, like: Mapping[str, Tensor]) -> Donor:
     """
     expected = _NORMS + sum(tensor.numel() for tensor in like.values())
     if flat.shape != (expected,) or flat.dtype != torch.float32:
-        raise ValueError(f"a donor's state of {expected} fp32 numbers was expected, not {flat.dtype} {list(flat.shape)}")
+        raise ValueError(f"a donor's state is {expected} fp32 numbers here, not {flat.dtype} {list(flat.shape)}")
     names = sorted(like)
-    pieces = flat[_NORMS:].split([like[name].numel() for name in names])
+    pieces = torch.split(flat[_NORMS:], [like[name].numel() for name in names])
     weights = {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
     norms = [None if math.isnan(norm) else norm for norm in flat[:_NORMS].tolist()]
     return Donor(weights, norms[0], norms[1])

@@ -78,7 +78,7 @@ class StageRunner:
         return None if y.ndim == 0 else y.detach()
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
-        """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if it has one."""
+        """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if any."""
         y = self._outputs.pop((microbatch, hop))
         torch.autograd.backward(y, None if grad is None else grad.to(y.device))
         x = self._inputs.pop((microbatch, hop), None)

@@ -77,7 +77,8 @@ class LocalFleet:
         notices: list[Said | Gone] = []
         try:
             while process.connection.poll():
-                notices.append(Said(process.worker, process.incarnation, process.connection.recv_bytes(MAX_REPORT_BYTES)))
+                text = process.connection.recv_bytes(MAX_REPORT_BYTES)
+                notices.append(Said(process.worker, process.incarnation, text))
                 process.heard, process.joined = time.monotonic(), True
         except (EOFError, OSError):
             process.connection.close()

@@ -23,21 +23,32 @@ def loss_figure(metrics: Sequence[Metric], story: Sequence[tuple[float, Line]]) 
     kept, undone = _last_of_each_step([m for m in metrics if m.loss is not None])
     if undone:
         fig.add_scatter(
-            x=[m.step for m in undone], y=[m.loss for m in undone], name="undone", mode="markers",
-            marker={"color": GREY, "size": 4}, hovertemplate="step %{x}: %{y:.4f} (undone)<extra></extra>",
-        )  # fmt: skip
+            x=[m.step for m in undone],
+            y=[m.loss for m in undone],
+            name="undone",
+            mode="markers",
+            marker={"color": GREY, "size": 4},
+            hovertemplate="step %{x}: %{y:.4f} (undone)<extra></extra>",
+        )
     fig.add_scatter(
-        x=[m.step for m in kept], y=[m.loss for m in kept], name="training", mode="lines",
-        line={"color": BLUE, "width": 2}, hovertemplate="step %{x}: %{y:.4f}<extra></extra>",
-    )  # fmt: skip
+        x=[m.step for m in kept],
+        y=[m.loss for m in kept],
+        name="training",
+        mode="lines",
+        line={"color": BLUE, "width": 2},
+        hovertemplate="step %{x}: %{y:.4f}<extra></extra>",
+    )
     validations, _ = _last_of_each_step([m for m in metrics if m.val_loss is not None])
     if validations:
         fig.add_scatter(
-            x=[m.step for m in validations], y=[m.val_loss for m in validations], name="validation",
-            mode="lines+markers", line={"color": ORANGE, "width": 1.5, "dash": "dot"},
+            x=[m.step for m in validations],
+            y=[m.val_loss for m in validations],
+            name="validation",
+            mode="lines+markers",
+            line={"color": ORANGE, "width": 1.5, "dash": "dot"},
             marker={"size": 7, "line": {"color": "white", "width": 1.5}},
             hovertemplate="validation after step %{x}: %{y:.4f}<extra></extra>",
-        )  # fmt: skip
+        )
     _mark_faults(fig, kept, story)
     return fig
 
@@ -60,11 +71,14 @@ def _mark_faults(fig: go.Figure, kept: Sequence[Metric], story: Sequence[tuple[f
         fig.add_vline(x=step, line={"color": RED, "width": 1, "dash": "dot"}, opacity=0.55, layer="below")
     nearest = {step: losses[min(losses, key=lambda known: abs(known - step))] for step in hits}
     fig.add_scatter(
-        x=list(hits), y=[nearest[step] for step in hits], name="fault", mode="markers",
+        x=list(hits),
+        y=[nearest[step] for step in hits],
+        name="fault",
+        mode="markers",
         marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
         text=["<br>".join(f"{SIGNS[line.tone]} {label(line.text)}" for line in lines) for lines in hits.values()],
         hovertemplate="<b>step %{x}</b><br>%{text}<extra></extra>",
-    )  # fmt: skip
+    )
 
 
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
@@ -81,14 +95,21 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
     }
     for name, (colour, seconds) in parts.items():
         fig.add_bar(
-            y=rows, x=[1000 * (s or 0.0) for s in seconds], name=name, orientation="h", marker={"color": colour},
+            y=rows,
+            x=[1000 * (s or 0.0) for s in seconds],
+            name=name,
+            orientation="h",
+            marker={"color": colour},
             hovertemplate=f"{name}: %{{x:.1f}} ms<extra></extra>",
-        )  # fmt: skip
+        )
     fig.add_scatter(
-        y=rows, x=[None if t.total is None else 1000 * t.total for t in timings], name="total", mode="markers",
+        y=rows,
+        x=[None if t.total is None else 1000 * t.total for t in timings],
+        name="total",
+        mode="markers",
         marker={"symbol": "diamond", "size": 9, "color": INK, "line": {"color": "white", "width": 1}},
         hovertemplate="total: %{x:.1f} ms<extra></extra>",
-    )  # fmt: skip
+    )
     fig.update_layout(yaxis=lanes(rows), legend={"traceorder": "normal"})
     return fig
 
@@ -113,9 +134,13 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     for name, amounts, colour in (("in finished steps", useful, BLUE), ("in dropped steps", wasted, GREY)):
         if amounts:
             fig.add_bar(
-                y=rows, x=[amounts[edge] for edge in edges], name=name, orientation="h", marker={"color": colour},
+                y=rows,
+                x=[amounts[edge] for edge in edges],
+                name=name,
+                orientation="h",
+                marker={"color": colour},
                 hovertemplate=f"%{{y}}: %{{x:.2f}} MB {name}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal"})
     return fig
 
@@ -129,18 +154,28 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
     turn: dict[int, int] = defaultdict(int)
     for h in held:
         fig.add_bar(
-            y=[_stage(h.stage)], x=[h.end - h.start], base=[h.start - zero], orientation="h", showlegend=False,
+            y=[_stage(h.stage)],
+            x=[h.end - h.start],
+            base=[h.start - zero],
+            orientation="h",
+            showlegend=False,
             marker={"color": shades[turn[h.stage] % len(shades)], "line": {"color": "white", "width": 2}},
-            text=[label(h.worker)], textposition="inside", insidetextanchor="start", textfont={"color": INK},
+            text=[label(h.worker)],
+            textposition="inside",
+            insidetextanchor="start",
+            textfont={"color": INK},
             hovertemplate=f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s<extra></extra>",
-        )  # fmt: skip
+        )
         turn[h.stage] += 1
     losses = [(t.lost_t - zero, stage) for t in timings for stage in t.stages if stage in stages]
     fig.add_scatter(
-        x=[t for t, _ in losses], y=[_stage(s) for _, s in losses], mode="markers", showlegend=False,
+        x=[t for t, _ in losses],
+        y=[_stage(s) for _, s in losses],
+        mode="markers",
+        showlegend=False,
         marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
-    )  # fmt: skip
+    )
     fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
     fig.update_xaxes(range=[0, max((h.end - zero for h in held), default=1)])
     return fig

@@ -89,9 +89,13 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     _flag(fig, timing, zero)
     lost = [_row(worker, stage) for stage, worker in ordered if worker in timing.workers]
     fig.add_scatter(
-        x=[0] * len(lost), y=lost, mode="markers", showlegend=False, hoverinfo="skip",
+        x=[0] * len(lost),
+        y=lost,
+        mode="markers",
+        showlegend=False,
+        hoverinfo="skip",
         marker={"symbol": "x", "size": 12, "color": RED, "line": {"color": "white", "width": 1}},
-    )  # fmt: skip
+    )
     return fig
 
 
@@ -126,9 +130,13 @@ def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[s
 
 def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> go.Figure:
     fig = figure(
-        110 + 16 * flags + ROW * len(rows), x="milliseconds", barmode="overlay", bargap=0.28,
-        uniformtext={"minsize": 8, "mode": "hide"}, margin={"t": 20 + 16 * flags, "b": 90},
-    )  # fmt: skip
+        110 + 16 * flags + ROW * len(rows),
+        x="milliseconds",
+        barmode="overlay",
+        bargap=0.28,
+        uniformtext={"minsize": 8, "mode": "hide"},
+        margin={"t": 20 + 16 * flags, "b": 90},
+    )
     styles = {
         "relink": {"color": "#d5ece3", "line": {"color": GREEN, "width": 1}},
         "dropped": {"color": "#eef0f2", "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
@@ -141,14 +149,20 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
         own = [bar for bar in bars if bar.kind == kind]
         if own:
             fig.add_bar(
-                y=[bar.row for bar in own], x=[1000 * (bar.end - bar.start) for bar in own],
-                base=[1000 * (bar.start - zero) for bar in own], orientation="h", marker=style,
+                y=[bar.row for bar in own],
+                x=[1000 * (bar.end - bar.start) for bar in own],
+                base=[1000 * (bar.start - zero) for bar in own],
+                orientation="h",
+                marker=style,
                 name="relink, transfer, rebuild" if kind == "relink" else kind,
-                text=[bar.text if bar.end - bar.start > legible else "" for bar in own], insidetextanchor="middle",
-                textposition="inside", textangle=0,
+                text=[bar.text if bar.end - bar.start > legible else "" for bar in own],
+                insidetextanchor="middle",
+                textposition="inside",
+                textangle=0,
                 textfont={"size": 10, "color": MUTED if kind == "dropped" else "white"},
-                customdata=[bar.hover for bar in own], hovertemplate="%{y}<br>%{customdata}<extra></extra>",
-            )  # fmt: skip
+                customdata=[bar.hover for bar in own],
+                hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+            )
     below = -52 / (ROW * len(rows))
     fig.update_layout(yaxis=lanes(rows), showlegend=True, legend={"traceorder": "normal", "y": below, "yanchor": "top"})
     return fig
@@ -168,9 +182,18 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )
         fig.add_annotation(
-            x=ms, y=top, xref="x", yref="paper", xanchor="left", yanchor="middle", showarrow=False, xshift=3,
-            text=f"{name} <b>{ms:.0f} ms</b>", font={"size": 11.5, "color": colour}, bgcolor="rgba(255,255,255,0.8)",
-        )  # fmt: skip
+            x=ms,
+            y=top,
+            xref="x",
+            yref="paper",
+            xanchor="left",
+            yanchor="middle",
+            showarrow=False,
+            xshift=3,
+            text=f"{name} <b>{ms:.0f} ms</b>",
+            font={"size": 11.5, "color": colour},
+            bgcolor="rgba(255,255,255,0.8)",
+        )
 
 
 def _row(worker: str, stage: int) -> str:

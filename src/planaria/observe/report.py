@@ -99,15 +99,17 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     yield "training loss", f"{losses[-1].loss:.4f}" if losses else "–", "last step"
     validations = [m for m in record.metrics if m.val_loss is not None]
     yield (
-        "validation loss", f"{validations[-1].val_loss:.4f}" if validations else "–",
+        "validation loss",
+        f"{validations[-1].val_loss:.4f}" if validations else "–",
         f"after step {validations[-1].step}" if validations else "none measured",
-    )  # fmt: skip
+    )
     tokens = steps * record.config.pipeline.samples * record.config.model.context
     speeds = [m.tokens_per_s for m in record.metrics if m.tokens_per_s]
     yield (
-        "tokens/s", f"{tokens / wall:,.0f}" if wall else "–",
+        "tokens/s",
+        f"{tokens / wall:,.0f}" if wall else "–",
         f"whole run; median step {median(speeds):,.0f}" if speeds else "whole run",
-    )  # fmt: skip
+    )
     yield "wall time", _clock(wall), "without pauses between resumptions"
     faults = faults_summary(record)
     yield "deaths", f"{faults.deaths}", f"{faults.injected} faults injected; {faults.spares_lost} spares lost"

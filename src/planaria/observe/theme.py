@@ -10,8 +10,14 @@ import plotly.graph_objects as go
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif'
 INK, MUTED, RULE, PAPER = "#1d2733", "#66727f", "#e6eaee", "#ffffff"
 BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
-    "#3f7fb5", "#e29a3d", "#7c69b3", "#2f9a6c", "#c73a4b", "#b9c1c9", "#4aa3a2",
-)  # fmt: skip
+    "#3f7fb5",
+    "#e29a3d",
+    "#7c69b3",
+    "#2f9a6c",
+    "#c73a4b",
+    "#b9c1c9",
+    "#4aa3a2",
+)
 
 
 def label(text: str) -> str:

@@ -7,6 +7,7 @@ arrived and whose ``after`` actions are done. The same lists drive ``simulate``,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
@@ -69,5 +70,5 @@ class Plan:
     @property
     def edges(self) -> set[tuple[int, int]]:
         """Pairs (low, high) of stages that exchange messages."""
-        pairs = {(a, b) for route in self.routes for a, b in zip(route, route[1:], strict=False)}
+        pairs = {(a, b) for route in self.routes for a, b in pairwise(route)}
         return {(min(p), max(p)) for p in pairs}

@@ -21,7 +21,8 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
         last = len(route) - 1
         for hop, stage in enumerate(route):
             before, behind = (route[hop - 1] if hop else None), (route[hop + 1] if hop < last else None)
-            lists[stage].append(Action("forward", i, hop, stage, before, behind, _admission(i, hop, in_flight, backward)))
+            admission = _admission(i, hop, in_flight, backward)
+            lists[stage].append(Action("forward", i, hop, stage, before, behind, admission))
             if backward:
                 after = (Key("forward", i, hop), *_in_order(routes, i, hop))
                 lists[stage].append(Action("backward", i, hop, stage, behind, before, after))
@@ -30,16 +31,25 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
         routes=tuple(tuple(r) for r in routes),
         in_flight=in_flight,
         actions={
-            stage: tuple(sorted(todo, key=lambda a: (a.kind != first, a.microbatch, -a.hop)))
+            stage: tuple(sorted(todo, key=lambda a: (_heavy(a), a.kind != first, a.microbatch, -a.hop)))
             for stage, todo in sorted(lists.items())
         },
     )
 
 
 def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
-    """The plan of a recipe's pipeline section over these routes."""
-    default = config.stages + 1 if config.order == "1f1b" else len(routes)
+    """The plan of a recipe's pipeline section over these routes.
+
+    By default 1F1B has two microbatches in flight for every worker: with one, links that take time or ends that cost as
+    much as a stage leave the pipeline half empty.
+    """
+    default = 2 * (config.stages + 1) if config.order == "1f1b" else len(routes)
     return build(routes, config.order, min(config.in_flight or default, len(routes)), backward)
+
+
+def _heavy(action: Action) -> bool:
+    """The ends embed first: it costs little, and a microbatch that waits behind other heads starves the pipeline."""
+    return action.stage == 0 and action.hop > 0
 
 
 def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:

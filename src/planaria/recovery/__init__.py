@@ -15,5 +15,6 @@ RECOVERIES: dict[str, Callable[[RecoveryConfig], Recovery]] = {"checkfree": Chec
 def recovery(config: RecoveryConfig) -> Recovery:
     """The strategy that the recipe names; UserError names the nearest one."""
     if config.strategy not in RECOVERIES:
-        raise UserError(f"recovery.strategy = {config.strategy!r}: no such strategy; {nearest(config.strategy, RECOVERIES)}")
+        mend = nearest(config.strategy, RECOVERIES)
+        raise UserError(f"recovery.strategy = {config.strategy!r}: no such strategy; {mend}")
     return RECOVERIES[config.strategy](config)

@@ -34,8 +34,10 @@ class Donor:
 class Recovery(Protocol):
     """A recovery strategy: pure decisions and pure tensor arithmetic; it never touches a process or a socket."""
 
-    lr_scale: float
-    """factor on a rebuilt stage's starting learning rate, applied once however often the stage is rebuilt"""
+    @property
+    def lr_scale(self) -> float:
+        """Factor on a rebuilt stage's starting learning rate, applied once however often the stage is rebuilt."""
+        ...
 
     def donors(self, lost: frozenset[int], stages: int) -> dict[int, tuple[int, ...]] | Unrecoverable:
         """Lost stage → the surviving stages it is rebuilt from, for block stages 1..``stages`` and the ends (0)."""

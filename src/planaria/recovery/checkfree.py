@@ -1,7 +1,7 @@
 """CheckFree (arXiv 2506.15461, Algorithm 1): a lost middle stage is the gradient-weighted mean of its neighbours.
 
-Nothing is kept anywhere before the failure. The stage whose last gradient was larger has converged less and weighs more.
-First, last, adjacent and ends stages have no two neighbours to rebuild from and are out of its reach.
+Nothing is kept anywhere before the failure. The neighbour whose last gradient was larger has converged less and weighs
+more. First, last, adjacent and ends stages have no two neighbours to rebuild from and are out of its reach.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def merge(
         raise ValueError(f"weights must be non-negative and not both zero: {omega_before}, {omega_after}")
     share = omega_before / (omega_before + omega_after)
     for name in before:
-        if before[name].shape != after[name].shape:
-            raise ValueError(f"{name} is {tuple(before[name].shape)} in one neighbour, {tuple(after[name].shape)} in the other")
+        one, other = list(before[name].shape), list(after[name].shape)
+        if one != other:
+            raise ValueError(f"{name} is {one} in one neighbour, {other} in the other")
     return {name: share * before[name] + (1.0 - share) * after[name] for name in before}
 
 
@@ -57,7 +58,8 @@ class CheckFree:
             if stage == 0:
                 reasons.append("the ends worker (stage 0) holds the only embedding and head")
             elif stage in (1, stages):
-                reasons.append(f"stage {stage} is {'the first' if stage == 1 else 'the last'} block stage: one neighbour only")
+                which = "first" if stage == 1 else "last"
+                reasons.append(f"stage {stage} is the {which} block stage: one neighbour only")
             elif stage + 1 in lost:
                 reasons.append(f"stages {stage} and {stage + 1} are adjacent: each was the other's donor")
         if reasons:

@@ -14,10 +14,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from planaria.transport.group import open_group
+from planaria.transport.group import Group, open_group
 from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
@@ -97,7 +96,7 @@ class Edge:
         self._tell(Opened(self, time.monotonic() - start))
         self._receive_all(group)
 
-    def _send_all(self, group: dist.ProcessGroupGloo) -> None:
+    def _send_all(self, group: Group) -> None:
         other = 1 - self.spec.rank
         try:
             while True:
@@ -112,7 +111,7 @@ class Edge:
         except RuntimeError as error:
             self._broken(_first_line(error))
 
-    def _receive_all(self, group: dist.ProcessGroupGloo) -> None:
+    def _receive_all(self, group: Group) -> None:
         other, line_free = 1 - self.spec.rank, 0.0
         try:
             raw = torch.empty(HEADER_BYTES, dtype=torch.uint8)

@@ -64,9 +64,22 @@ def pack(header: Header) -> Tensor:
     shape = header.shape + (0,) * (MAX_DIMS - len(header.shape))
     raw = bytearray(HEADER_BYTES)
     _LAYOUT.pack_into(
-        raw, 0, _MAGIC, _VERSION, header.content, _CODES[header.dtype], len(header.shape),
-        header.generation, header.step, header.microbatch, header.hop, 0, *shape, header.nbytes, header.sent_at,
-    )  # fmt: skip
+        raw,
+        0,
+        _MAGIC,
+        _VERSION,
+        header.content,
+        _CODES[header.dtype],
+        len(header.shape),
+        header.generation,
+        header.step,
+        header.microbatch,
+        header.hop,
+        0,
+        *shape,
+        header.nbytes,
+        header.sent_at,
+    )
     return torch.frombuffer(raw, dtype=torch.uint8)
 
 

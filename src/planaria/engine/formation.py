@@ -1,0 +1,97 @@
+"""How a worker becomes the holder of a stage: from the seed, from disk, from donors, or as it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from planaria import decisions as d
+from planaria.checkpoint.stage_file import read_stage
+from planaria.config import RunConfig
+from planaria.engine.packing import pack_donor, unpack_donor
+from planaria.engine.post import Post
+from planaria.engine.runner import StageRunner
+from planaria.engine.setup import Setup
+from planaria.engine.sleeper import SleepingRunner
+from planaria.recovery import recovery
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of taking a stage's state went."""
+
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    rebuild_s: float = 0.0
+
+
+def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
+    """A stage that computes, or one that sleeps what computing is said to cost."""
+    return (SleepingRunner if config.network.emulate else StageRunner)(config, stage, initialise)
+
+
+def warm_runner(config: RunConfig) -> StageRunner:
+    """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
+    runner = new_runner(config, 1, initialise=True)
+    x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
+    runner.begin(None, train=True, microbatches=1)
+    runner.forward(0, 1, x)
+    runner.backward(0, 1, x)
+    runner.finish()
+    runner.commit(0)
+    return runner
+
+
+def donate(post: Post, form: d.Form, runner: StageRunner) -> None:
+    """Send this stage's state to every worker that rebuilds a lost stage from it."""
+    for member in form.members:
+        if isinstance(member.source, d.Rebuild) and post.stage in member.source.donors:
+            post.send_state(member.stage, pack_donor(runner.donor()))
+
+
+def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) -> tuple[StageRunner, Timing]:
+    """The runner of ``post.stage`` with the state that ``source`` says; ``runner`` is what the worker has now.
+
+    :raises UserError: when a checkpoint cannot be read.
+    """
+    start = time.monotonic()
+    match source:
+        case d.Keep():
+            return runner, Timing()
+        case d.Fresh():
+            runner = new_runner(setup.config, post.stage, initialise=True)
+        case d.Load(folder=folder):
+            runner = _fitting(setup.config, runner, post.stage)
+            runner.load(read_stage(setup.checkpoints / folder, post.stage))
+        case d.Rebuild(donors=donors):
+            runner = _fitting(setup.config, runner, post.stage)
+            return runner, _rebuild(setup.config, post, donors, runner)
+    return runner, Timing(rebuild_s=time.monotonic() - start)
+
+
+def _rebuild(config: RunConfig, post: Post, donors: list[int], runner: StageRunner) -> Timing:
+    """Wait for the donors' states and let the recovery strategy make the lost one of them."""
+    start = time.monotonic()
+
+    def missing() -> list[int]:
+        return [stage for stage in donors if stage not in post.states]
+
+    post.wait_for(lambda: not missing(), "the state of stage {}", missing)
+    arrived = time.monotonic()
+    strategy = recovery(config.recovery)
+    given = {stage: unpack_donor(post.states[stage], runner.parameters) for stage in donors}
+    size = sum(flat.nbytes for flat in post.states.values())
+    runner.reborn(strategy.rebuild(post.stage, given), strategy.lr_scale)
+    post.states.clear()
+    post.links.end_transfers()
+    return Timing(arrived - start, size, time.monotonic() - arrived)
+
+
+def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
+    """A runner for ``stage`` whose weights are about to be loaded: block stages are alike, so a spare's will do."""
+    if (runner.stage == 0) != (stage == 0):
+        return new_runner(config, stage, initialise=False)
+    runner.stage = stage
+    return runner

@@ -1,0 +1,134 @@
+"""A worker's post: its place in the present generation, and the edges and mail that belong to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from planaria import events as e
+from planaria.decisions import Form
+from planaria.engine.desk import Desk
+from planaria.engine.links import Links
+from planaria.engine.mail import Mail
+from planaria.engine.setup import Setup
+from planaria.plan.actions import Action
+from planaria.transport.edge import Arrived, Broken, Opened
+from planaria.transport.wire import Content, Header, WireError
+
+
+class Post:
+    """Where a worker stands (stage, generation, step), and all it hears from and says to its neighbours."""
+
+    def __init__(self, setup: Setup, worker: str, desk: Desk) -> None:
+        self.worker, self.stage, self.generation, self.step = worker, -1, 0, 0
+        self.desk = desk
+        self.links = Links(setup, desk.inbox)
+        model, pipeline = setup.config.model, setup.config.pipeline
+        self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
+        self.states: dict[int, Tensor] = {}
+        """donor stage → its packed state, while a lost stage is being rebuilt here"""
+        self._timeout_s = setup.config.fleet.timeout_s
+        self._sent_before: dict[int, int] = {}
+
+    def move(self, stage: int, form: Form, state_bytes: int) -> None:
+        """Take the place that ``form`` gives to ``stage``; what belongs to older generations is dropped."""
+        self.states.clear()
+        self.stage, self.generation = stage, form.generation
+        self.advance(form.step)
+        self.links.form(form, stage, state_bytes)
+
+    def advance(self, step: int) -> None:
+        """Turn to ``step``."""
+        self.step = step
+        self.mail.turn(self.generation, step)
+
+    def hear(self, item: Any) -> None:
+        """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
+        match item:
+            case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.STATE:
+                if edge in self.links.transfers.values():
+                    self.states[edge.spec.peer] = payload
+            case Arrived(edge=edge, header=header, payload=payload):
+                try:
+                    self.mail.put(header, payload)
+                except WireError as error:
+                    self.report_broken(edge.spec.peer, str(error))
+            case Opened(edge=edge):
+                self.links.opened.add(edge)
+            case Broken(edge=edge, detail=detail):
+                self.report_broken(edge.spec.peer, detail)
+
+    def hear_all(self) -> None:
+        """Take in everything that is there already."""
+        while not self.desk.inbox.empty():
+            self.hear(self.desk.next())
+
+    def wait_for(self, condition: Callable[[], bool], what: str, peers: Callable[[], Sequence[int]]) -> None:
+        """Take in what comes until ``condition``.
+
+        A wait longer than the time-out is reported once, as for ``what``, with the first of the ``peers`` in its {}.
+        """
+        deadline: float | None = time.monotonic() + self._timeout_s
+        while not condition():
+            item = self.desk.next(deadline)
+            if item is not None:
+                self.hear(item)
+            elif late := peers():
+                self.report_broken(late[0], f"waited {self._timeout_s:g} s for {what.format(late[0])}")
+                deadline = None
+
+    def send(self, action: Action, out: Tensor) -> None:
+        """Hand an action's output to the stage that needs it."""
+        assert action.target is not None
+        content = Content.FORWARD if action.kind == "forward" else Content.BACKWARD
+        header = self._header(content, out, action.microbatch, action.hop)
+        self.links.edges[action.target].send(header, out)
+
+    def send_state(self, to_stage: int, flat: Tensor) -> None:
+        """Give a packed state to the worker that rebuilds ``to_stage``."""
+        self.links.transfers[to_stage].send(self._header(Content.STATE, flat, 0, 0), flat)
+
+    def report_broken(self, peer: int, detail: str) -> None:
+        """Tell the controller that the edge to stage ``peer`` is of no use, and why."""
+        place = f"at step {self.step}, generation {self.generation}"
+        self.desk.report(
+            e.EdgeBroken(
+                worker=self.worker,
+                stage=self.stage,
+                peer_stage=peer,
+                generation=self.generation,
+                detail=f"worker {self.worker} (stage {self.stage}) and stage {peer}: {detail} {place}",
+            )
+        )
+
+    def report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
+        """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""
+        total = {peer: edge.sent_bytes for peer, edge in self.links.edges.items()}
+        sent = {peer: size - self._sent_before.get(peer, 0) for peer, size in total.items()}
+        self._sent_before = total
+        self.desk.report(
+            e.Worked(
+                worker=self.worker,
+                stage=self.stage,
+                generation=self.generation,
+                step=self.step,
+                dropped=dropped,
+                spans=spans,
+                sent_bytes={peer: max(0, size) for peer, size in sent.items()},
+            )
+        )
+
+    def _header(self, content: Content, tensor: Tensor, microbatch: int, hop: int) -> Header:
+        return Header(
+            content=content,
+            generation=self.generation,
+            step=self.step,
+            microbatch=microbatch,
+            hop=hop,
+            dtype=tensor.dtype,
+            shape=tuple(tensor.shape),
+            sent_at=time.monotonic(),
+        )
