@@ -26,8 +26,8 @@ from planaria.engine.origin import START, Origin
 from planaria.errors import RunStopped, UserError
 from planaria.observe.logs import read_run
 from planaria.observe.progress import Progress, Quiet
-from planaria.observe.recoveries import faults_summary
 from planaria.observe.report import write_report
+from planaria.observe.summary import summary
 from planaria.observe.watch import Watch
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
@@ -121,15 +121,13 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int
     if ending.outcome == "finished":
         _conclude(config, folder, report)
         return 0
-    raise RunStopped(f"{ending.reason}\nreport        {report}\ngo on with    planaria train --resume {folder}")
+    print(f"report        {report}\nworkers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
+    raise (UserError if ending.outcome == "failed" else RunStopped)(ending.reason)
 
 
 def _conclude(config: RunConfig, folder: Path, report: Path) -> None:
-    record = read_run(folder)
-    losses = [m.loss for m in record.metrics if m.loss is not None]
-    validated = [m.val_loss for m in record.metrics if m.val_loss is not None]
-    print(f"final loss    {losses[-1]:.4f}" + (f" (validation {validated[-1]:.4f})" if validated else ""))
-    print(faults_summary(record))
+    for line in summary(read_run(folder)):
+        print(line)
     if config.prompt:
         print(f"completion    {complete(folder, config.prompt)}")
     print(f"report        {report}")

@@ -114,10 +114,10 @@ class Controller:
 
     def _happened(self, event: e.Event) -> None:
         """Fold an event in, then decide and carry out until there is nothing more to do."""
-        t = time.monotonic()
+        t, step = time.monotonic(), self.state.step
         self._observer.on_event(t, event)
         self.state = apply(event, self.state)
-        if isinstance(event, e.EdgeBroken) and self.state.suspects and self._grace is None:
+        if isinstance(event, e.EdgeBroken) and self.state.suspects and not self._in_grace():
             self._grace = (t + GRACE_S, self.state.generation)
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
@@ -125,8 +125,11 @@ class Controller:
             self._observer.on_decision(t, decision)
             self._carry_out(decision)
             self._chaos.on_decision(t, decision)
-        if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted):
+        if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.step != step:
             write_state(self._folder / "state.json", self.state)
+
+    def _in_grace(self) -> bool:
+        return self._grace is not None and self._grace[1] == self.state.generation
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
@@ -137,7 +140,17 @@ class Controller:
                 for worker in self.state.waiting:
                     self._fleet.send(worker, text)
             case d.Seal():
-                self._seal(decision)
+                try:
+                    self._seal(decision)
+                except OSError as error:
+                    self._happened(
+                        e.WorkerFailed(
+                            worker="controller",
+                            stage=-1,
+                            generation=self.state.generation,
+                            detail=f"cannot save {decision.folder}: {error.strerror}",
+                        )
+                    )
             case d.Finish():
                 self._ending = decision
                 for worker in (w for w, s in self.state.workers.items() if s.status != "dead"):

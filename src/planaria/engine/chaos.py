@@ -25,9 +25,10 @@ class TraceChaos:
     struck once. Moments inside a step are placed by the median length of the latest steps.
     """
 
-    def __init__(self, trace: Trace, fleet: Fleet) -> None:
+    def __init__(self, trace: Trace, fleet: Fleet, first_step: int = 0) -> None:
+        """Faults before ``first_step`` belong to an earlier part of the run."""
         self._fleet = fleet
-        self._waiting = sorted(trace.faults, key=lambda f: f.step)
+        self._waiting = sorted((f for f in trace.faults if f.step >= first_step), key=lambda f: f.step)
         self._due: list[tuple[float, Fault, int]] = []
         self._thaws: list[tuple[float, str, int]] = []
         self._lengths: deque[float] = deque(maxlen=9)

@@ -42,26 +42,30 @@ def train(
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), [worker.__name__], config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(config, origin, plan.edges)
-    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet))
+    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.step))
     try:
-        with _ctrl_c() as asked:
-            return controller.run(lambda: "Ctrl-C" if asked else "")
+        with _stop_signals() as asked:
+            return controller.run(lambda: asked[0] if asked else "")
     finally:
         fleet.close()
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[list[int]]:
-    """The first Ctrl-C fills the list (the run stops at the next whole step); a second one interrupts at once."""
-    asked: list[int] = []
+def _stop_signals() -> Iterator[list[str]]:
+    """Ctrl-C, and the SIGTERM that announces a preemption, are noted: the run stops at the next whole step, saved.
+
+    A second one interrupts at once.
+    """
+    asked: list[str] = []
 
     def handler(number: int, frame: object) -> None:
         if asked:
             raise KeyboardInterrupt
-        asked.append(number)
+        asked.append(signal.Signals(number).name)
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -48,6 +48,10 @@ class Links:
         self.transfers.clear()
         self.opened &= set(self.edges.values())
 
+    def has(self, edge: Edge) -> bool:
+        """Is this an edge of the present generation?"""
+        return edge in self.edges.values() or edge in self.transfers.values()
+
     @property
     def unopened(self) -> list[int]:
         """Peer stages whose edge is not up yet."""

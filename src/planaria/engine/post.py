@@ -48,9 +48,10 @@ class Post:
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
         match item:
+            case Arrived(edge=edge) | Opened(edge=edge) | Broken(edge=edge) if not self.links.has(edge):
+                return  # of an older generation: it was in the inbox when the edge was abandoned
             case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.STATE:
-                if edge in self.links.transfers.values():
-                    self.states[edge.spec.peer] = payload
+                self.states[edge.spec.peer] = payload
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(header, payload)

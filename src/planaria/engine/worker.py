@@ -103,8 +103,9 @@ class Worker:
         self.runner.drop()
         state_bytes = sum(parameter.nbytes for parameter in self.runner.parameters.values())
         self.post.move(me.stage, form, state_bytes)
-        donate(self.post, form, self.runner)
+        # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner)
+        donate(self.post, form, self.runner)
         links = self.post.links
         self.post.wait_for(lambda: not links.unopened, "the edge to stage {}", lambda: links.unopened)
         linked = e.Linked(

@@ -84,7 +84,7 @@ class LocalFleet:
             process.connection.close()
             if not process.gone:
                 process.gone = True
-                notices.append(Gone(process.worker, process.incarnation, "connection", "control connection closed"))
+                notices.append(Gone(process.worker, process.incarnation, "connection", f"pid {process.process.pid}"))
         return notices
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:

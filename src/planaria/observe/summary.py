@@ -1,0 +1,39 @@
+"""A run in a few lines of text: how well the model learnt, what went wrong, and how long each recovery took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planaria.observe.logs import RunRecord
+from planaria.observe.recoveries import RecoveryTiming, recoveries
+
+_PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
+
+
+def summary(record: RunRecord) -> Iterator[str]:
+    """Final losses, then a line for every fault."""
+    losses = [m.loss for m in record.metrics if m.loss is not None]
+    validated = [m.val_loss for m in record.metrics if m.val_loss is not None]
+    if losses:
+        yield f"final loss    {losses[-1]:.4f}" + (f" (validation {validated[-1]:.4f})" if validated else "")
+    timings = recoveries(record)
+    if not timings:
+        yield "faults        none"
+    for timing in timings:
+        yield f"fault         {_told(timing)}"
+        if timing.total is not None:
+            yield f"              {_split(timing)}"
+
+
+def _told(timing: RecoveryTiming) -> str:
+    stages = ", ".join(str(stage) for stage in timing.stages)
+    what = f"step {timing.step}: stage {stages} lost, {timing.outcome}" if timing.stages else f"step {timing.step}"
+    if timing.total is None:
+        return what
+    return f"{what} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"
+
+
+def _split(timing: RecoveryTiming) -> str:
+    """Where the time went; members relink and rebuild side by side, so the parts may come to more than the whole."""
+    parts = [(name, getattr(timing, name)) for name in _PARTS]
+    return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in parts if seconds is not None)
