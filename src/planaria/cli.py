@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 130
     except BrokenPipeError:
         code = 141
+    except OSError as error:
+        print(f"planaria: {error.filename or 'the operating system'}: {error.strerror or error}", file=sys.stderr)
+        code = 2
     sys.exit(code)
 
 

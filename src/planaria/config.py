@@ -19,7 +19,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Section(BaseModel):
     """Base of all sections: immutable, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ModelConfig(Section):

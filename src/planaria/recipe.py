@@ -51,7 +51,7 @@ def parse(tree: str, place: str) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{place}: {key}: {_reason(first)}") from None
+        raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
 
 
 def dump(config: RunConfig) -> str:
@@ -118,7 +118,7 @@ def _explain(error: ValidationError, place: str, flags: Mapping[str, str]) -> st
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
         return f"--{key} {flags[key]}: {_reason(first)}"
-    if not key or key in RunConfig.model_fields:  # a rule about several fields names them itself
+    if first["type"] == "value_error":  # a rule about several fields names them itself
         return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
     return f"{place}: {key} = {first['input']!r}: {_reason(first)}"
 

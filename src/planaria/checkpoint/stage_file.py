@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
-VERSION = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class _Numbers(BaseModel):
+    """What a stage's state holds beside tensors, and what the file is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    version: Literal[1] = 1
+    stage: int
+    step: int
+    updates: int
+    lr_scale: float
+    grad_norm: float | None
+    clipped_norm: float | None
 
 
 def stage_file(folder: Path, stage: int) -> Path:
@@ -32,20 +48,20 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
         tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
     if state.rng is not None:
         tensors["rng"] = state.rng
-    numbers = {
-        "version": VERSION,
-        "stage": stage,
-        "step": step,
-        "updates": state.updates,
-        "lr_scale": state.lr_scale,
-        "grad_norm": state.grad_norm,
-        "clipped_norm": state.clipped_norm,
-    }
+    numbers = _Numbers(
+        stage=stage,
+        step=step,
+        updates=state.updates,
+        lr_scale=state.lr_scale,
+        grad_norm=state.grad_norm,
+        clipped_norm=state.clipped_norm,
+    )
     path = stage_file(folder, stage)
-    unfinished = path.with_suffix(".unfinished")
+    # A frozen former holder of the stage may wake up in the middle of its own write.
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
-        save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": json.dumps(numbers)})
-    except SafetensorError as error:
+        save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": numbers.model_dump_json()})
+    except (SafetensorError, OSError) as error:
         unfinished.unlink(missing_ok=True)
         raise OSError(f"cannot write {path}: {error}") from None
     with unfinished.open("rb") as file:
@@ -54,25 +70,19 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
     return path.stat().st_size
 
 
+def check_stage(folder: Path, stage: int) -> None:
+    """Look at a stage's file without reading its tensors; UserError as in :func:`read_stage`."""
+    with _opened(folder, stage):
+        pass
+
+
 def read_stage(folder: Path, stage: int) -> StageState:
     """The stage that :func:`write_stage` wrote.
 
     :raises UserError: when the file is missing, damaged, of another version or another stage.
     """
-    path = stage_file(folder, stage)
-    if not path.is_file():
-        raise UserError(f"{path}: missing; choose another checkpoint of this run")
-    try:
-        with safe_open(path, framework="pt") as file:
-            numbers = json.loads((file.metadata() or {}).get("planaria", "{}"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error}); choose another checkpoint of this run") from None
-    if numbers.get("version") != VERSION or numbers.get("stage") != stage:
-        raise UserError(
-            f"{path}: holds stage {numbers.get('stage')} in format {numbers.get('version')}, "
-            f"not stage {stage} in format {VERSION}; choose another checkpoint"
-        )
+    with _opened(folder, stage) as (file, numbers):
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     weights = {key.removeprefix("weights."): t for key, t in tensors.items() if key.startswith("weights.")}
     moments = {
         name: (tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"])
@@ -82,9 +92,26 @@ def read_stage(folder: Path, stage: int) -> StageState:
     return StageState(
         weights,
         moments,
-        numbers["updates"],
-        numbers["lr_scale"],
-        numbers["grad_norm"],
-        numbers["clipped_norm"],
+        numbers.updates,
+        numbers.lr_scale,
+        numbers.grad_norm,
+        numbers.clipped_norm,
         tensors.get("rng"),
     )
+
+
+@contextmanager
+def _opened(folder: Path, stage: int) -> Iterator[tuple[Any, _Numbers]]:
+    """The open file, and the numbers of its header (whose offsets safetensors holds against the file's length)."""
+    path = stage_file(folder, stage)
+    if not path.is_file():
+        raise UserError(f"{path}: missing; choose another checkpoint of this run")
+    try:
+        with safe_open(path, framework="pt") as file:
+            numbers = _Numbers.model_validate_json((file.metadata() or {}).get("planaria", "{}"))
+            if numbers.stage != stage:
+                raise UserError(f"{path}: holds stage {numbers.stage}, not {stage}; choose another checkpoint")
+            yield file, numbers
+    except (SafetensorError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None

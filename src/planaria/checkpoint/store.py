@@ -77,7 +77,8 @@ class CheckpointStore:
             shutil.rmtree(final)
         gathered.replace(final)
         _sync_folder(self.folder)
-        for old in [s for s in self.list() if s.whole][:-keep]:
+        # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
+        for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
             shutil.rmtree(old.folder)
         return Saved(final, manifest)
 

@@ -12,7 +12,8 @@ import torch
 from planaria import recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
-from planaria.checkpoint.store import CheckpointStore, Saved
+from planaria.checkpoint.stage_file import check_stage
+from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.commands import runs
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
@@ -68,6 +69,8 @@ def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str 
     config = _with_flags(before, flags, folder)
     store = CheckpointStore(folder / "checkpoints")
     origin = _origin(store, folder, _choose(store, checkpoint))
+    for stage, name in origin.load.items():
+        _check_fits(store.folder / name, stage, config)
     if origin.step >= config.train.steps:
         raise UserError(
             f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
@@ -117,7 +120,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int
             ending = engine(config, folder, prepared.dataset.folder, watch, prepared.trace, origin)
         finally:
             watch.close()
-        report = write_report(folder)
+        report = _report(folder)
     if ending.outcome == "finished":
         _conclude(config, folder, report)
         return 0
@@ -125,7 +128,15 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int
     raise (UserError if ending.outcome == "failed" else RunStopped)(ending.reason)
 
 
-def _conclude(config: RunConfig, folder: Path, report: Path) -> None:
+def _report(folder: Path) -> str:
+    """The report's path, or why there is none: a full disk must not hide how the run itself ended."""
+    try:
+        return str(write_report(folder))
+    except UserError as error:
+        return f"none: {error}"
+
+
+def _conclude(config: RunConfig, folder: Path, report: str) -> None:
     for line in summary(read_run(folder)):
         print(line)
     if config.prompt:
@@ -142,6 +153,14 @@ def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> Ru
             flag = next(f for f in flags if f.partition(".")[0] == name)
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
     return config
+
+
+def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
+    """A checkpoint that cannot be loaded is to be found out before any worker starts."""
+    manifest = read_manifest(checkpoint)
+    if (manifest.model, manifest.pipeline_stages) != (config.model, config.pipeline.stages):
+        raise UserError(f"{checkpoint}: was written by a model of another shape; choose another with --checkpoint")
+    check_stage(checkpoint, stage)
 
 
 def _choose(store: CheckpointStore, name: str | None) -> Saved | None:

@@ -45,8 +45,9 @@ class TraceChaos:
                     self._lengths.append(t - self._began)
                 self._arm(t, decision.step, "commit")
             case d.Form():
-                donors = {s for m in decision.members if isinstance(m.source, d.Rebuild) for s in m.source.donors}
-                for fault in [f for f in self._waiting if f.moment == "transfer" and f.stage in donors]:
+                rebuilt = {m.stage: m.source.donors for m in decision.members if isinstance(m.source, d.Rebuild)}
+                both_ends = {*rebuilt, *(donor for donors in rebuilt.values() for donor in donors)}
+                for fault in [f for f in self._waiting if f.moment == "transfer" and f.stage in both_ends]:
                     if fault.step <= decision.step:
                         self._waiting.remove(fault)
                         self._due.append((t + fault.offset * _SHORT_S, fault, decision.step))

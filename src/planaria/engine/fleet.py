@@ -22,6 +22,9 @@ from planaria.plan.check import require
 from planaria.routing import routing
 from planaria.transport.group import Rendezvous
 
+_PRELOAD = [worker.__name__, "torch._dynamo"]
+"""what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
+
 
 def train(
     config: RunConfig,
@@ -40,7 +43,7 @@ def train(
     require(plan)
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
-    fleet = LocalFleet(partial(worker.main, setup), [worker.__name__], config.fleet.heartbeat_s, config.fleet.missed)
+    fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(config, origin, plan.edges)
     controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.step))
     try:

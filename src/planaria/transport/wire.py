@@ -94,8 +94,8 @@ def unpack(raw: Tensor, max_bytes: int) -> Header:
     if content not in set(Content) or code not in _DTYPES or dims > MAX_DIMS:
         raise WireError(f"unknown content {content}, dtype code {code} or {dims} dimensions")
     header = Header(Content(content), generation, step, microbatch, hop, _DTYPES[code], shape[:dims], sent_at)
-    if header.nbytes != nbytes:
-        raise WireError(f"frame announces {nbytes} bytes but its shape {header.shape} takes {header.nbytes}")
-    if nbytes > max_bytes:
-        raise WireError(f"frame announces {nbytes} bytes; this edge carries at most {max_bytes}")
+    if header.nbytes != nbytes or not math.isfinite(sent_at):
+        raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
+    if max(nbytes, *shape) > max_bytes:  # a side may be absurd although another one is 0
+        raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header

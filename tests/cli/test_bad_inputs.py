@@ -1,0 +1,305 @@
+"""Users' mistakes: one clear line that names the thing, exit code 2, nothing half-written, no worker started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.cli import main
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
+
+RECIPE = """
+name = "small"
+engine = "inline"
+[model]
+vocab = 300
+dim = 32
+layers = 4
+heads = 4
+hidden = 64
+context = 32
+[pipeline]
+stages = 4
+microbatches = 2
+microbatch_size = 2
+[data]
+source = "{source}"
+tokenizer = "bytes"
+cache = "{cache}"
+[train]
+steps = 2
+eval_every = 0
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with a good text and a good recipe."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    recipe = RECIPE.format(source=tmp_path / "text.txt", cache=tmp_path / "cache")
+    (tmp_path / "good.toml").write_text(recipe)
+    return tmp_path
+
+
+def mistake(
+    capfd: pytest.CaptureFixture[str], home: Path, arguments: list[str | Path], *names: str, out: str = "runs"
+) -> str:
+    """Run a command that must fail kindly; its one line on stderr, which must contain ``names``."""
+    before = _files(home / out)
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in arguments])
+    _, err = capfd.readouterr()
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert exit_.value.code == 2, err
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    for name in names:
+        assert name in lines[0], lines[0]
+    assert _files(home / out) == before, "a failed command left something behind"
+    return lines[0]
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(p) for p in folder.rglob("*") if p.name != "lock"}
+
+
+def train(home: Path, *flags: str, recipe: str = "good.toml") -> list[str | Path]:
+    return ["train", home / recipe, "--out", home / "runs", "--quiet", *flags]
+
+
+# ---- recipes and flags
+
+
+def write(text: str) -> Callable[[Path], None]:
+    return lambda home: (home / "bad.toml").write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("name = ", ["bad.toml", "not valid TOML"]),
+        ("[model]\ndimm = 3", ["bad.toml", "model.dimm", "unknown key", "did you mean 'dim'"]),
+        ("[modle]\ndim = 3", ["bad.toml", "modle", "did you mean 'model'"]),
+        ("[train]\nlr = 3.0", ["bad.toml", "train.lr", "did you mean 'optim.lr'"]),
+        ("model = 3", ["bad.toml", "model", "section"]),
+        ('[model]\ndim = "wide"', ["bad.toml", "model.dim", "integer"]),
+        ("[model]\ndim = 3.5", ["bad.toml", "model.dim"]),
+        ("[train]\nsteps = -1", ["bad.toml", "train.steps", "-1", "greater than 0"]),
+        ('[pipeline]\norder = "2f2b"', ["bad.toml", "pipeline.order", "1f1b"]),
+        ("[model]\ndim = 100\nheads = 8", ["model.dim = 100", "model.heads = 8"]),
+        ("[model]\ndim = 20\nheads = 4", ["odd"]),
+        ("[model]\nheads = 4\nkv_heads = 3", ["model.heads = 4", "model.kv_heads = 3"]),
+        ("[model]\nlayers = 6\n[pipeline]\nstages = 4", ["model.layers = 6", "pipeline.stages = 4"]),
+        ('[recovery]\nstrategy = "checkfre"', ["recovery.strategy", "did you mean 'checkfree'"]),
+        ('[pipeline]\nrouting = "ful"', ["pipeline.routing", "did you mean 'full'"]),
+        ("[network]\nforward_s = [1.0, 2.0]", ["network.forward_s", "2 numbers"]),
+        ('[train]\nprecision = "bf16"', ["bf16", "cuda"]),
+    ],
+)
+def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names: list[str]) -> None:
+    (home / "bad.toml").write_text(text)
+    mistake(capfd, home, train(home, recipe="bad.toml"), *names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--model.dimm", "64"], ["--model.dimm", "did you mean '--model.dim'"]),
+        (["--model.dim", "wide"], ["--model.dim wide", "integer"]),
+        (["--train.steps", "0"], ["--train.steps 0", "greater than 0"]),
+        (["--train.device", "cuda"], ["train.device", "CUDA"]),
+        (["--train.device", "tpu"], ["--train.device tpu", "'cpu' or 'cuda'"]),
+        (["--data.tokenizer", "no/such.json"], ["no/such.json"]),
+        (["--model.vocab", "200"], ["model.vocab", "200", "257"]),
+        (["--model.context", "90000"], ["model.context", "90001"]),
+        (["--chaos.trace", "no/such.json"], ["no/such.json"]),
+        (["--data.source", "no/such/text"], ["no/such/text"]),
+    ],
+)
+def test_flag(home: Path, capfd: pytest.CaptureFixture[str], flags: list[str], names: list[str]) -> None:
+    if flags == ["--train.device", "cuda"] and __import__("torch").cuda.is_available():
+        pytest.skip("this machine has what the mistake is about")
+    mistake(capfd, home, train(home, *flags), *names)
+
+
+def test_no_such_recipe(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, train(home, recipe="godo.toml"), "godo.toml", "did you mean 'good.toml'")
+
+
+def test_recipe_and_resume(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", home / "good.toml", "--resume", home / "runs" / "small"], "not both")
+
+
+def test_neither_recipe_nor_resume(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train"], "recipe")
+
+
+def test_unknown_command(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["trian"], "trian")
+
+
+# ---- data, tokenizer, faults
+
+
+def test_empty_folder(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "empty").mkdir()
+    mistake(capfd, home, train(home, "--data.source", str(home / "empty")), "empty")
+
+
+def test_undecodable_text(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "picture.txt").write_bytes(b"\xff\xd8\xff\xe0" * 100)
+    mistake(capfd, home, train(home, "--data.source", str(home / "picture.txt")), "picture.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"), [('{"txt": "a"}', ["txt", "text"]), ("{broken", [":2"]), ('{"text": 3}', [":2"])]
+)
+def test_jsonl(home: Path, capfd: pytest.CaptureFixture[str], line: str, names: list[str]) -> None:
+    (home / "lines.jsonl").write_text(json.dumps({"text": TEXT}) + "\n" + line + "\n")
+    mistake(capfd, home, train(home, "--data.source", str(home / "lines.jsonl")), "lines.jsonl", *names)
+
+
+def test_too_little_text(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "short.txt").write_text("too short")
+    mistake(capfd, home, train(home, "--data.source", str(home / "short.txt")), "train", "context")
+
+
+def test_no_tokenizer_file(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "tokenizer.json").write_text("{not json")
+    mistake(capfd, home, train(home, "--data.tokenizer", str(home / "tokenizer.json")), "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("trace", "names"),
+    [
+        ("{", ["trace.json"]),
+        ('{"faults": [{"step": 1, "stage": 9}]}', ["trace.json", "stage 9", "0..4"]),
+        ('{"faults": [{"step": 1, "stag": 2}]}', ["trace.json", "stag", "did you mean 'stage'"]),
+        ('{"faults": [{"step": -1, "stage": 2}]}', ["trace.json", "step"]),
+    ],
+)
+def test_trace(home: Path, capfd: pytest.CaptureFixture[str], trace: str, names: list[str]) -> None:
+    (home / "trace.json").write_text(trace)
+    mistake(capfd, home, train(home, "--chaos.trace", str(home / "trace.json")), *names)
+
+
+def test_port_taken(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as exit_:
+            main([str(a) for a in train(home, "--engine", "fleet", "--fleet.port", str(port))])
+    err = capfd.readouterr().err
+    assert exit_.value.code == 2 and len(err.strip().splitlines()) == 1
+    assert "fleet.port" in err and str(port) in err and "choose another port" in err
+    assert not (home / "runs" / "small" / "workers").exists(), "a worker was started"
+
+
+# ---- runs that are not, or are broken
+
+
+@pytest.fixture
+def run(home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A finished run of two steps."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in train(home)])
+    assert exit_.value.code == 0
+    capfd.readouterr()
+    return home / "runs" / "small"
+
+
+def newest(run: Path) -> Path:
+    return sorted((run / "checkpoints").glob("step-*"))[-1]
+
+
+def test_resume_of_no_run(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", home / "nothing"], "nothing", "not a run")
+
+
+def test_resume_of_a_finished_run(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", run], "all 2 steps are done", "--train.steps")
+
+
+def test_resume_with_another_model(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", run, "--model.dim", "64"], "--model.dim 64", "cannot change")
+
+
+def test_resume_from_no_checkpoint(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", run, "--checkpoint", "step-7"], "step-7", "there are: step-00000002")
+
+
+@pytest.mark.parametrize(
+    ("harm", "names"),
+    [
+        (lambda f: (f / "manifest.json").write_text("{"), ["manifest.json", "damaged"]),
+        (lambda f: (f / "manifest.json").unlink(), ["no manifest.json"]),
+        (lambda f: (f / "stage-0002.safetensors").unlink(), ["stage-0002.safetensors", "missing"]),
+        (lambda f: os.truncate(f / "stage-0002.safetensors", 1000), ["stage-0002.safetensors", "damaged"]),
+        (
+            lambda f: shutil.copy(f / "stage-0001.safetensors", f / "stage-0002.safetensors"),
+            ["stage-0002.safetensors", "holds stage 1"],
+        ),
+    ],
+)
+def test_resume_of_a_broken_run(
+    home: Path, run: Path, capfd: pytest.CaptureFixture[str], harm: Callable[[Path], None], names: list[str]
+) -> None:
+    harm(newest(run))
+    mistake(capfd, home, ["train", "--resume", run, "--train.steps", "4", "--quiet"], *names)
+
+
+def test_resume_with_a_damaged_config(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "config.json").write_text("{")
+    mistake(capfd, home, ["train", "--resume", run], "config.json")
+
+
+@pytest.mark.parametrize("engine", ["inline", "fleet"])
+def test_disk_full(home: Path, run: Path, engine: str) -> None:
+    """No file may grow beyond 30 kB: to the process that writes a stage it looks as if the disk were full."""
+    arguments = ["train", "--resume", str(run), "--train.steps", "4", "--quiet", "--engine", engine]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
+    code = f"{limit}\nfrom planaria.cli import main\nif __name__ == '__main__': main({arguments!r})"
+    (home / "limited.py").write_text(code)
+    checkpoints = _files(run / "checkpoints")
+    done = subprocess.run([sys.executable, home / "limited.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "cannot write" in done.stderr and "stage-" in done.stderr
+    sealed = {f for f in _files(run / "checkpoints") if ".unfinished" not in f}
+    assert sealed == checkpoints, "a checkpoint was harmed, or half a one appeared"
+
+
+def test_export_onto_something(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["export", run, "--to", home / "cache"], "cache")
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "--prompt", "a"], ["report"], ["replay"], ["chaos", "--kill", "stage=1"]]
+)
+def test_commands_on_no_run(home: Path, capfd: pytest.CaptureFixture[str], command: list[str]) -> None:
+    mistake(capfd, home, [command[0], home, *command[1:]], str(home))
+
+
+def test_replay_of_a_broken_log(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    (run / "events.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
+    mistake(capfd, home, ["replay", run], "events.jsonl:2")
+
+
+def test_chaos_at_nobody(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["chaos", run, "--kill", "stage=9"], "small")
+
+
+def test_trace_out_of_range(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--hourly", "1.5", "--step-seconds", "1", "--stages", "4", "--steps", "10"]
+    mistake(capfd, home, ["trace", home / "t.json", *flags], "hourly")
