@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # One thread per process: with two and a busy neighbour, steps take many times as long.
 torch.set_num_threads(1)
+
+# On a busy machine, how long one example took says nothing.
+settings.register_profile("planaria", deadline=None)
+settings.load_profile("planaria")
 
 
 @pytest.fixture(scope="session")

@@ -87,8 +87,10 @@ def _refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str,
 
 
 def _value(name: str, text: str) -> Any:
-    """A flag's text as the TOML value it stands for; bare words are strings."""
+    """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
     annotation = dict(fields())[name].annotation
+    if text == "none" and type(None) in get_args(annotation):
+        return None
     if annotation is str or str in get_args(annotation):
         return text
     try:

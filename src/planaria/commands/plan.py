@@ -24,5 +24,5 @@ def describe(config: RunConfig, width: int = 100) -> str:
     simulated = simulate(plan, costs, size)
     unit = "s" if priced else "forward passes"
     total = config.train.steps * simulated.step_s
-    chart = draw(simulated, lower_bound(plan, costs, size), width)
+    chart = draw(simulated, lower_bound(plan, costs, size), width, unit)
     return f"{chart}\nrun of {config.train.steps} steps: {total:.4g} {unit}"

@@ -9,7 +9,7 @@ IDLE = "."
 FILL = {"forward": "-", "backward": "="}
 
 
-def draw(simulated: Simulated, bound: Bound, width: int = 100) -> str:
+def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") -> str:
     """One row of ``width`` characters per stage, and a legend with step time, lower bound and bubble fraction.
 
     A forward of microbatch 3 looks like ``F3---``, a backward like ``B3===``; what is too short for its name shows
@@ -22,7 +22,7 @@ def draw(simulated: Simulated, bound: Bound, width: int = 100) -> str:
         for stage, spans in sorted(simulated.spans.items())
     ]
     legend = (
-        f"step {simulated.step_s:.4g} s, bound {bound.step_s:.4g} s ({bound.binds}), bubble {simulated.bubble:.1%}; "
+        f"step {simulated.step_s:.4g} {unit}, bound {bound.step_s:.4g} {unit} ({bound.binds}), bubble {simulated.bubble:.1%}; "
         f"F forward, B backward, {IDLE} idle"
     )
     return "\n".join([*rows, legend])

@@ -1,0 +1,48 @@
+# make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
+# make test   lint, types and tests
+# make bench  every benchmark, one after the other
+# make clean  remove what these commands have built; runs/ is yours and stays
+#
+# Another interpreter: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Modules that can be run; the others in benchmarks/ are what these share.
+BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
+
+.PHONY: demo test bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/planaria train recipes/demo.toml
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: $(VENV)/.installed
+	@failed=; for name in $(BENCHMARKS); do \
+	  echo "== python -m benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "make bench: not what was claimed:$$failed" >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) build src/planaria.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# pip is what `venv` makes last: a folder without it is a half-made one.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "planaria needs Python 3.11 or newer, which '$(PYTHON)' is not; name another, as in: make demo PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps say what was installed; they are older than these two files when it must be done again.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $(VENV)/.installed $@

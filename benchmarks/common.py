@@ -1,0 +1,186 @@
+"""What all benchmarks share: their flags, the table they print, the verdict on each row, and the JSON they leave.
+
+Workers that a benchmark starts import its module again at their birth, so the modules here import at their top only
+what is cheap; the rest is imported where it is used, as the command line does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+RUNS = ROOT / "runs" / "benchmarks"
+
+Cell = float | int | str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a row must come to: ``low`` ≤ value ≤ ``high``, each where given."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def holds(self, value: float) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} – {self.high:g}"
+        return f"≥ {self.low:g}" if self.high is None else f"≤ {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured quantity. ``values`` are its repeats; the claim is held against their median, or the worst of them."""
+
+    what: str
+    values: Sequence[float]
+    limit: str
+    """the physical limit, measured or computed, in words and numbers"""
+    claim: Claim | None = None
+    """None: the row is shown for comparison only"""
+    beside: Mapping[str, Cell] = field(default_factory=dict)
+    """further columns: what was measured side by side"""
+    judged: Literal["median", "worst"] = "median"
+
+    @property
+    def value(self) -> float:
+        """The number that is judged; with nothing measured, nan, which no claim holds for."""
+        if not self.values:
+            return float("nan")
+        return max(self.values) if self.judged == "worst" else statistics.median(self.values)
+
+    @property
+    def verdict(self) -> str:
+        if self.claim is None:
+            return ""
+        return "PASS" if self.values and self.claim.holds(self.value) else "FAIL"
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """A benchmark's flags, ``--save`` among them; its module's docstring is the help text."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=doc, formatter_class=_Formatter, allow_abbrev=False
+    )
+    made.add_argument("--save", action="store_true", help=f"write the numbers to docs/results/{name}.json too")
+    return made
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the docstring's lines and shows defaults."""
+
+
+def conclude(name: str, given: argparse.Namespace, rows: Sequence[Row], notes: Sequence[str] = ()) -> int:
+    """Print the rows, save them if asked, and return the exit code: 1 when a claim does not hold."""
+    show(name, rows, notes)
+    if given.save:
+        flags = {k: v for k, v in vars(given).items() if k != "save"}
+        print(f"saved {save(name, flags, rows, notes).relative_to(ROOT)}")
+    return int(any(row.verdict == "FAIL" for row in rows))
+
+
+def show(name: str, rows: Sequence[Row], notes: Sequence[str]) -> None:
+    """The table on the terminal; a pipe or file gets it 180 columns wide."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: {machine_line()}", title_justify="left")
+    extra = list(dict.fromkeys(key for row in rows for key in row.beside))
+    for column in ["", *extra, "measured", "spread", "limit", "claim", ""]:
+        table.add_column(column, justify="left" if column in ("", "limit") else "right")
+    for row in rows:
+        shown = f"{row.value:.3f}" + (" (worst)" if row.judged == "worst" else "")
+        spread = f"{min(row.values):.3f} … {max(row.values):.3f} of {len(row.values)}" if row.values else "none"
+        style = {"PASS": "green", "FAIL": "bold red"}.get(row.verdict, "")
+        verdict = f"[{style}]{row.verdict}[/]" if style else ""
+        cells = [text(row.beside.get(key, "")) for key in extra]
+        table.add_row(row.what, *cells, shown, spread, row.limit, str(row.claim or ""), verdict)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Sequence[str]) -> Path:
+    """Write ``docs/results/NAME.json``, whole or not at all; its path."""
+    record = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_line(),
+        "flags": {key: str(value) if isinstance(value, Path) else value for key, value in flags.items()},
+        "rows": [
+            {
+                "what": row.what,
+                "judged": row.judged,
+                "value": row.value if row.values else None,
+                "values": list(row.values),
+                "limit": row.limit,
+                "claim": str(row.claim or ""),
+                "verdict": row.verdict,
+                **({"beside": dict(row.beside)} if row.beside else {}),
+            }
+            for row in rows
+        ],
+        "notes": list(notes),
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    unfinished.replace(path)
+    return path
+
+
+def text(cell: Cell) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def machine_line() -> str:
+    """What the numbers were measured on, and how busy it was besides."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{cores} cores, {platform.machine()}{gpu}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def milliseconds(seconds: Sequence[float]) -> str:
+    """Median of some durations, for a column."""
+    return f"{statistics.median(seconds) * 1e3:.1f} ms" if seconds else "–"
+
+
+def interleaved(sides: Sequence[Callable[[], float]], repeats: int) -> list[list[float]]:
+    """What each side returned, repeat by repeat; every other repeat takes them in reverse, so that drift cancels."""
+    found: list[list[float]] = [[] for _ in sides]
+    for repeat in range(repeats):
+        numbered = list(enumerate(sides))
+        for n, side in numbered if repeat % 2 == 0 else reversed(numbered):
+            found[n].append(side())
+    return found
+
+
+def start(main: Callable[[], int]) -> None:
+    """Run a benchmark as a program: users' mistakes are one line and exit code 2."""
+    from planaria.errors import RunStopped, UserError
+
+    try:
+        code = main()
+    except (UserError, RunStopped) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,237 @@
+"""A fleet without processes: workers that do as they are told, one message at a time, under the real apply and decide.
+
+The workers know what real ones know (how many updates their state has seen), so whatever the controller decides is held
+against the truth, not against its own book-keeping.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.apply import apply
+from planaria.control.decide import decide
+from planaria.control.state import RunState
+from planaria.recovery import recovery
+from planaria.recovery.base import Unrecoverable
+
+MOST_DECISIONS = 30
+"""in a row without anything happening; starting all workers and spares is the longest honest chain"""
+
+
+@dataclass
+class Pretender:
+    """One incarnation of a worker. ``updates`` counts the updates in its stage's state; None while it has none."""
+
+    incarnation: int
+    joined: bool = False
+    stage: int = -1
+    generation: int = 0
+    updates: int | None = None
+    orders: deque[d.Order] = field(default_factory=deque)
+
+
+class PretendFleet:
+    """Feeds the controller's pure half with what a fleet would report, and checks everything it decides."""
+
+    def __init__(self, started: e.RunStarted) -> None:
+        self.state = RunState.start(started)
+        self.started = started
+        self.alive: dict[str, Pretender] = {}
+        self.history: list[e.Event | d.Decision] = []
+        self.next_step = started.first_step
+        self.ready: set[int] = set()
+        self.saved_by: dict[int, str] = {}
+        self.cannot: d.Cannot | None = None
+        self.ending: d.Finish | None = None
+        self.happened(started)
+
+    # ---- what may happen
+
+    def pending(self) -> list[str]:
+        """Workers that have something to do."""
+        return [w for w, p in self.alive.items() if not p.joined or p.orders]
+
+    def work(self, worker: str) -> None:
+        """``worker`` does the next thing it was told to, and reports."""
+        me = self.alive[worker]
+        if not me.joined:
+            me.joined = True
+            self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
+            return
+        match me.orders.popleft():
+            case d.Form() as form:
+                self._take_place(worker, me, form)
+            case d.RunStep() as run if run.generation == me.generation:
+                assert me.updates == run.step
+                loss, norm = (1.0 if me.stage == 0 else None), (1.0 if run.mode == "train" else None)
+                self._report(worker, e.StageReady, step=run.step, loss=loss, grad_norm=norm)
+            case d.Commit() as commit if commit.generation == me.generation:
+                assert me.updates == commit.step
+                me.updates = commit.step + 1
+                self._report(worker, e.StageCommitted, step=commit.step)
+            case d.Save() as save:
+                assert me.updates == save.step, "a stage without the state of this step is being saved"
+                self.saved_by[me.stage] = worker
+                self._report(worker, e.StageSaved, step=save.step, bytes=1)
+
+    def lose(self, worker: str) -> None:
+        """``worker`` dies, with all that it knew and had still to say."""
+        gone = self.alive.pop(worker)
+        self.happened(e.WorkerLost(worker=worker, incarnation=gone.incarnation, cause="connection", detail="killed"))
+
+    def break_edge(self, pair: tuple[int, int]) -> None:
+        """The holder of the lower stage finds its edge broken."""
+        worker = self.state.holders.get(pair[0])
+        if worker is not None:
+            self._report(worker, e.EdgeBroken, peer_stage=pair[1], detail="reset", stage=pair[0])
+
+    def expire_grace(self) -> None:
+        self.happened(e.GraceExpired(generation=self.state.generation))
+
+    def stop(self) -> None:
+        self.happened(e.StopRequested(reason="someone asked"))
+
+    def behave(self, most: int = 5000) -> None:
+        """Everyone works until nobody has anything left to do."""
+        for _ in range(most):
+            if self.pending():
+                self.work(self.pending()[0])
+            elif self.state.suspects and self.state.phase != "over":
+                self.expire_grace()
+            else:
+                return
+        raise AssertionError(f"still busy after {most} things: {self.state}")
+
+    def happened(self, event: e.Event) -> None:
+        """What the controller's loop does with an event."""
+        self.history.append(event)
+        self.state = apply(event, self.state)
+        for _ in range(MOST_DECISIONS):
+            decision = decide(self.state)
+            assert decision == decide(self.state), "decide is not a function of the state"
+            if decision is None:
+                return
+            before, self.state = self.state, apply(decision, self.state)
+            self.history.append(decision)
+            assert decide(self.state) != decision, "the same decision twice"
+            self._judge(decision, before)
+            self._carry_out(decision)
+        raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
+
+    # ---- how workers take it
+
+    def _report(self, worker: str, kind: type[e.Fact], **what: object) -> None:
+        me = self.alive[worker]
+        facts = {"worker": worker, "stage": me.stage, "generation": me.generation} | what
+        self.happened(kind(**facts))  # type: ignore[arg-type]
+
+    def _take_place(self, worker: str, me: Pretender, form: d.Form) -> None:
+        mine = next(m for m in form.members if m.worker == worker)
+        me.stage, me.generation = mine.stage, form.generation
+        match mine.source:
+            case d.Keep():
+                assert me.updates == form.step, "a worker keeps a state that is not of this step"
+            case d.Fresh() | d.Load():
+                me.updates = form.step
+            case d.Rebuild(donors=donors):
+                me.updates = None
+                for donor in (self.alive.get(m.worker) for m in form.members if m.stage in donors):
+                    if donor is None or (donor.generation == me.generation and donor.updates != form.step):
+                        return  # it waits for a donor that died; the controller will hear of that
+                me.updates = form.step
+        self._report(worker, e.Linked, link_s=0.0)
+
+    def _carry_out(self, decision: d.Decision) -> None:
+        match decision:
+            case d.Spawn():
+                self.alive[decision.worker] = Pretender(decision.incarnation)
+            case d.Form() | d.RunStep() | d.Commit() | d.Save():
+                for worker in self.state.waiting:
+                    self.alive[worker].orders.append(decision)
+            case d.Finish():
+                self.alive.clear()
+
+    # ---- what must hold
+
+    def _judge(self, decision: d.Decision, before: RunState) -> None:
+        assert self.ending is None, "a decision after the end"
+        match decision:
+            case d.Spawn():
+                assert decision.worker not in self.alive
+                old = before.workers.get(decision.worker)
+                assert decision.incarnation == (1 if old is None else old.incarnation + 1)
+            case d.Form():
+                self._judge_form(decision, before)
+            case d.RunStep():
+                assert (decision.generation, decision.step) == (self.state.generation, self.next_step)
+                self._judge_whole()
+                self.ready.clear()
+            case d.Commit():
+                assert decision.generation == self.state.generation
+                assert decision.step == self.next_step, "a step is committed twice, or left out"
+                assert self._reported_ready(decision) == set(range(self.started.stages + 1))
+                self.next_step += 1
+            case d.Save():
+                self.saved_by.clear()
+                assert decision.step == self.next_step
+            case d.Seal():
+                self._judge_seal(decision)
+            case d.Cannot():
+                answer = recovery(self.started.recovery).donors(before.lost, self.started.stages)
+                assert isinstance(answer, Unrecoverable)
+                assert self.started.recovery.otherwise == "stop" or before.durable is None
+                self.cannot = decision
+            case d.Finish():
+                assert (decision.outcome == "cannot") == (self.cannot is not None and decision.outcome != "failed")
+                assert decision.outcome != "finished" or self.next_step == self.started.steps
+                self.ending = decision
+
+    def _judge_form(self, form: d.Form, before: RunState) -> None:
+        assert self.cannot is None
+        assert form.generation > before.generation, "generations must grow"
+        stages, workers = [m.stage for m in form.members], [m.worker for m in form.members]
+        assert stages == list(range(self.started.stages + 1))
+        assert len(set(workers)) == len(workers), "two stages for one worker"
+        assert all(self.alive[w].joined for w in workers)
+        answer = recovery(self.started.recovery).donors(before.lost, self.started.stages) if before.lost else {}
+        if isinstance(answer, Unrecoverable):
+            assert self.started.recovery.otherwise == "rollback"
+            assert form.outcome == "rolled back"
+            assert {m.source for m in form.members} == {before.durable}
+            self.next_step = before.durable_step
+        else:
+            assert form.outcome != "rolled back"
+            rebuilt = {m.stage: tuple(m.source.donors) for m in form.members if isinstance(m.source, d.Rebuild)}
+            assert rebuilt == answer
+        assert form.step == self.next_step
+        assert {(link.low, link.high) for link in form.links} == set(self.started.pairs)
+        for link in form.links:  # a new holder has none of the old one's edges
+            if before.links.get((link.low, link.high)) == link.id:
+                assert {link.low, link.high} <= before.holders.keys()
+
+    def _judge_whole(self) -> None:
+        """Every stage has one living holder whose state is of this step."""
+        assert set(self.state.holders) == set(range(self.started.stages + 1))
+        assert len(set(self.state.holders.values())) == len(self.state.holders)
+        for stage, worker in self.state.holders.items():
+            assert (self.alive[worker].stage, self.alive[worker].updates) == (stage, self.next_step)
+
+    def _reported_ready(self, commit: d.Commit) -> set[int]:
+        """Stages that reported ready in the commit's generation since the last order to run."""
+        stages: set[int] = set()
+        for fact in self.history:
+            if isinstance(fact, d.RunStep):
+                stages.clear()
+            elif isinstance(fact, e.StageReady) and (fact.generation, fact.step) == (commit.generation, commit.step):
+                stages.add(fact.stage)
+        return stages
+
+    def _judge_seal(self, seal: d.Seal) -> None:
+        assert seal.step == self.next_step
+        assert set(seal.stages) <= self.saved_by.keys(), "a stage is sealed that nobody wrote"
+        whole = seal.stages == list(range(self.started.stages + 1))
+        assert seal.partial == (not whole)
+        assert seal.partial == (self.cannot is not None)

@@ -1,0 +1,130 @@
+"""The controller's mind under everything that workers may do to it, in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pretend_fleet import PretendFleet
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.replay import replay
+
+STAGES = 4
+PAIRS = [(s, s + 1) for s in range(STAGES)] + [(0, STAGES)]
+
+
+def started(**changed: Any) -> e.RunStarted:
+    plain: dict[str, Any] = {
+        "name": "run", "seed": 1, "stages": STAGES, "steps": 4, "first_step": 0, "samples_per_step": 8,
+        "wall_time": 0.0, "spares": 1, "pairs": PAIRS,
+    }  # fmt: skip
+    return e.RunStarted.model_validate(plain | changed)
+
+
+def origins(folders: list[str]) -> dict[int, str]:
+    """Stage → folder; an empty name leaves the stage to the seed."""
+    return {stage: folder for stage, folder in enumerate(folders) if folder}
+
+
+starts = st.builds(
+    lambda resumed, **fields: started(**(fields | resumed)),
+    steps=st.integers(1, 5),
+    spares=st.integers(0, 2),
+    eval_every=st.sampled_from([0, 1, 2]),
+    save_every=st.sampled_from([0, 1, 2]),
+    recovery=st.sampled_from([{"otherwise": "stop"}, {"otherwise": "rollback"}]),
+    resumed=st.sampled_from(
+        [
+            {},
+            {},
+            {"first_step": 1, "first_generation": 7, "load": origins(["a"] * 5), "steps": 5},
+            {"first_step": 2, "first_generation": 3, "load": origins(["b", "b", "", "b", "b"]), "steps": 5},
+            {"first_step": 2, "first_generation": 3, "load": origins(["b", "a", "a", "b", "b"]), "steps": 5},
+        ]
+    ),
+)
+
+
+class ControlMachine(RuleBasedStateMachine):
+    fleet: PretendFleet
+
+    @initialize(start=starts)
+    def begin(self, start: e.RunStarted) -> None:
+        self.fleet = PretendFleet(start)
+
+    @precondition(lambda self: self.fleet.pending())
+    @rule(picks=st.lists(st.integers(0, 9), min_size=1, max_size=30))
+    def some_work(self, picks: list[int]) -> None:
+        for pick in picks:
+            if pending := self.fleet.pending():
+                self.fleet.work(pending[pick % len(pending)])
+
+    @precondition(lambda self: self.fleet.pending())
+    @rule()
+    def all_do_what_they_were_told(self) -> None:
+        for worker in self.fleet.pending():
+            if worker in self.fleet.pending():
+                self.fleet.work(worker)
+
+    @precondition(lambda self: self.fleet.alive)
+    @rule(pick=st.integers(0, 9))
+    def a_worker_dies(self, pick: int) -> None:
+        self.fleet.lose(list(self.fleet.alive)[pick % len(self.fleet.alive)])
+
+    @precondition(lambda self: self.fleet.alive and STAGES // 2 in self.fleet.state.holders)
+    @rule()
+    def the_holder_of_a_middle_stage_dies(self) -> None:
+        self.fleet.lose(self.fleet.state.holders[STAGES // 2])
+
+    @precondition(lambda self: self.fleet.alive)
+    @rule(pair=st.sampled_from(PAIRS))
+    def an_edge_breaks(self, pair: tuple[int, int]) -> None:
+        self.fleet.break_edge(pair)
+
+    @precondition(lambda self: self.fleet.alive and self.fleet.state.suspects)
+    @rule()
+    def grace_is_over(self) -> None:
+        self.fleet.expire_grace()
+
+    @precondition(lambda self: self.fleet.alive and len(self.fleet.history) > 40)
+    @rule()
+    def someone_asks_to_stop(self) -> None:
+        self.fleet.stop()
+
+    @invariant()
+    def every_holder_lives_and_holds_one_stage(self) -> None:
+        state = self.fleet.state
+        if state.phase != "over":
+            assert set(state.holders.values()) <= self.fleet.alive.keys()
+            assert len(set(state.holders.values())) == len(state.holders)
+            assert state.waiting <= self.fleet.alive.keys()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "fleet"):
+            return
+        self.fleet.behave()
+        assert self.fleet.ending is not None, f"the run never ends: {self.fleet.state}"
+        generations = [fact.generation for fact in self.fleet.history if isinstance(fact, d.Form)]
+        assert generations == sorted(set(generations))
+        again = replay(self.fleet.history)
+        assert not again.problems
+        assert again.state == self.fleet.state
+        for fact in self.fleet.history:
+            text = fact.model_dump_json()
+            adapter = d.DECISION if isinstance(fact, DECISIONS) else e.EVENT
+            assert adapter.validate_json(text) == fact  # type: ignore[attr-defined]
+
+
+DECISIONS = (d.Spawn, d.Form, d.RunStep, d.Commit, d.Save, d.Seal, d.Cannot, d.Finish)
+
+TestControl = ControlMachine.TestCase
+TestControl.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,288 @@
+"""Tiny real runs for tests: trained by real processes, struck by real signals, checked, and read back as a record."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria import recipe
+from planaria.chaos.trace import Fault, Trace
+from planaria.checkpoint.stage_file import read_stage
+from planaria.commands import runs
+from planaria.commands import train as command
+from planaria.config import RunConfig
+from planaria.control.replay import replay
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine import fleet
+from planaria.engine.inline import InlineEngine
+from planaria.observe.ledger import prove_exactly_once
+from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.progress import Quiet
+from planaria.observe.watch import Watch
+
+ORPHANS_S = 5.0
+"""seconds after which no worker of a run that is over may be left"""
+
+
+def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, Any]) -> RunConfig:
+    """A run in ``folder`` that takes milliseconds a step; ``sections`` change single fields, as a recipe would.
+
+    Only tests of silence make a silent worker count as dead soon: the machines that run tests are busy.
+    """
+    folder.mkdir(exist_ok=True)
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        rng = random.Random(34107)
+        words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(200)]
+        corpus.write_text(" ".join(rng.choices(words, k=8000)))
+    plain: dict[str, Any] = {
+        "name": "run",
+        "out": str(folder / "runs"),
+        "model": {"vocab": 260, "dim": 32, "layers": stages, "heads": 2, "hidden": 64, "context": 32},
+        "pipeline": {"stages": stages, "microbatches": 4, "microbatch_size": 2},
+        "data": {"source": str(corpus), "tokenizer": "bytes", "validation": 0.1, "cache": str(folder / "cache")},
+        "optim": {"lr": 5e-3},
+        "train": {"steps": steps, "eval_every": 0, "eval_microbatches": 2},
+        "fleet": {"missed": 40},
+        "checkpoint": {"every": 0},
+    }
+    for name, fields in sections.items():
+        plain[name] = {**plain.get(name, {}), **fields}
+    return RunConfig.model_validate(plain)
+
+
+def folder_of(config: RunConfig) -> Path:
+    return Path(config.out) / config.name
+
+
+# ---- a fleet under a controller in this process
+
+
+@dataclass
+class Crew:
+    """Who is who in a live run, for tests that strike where no trace can."""
+
+    folder: Path
+    pids: dict[str, int] = field(default_factory=dict)
+    holders: dict[int, str] = field(default_factory=dict)
+
+    def signal(self, number: signal.Signals, stage: int | None) -> int:
+        """Signal the holder of ``stage``, or a spare; its process id."""
+        spare = next((worker for worker in self.pids if worker not in self.holders.values()), "")
+        pid = self.pids[spare if stage is None else self.holders[stage]]
+        os.kill(pid, number)
+        return pid
+
+
+Hook = Callable[[d.Decision, Crew], None]
+"""called with every decision before its orders go out"""
+
+
+def once(when: Callable[[d.Decision], bool], number: signal.Signals, stage: int | None) -> Hook:
+    """Strikes at the first decision that is the right one."""
+    struck: list[int] = []
+
+    def hook(decision: d.Decision, crew: Crew) -> None:
+        if not struck and when(decision):
+            struck.append(crew.signal(number, stage))
+
+    return hook
+
+
+class _Hooked(Watch):
+    """Writes down what happens, as every run does, and lets a test look on."""
+
+    def __init__(self, config: RunConfig, hook: Hook | None) -> None:
+        super().__init__(folder_of(config), config.pipeline.samples * config.model.context, Quiet())
+        self._hook, self._crew = hook, Crew(folder_of(config))
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        super().on_event(t, event)
+        if isinstance(event, e.WorkerJoined):
+            self._crew.pids[event.worker] = event.pid
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        super().on_decision(t, decision)
+        if isinstance(decision, d.Form):
+            self._crew.holders = {m.stage: m.worker for m in decision.members}
+        if self._hook is not None:
+            self._hook(decision, self._crew)
+
+
+def train(config: RunConfig, faults: Sequence[Fault] = (), hook: Hook | None = None) -> RunRecord:
+    """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
+    folder, dataset = folder_of(config), prepare(config.data, config.model.vocab)
+    folder.mkdir(parents=True)
+    runs.keep_config(folder, config)
+    watch = _Hooked(config, hook)
+    try:
+        fleet.train(config, folder, dataset.folder, watch, Trace(faults=tuple(faults)))
+    finally:
+        watch.close()
+        assert_no_orphans(folder)
+    return checked(folder)
+
+
+def resume(folder: Path, **flags: str) -> RunRecord:
+    """``planaria train --resume folder`` in this process; the record of the whole run, checked."""
+    try:
+        assert command.resume(folder, {name.replace("__", "."): text for name, text in flags.items()}, quiet=True) == 0
+    finally:
+        assert_no_orphans(folder)
+    return checked(folder)
+
+
+# ---- a controller in a process of its own
+
+
+class Live:
+    """``planaria train`` as a process, with the whole of its terminal's process group."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder, self.process = folder, process
+
+    def wait_until(self, condition: Callable[[RunRecord], bool], seconds: float = 60.0) -> RunRecord:
+        """Look at the run's record until it meets ``condition``."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if (self.folder / "events.jsonl").exists() and condition(record := read_run(self.folder)):
+                return record
+            time.sleep(0.05)
+        raise AssertionError(f"not reached; exit code {self.process.poll()}")
+
+    def end(self, seconds: float = 60.0) -> tuple[int, str]:
+        """Wait for the process: its exit code and what it wrote to stderr. No worker may be left."""
+        _, errors = self.process.communicate(timeout=seconds)
+        assert_no_orphans(self.folder)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def live(config: RunConfig) -> Iterator[Live]:
+    """Start the run; whatever is left of it at the end is killed."""
+    file = Path(config.out).parent / f"{config.name}.toml"
+    file.write_text(recipe.dump(config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria", "train", str(file), "--quiet"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Live(folder_of(config), process)
+    finally:
+        if process.poll() is None or living(folder_of(config)):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+# ---- what every run must leave behind
+
+
+def checked(folder: Path) -> RunRecord:
+    """The record of a run that is over: its log explains every decision, and every sample was used once."""
+    record = read_run(folder)
+    assert replay(fact for _, fact in record.history).problems == []
+    assert prove_exactly_once(record) == []
+    return record
+
+
+def living(folder: Path) -> set[int]:
+    """Processes that write to a worker's log of this run, whether they ever joined or not."""
+    logs, found = str(folder / "workers"), set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "fd" / "1").readlink().is_relative_to(logs):
+                found.add(int(process.name))
+        except OSError:  # ended meanwhile, or somebody else's
+            continue
+    return found
+
+
+def assert_no_orphans(folder: Path) -> None:
+    deadline = time.monotonic() + ORPHANS_S
+    while (left := living(folder)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"workers {left} are left"
+
+
+# ---- reading a record
+
+
+def facts(record: RunRecord, kind: type[Any]) -> list[Any]:
+    """The run's events or decisions of one kind, in order."""
+    return [fact for _, fact in record.history if isinstance(fact, kind)]
+
+
+def ending(record: RunRecord) -> d.Finish:
+    """How the run ended (a resumed run: how it ended last)."""
+    finish: d.Finish = facts(record, d.Finish)[-1]
+    return finish
+
+
+def reason(record: RunRecord) -> str:
+    return ending(record).reason
+
+
+def outcomes(record: RunRecord) -> list[str]:
+    """What became of the replica each time it was formed."""
+    return [form.outcome for form in facts(record, d.Form)]
+
+
+def losses(record: RunRecord) -> dict[int, float]:
+    """Step → training loss of the step as it was committed last."""
+    return {m.step: m.loss for m in record.metrics if m.loss is not None}
+
+
+def validation_losses(record: RunRecord) -> dict[int, float]:
+    return {m.step: m.val_loss for m in record.metrics if m.val_loss is not None}
+
+
+# ---- the same run without processes
+
+
+def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
+    """Training and validation losses by step of an inline engine that does what ``record`` says was done.
+
+    It loads and loses the same stages at the same places between steps. A generation that broke up again counts only
+    for the stages that had reported in.
+    """
+    config, checkpoints = record.config, record.folder / "checkpoints"
+    dataset = prepare(config.data, config.model.vocab)
+    streams = [Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")]
+    linked = {(fact.generation, fact.stage) for fact in facts(record, e.Linked)}
+    trained, validated = {}, {}
+    for _, fact in record.history:
+        match fact:
+            case e.RunStarted():
+                engine = InlineEngine(config, *streams)
+            case d.Form():
+                engine.step = fact.step
+                for member in fact.members:
+                    if isinstance(member.source, d.Load):
+                        engine.runners[member.stage].load(read_stage(checkpoints / member.source.folder, member.stage))
+                lost = [m.stage for m in fact.members if isinstance(m.source, d.Rebuild)]
+                assert engine.lose([stage for stage in lost if (fact.generation, stage) in linked]) == ""
+            case e.StageReady(stage=0, grad_norm=None):
+                validated[fact.step] = engine.evaluate()
+            case d.Commit():
+                result = engine.train_step()
+                assert result.step == fact.step
+                trained[fact.step] = result.loss
+    return trained, validated
+
+
+def apart(one: dict[int, float], other: dict[int, float]) -> float:
+    """Largest relative difference of two series of losses over the same steps."""
+    assert one.keys() == other.keys() and one, f"steps differ: {sorted(one.keys() ^ other.keys())}"
+    return max(abs(one[step] - other[step]) / abs(other[step]) for step in one)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from planaria import cli, recipe
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on standard error that ``arguments`` end in, with exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert not out
+    assert err.startswith("planaria: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("planaria: ").strip()
+
+
+def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    assert cli.run(["train", "recipes/demo.toml", "--dry-run", "--model.dim", "64", "--optim.lr=1e-4"]) == 0
+    out = capsys.readouterr().out
+    assert "dim = 64" in out
+    assert "lr = 0.0001" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["train", "recipes/demo.toml", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
+        (["train", "recipes/demo.toml", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
+        (["train"], "train: give a recipe such as recipes/demo.toml, or --resume runs/NAME"),
+        (["train", "recipes/demo.toml", "--pipeline.routing", "ful", "--dry-run"], "did you mean 'full'?"),
+        (["train", "recipes/demo.toml", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
+        (["train", "recipes/demmo.toml"], "recipes/demmo.toml: no such recipe; did you mean 'demo.toml'?"),
+        (["train", "recipes/demo.toml", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
+        (["generate", "nowhere", "--prompt", "x"], "nowhere"),
+        (["replay", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["export", "nowhere", "--to", "there"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refused(capsys, *arguments)
+
+
+def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert not [name for name, _ in recipe.fields() if f"--{name} " not in out]
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, planaria.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.chdir(request.config.rootpath)

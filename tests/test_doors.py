@@ -1,0 +1,120 @@
+"""Who may open which door: the import rules of the house, read off the source itself."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+LEVELS = (
+    ("config", "errors", "events", "decisions", "recipe", "model", "data", "network"),
+    ("routing", "recovery", "exchange", "chaos"),
+    ("plan",),
+    ("fleet", "transport", "checkpoint"),
+    ("engine", "control"),
+    ("observe",),
+    ("commands",),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Dotted names of all that a module imports, wherever in it, names taken from modules included."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide which room they lead to"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def neighbours(module: str) -> set[str]:
+    """The modules of this project that ``module`` imports itself."""
+    found = set()
+    for name in imported(MODULES[module]):
+        if name.partition(".")[0] == "planaria":
+            found.add(name if name in MODULES else name.rpartition(".")[0])
+    return found - {"planaria"}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_module_stands_in_a_known_room() -> None:
+    assert len(MODULES) > 50
+    assert {room(m) for m in MODULES if m != "planaria"} <= LEVEL.keys()
+    assert all(target in MODULES for module in MODULES for target in neighbours(module))
+
+
+def test_imports_run_downwards_only() -> None:
+    upward = [
+        f"{module} imports {target}"
+        for module in MODULES
+        if module != "planaria"
+        for target in neighbours(module)
+        if LEVEL[room(target)] > LEVEL[room(module)]
+    ]
+    assert not upward
+
+
+def test_no_import_leads_back_to_where_it_came_from() -> None:
+    try:
+        graphlib.TopologicalSorter({module: neighbours(module) for module in MODULES}).prepare()
+    except graphlib.CycleError as cycle:
+        pytest.fail(" imports ".join(reversed(cycle.args[1])))
+
+
+@pytest.mark.parametrize("forbidden", ["engine", "model", "transport", "fleet", "control", "checkpoint", "plan"])
+def test_observe_reads_events_only(forbidden: str) -> None:
+    peeks = [m for m in MODULES if m != "planaria" and room(m) == "observe" for n in neighbours(m) if room(n) == forbidden]
+    assert not peeks
+
+
+@pytest.mark.parametrize(
+    ("library", "rooms"),
+    [
+        ("torch.distributed", {"transport"}),
+        ("multiprocessing", {"fleet", "engine"}),
+        ("ray", {"fleet"}),
+        ("pickle", set()),
+        ("socket", {"fleet", "transport"}),
+    ],
+)
+def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
+    users = {m for m, tree in MODULES.items() for n in imported(tree) if n == library or n.startswith(f"{library}.")}
+    attribute = [m for m, tree in MODULES.items() for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == library]
+    assert {room(m) for m in users | set(attribute)} <= rooms
+
+
+def test_strategies_know_no_process_socket_clock_or_file() -> None:
+    outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
+    pure = [m for m in MODULES if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]
+    pure += ["planaria.control.apply", "planaria.control.decide", "planaria.control.state", "planaria.control.replay"]
+    assert not [f"{m} imports {n}" for m in pure for n in imported(MODULES[m]) if n.partition(".")[0] in outside]
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    calls = [
+        f"{module}:{node.lineno}"
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save", "np.load", "numpy.load")
+    ]
+    assert not calls
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    long = {m: n for m, tree in MODULES.items() if tree.body and (n := tree.body[-1].end_lineno or 0) > 400}
+    assert not long

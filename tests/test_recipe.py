@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria import recipe
+from planaria.config import RunConfig
+from planaria.errors import UserError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Path:
+    return tmp_path / "mine.toml"
+
+
+def refused(text: str, file: Path, **flags: str) -> str:
+    """The one line that loading ``text`` ends in, without the folder's name."""
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        recipe.load(file, {name.replace("__", "."): value for name, value in flags.items()})
+    line = str(caught.value)
+    assert "\n" not in line
+    return line.replace(str(file.parent) + "/", "")
+
+
+def test_flags_win_over_the_recipe_and_the_recipe_over_defaults(write: Path) -> None:
+    write.write_text("seed = 1\n[model]\ndim = 64\nheads = 2\n")
+    config = recipe.load(write, {"model.dim": "32", "optim.lr": "3e-4"})
+    assert (config.model.dim, config.model.heads, config.model.layers) == (32, 2, RunConfig().model.layers)
+    assert (config.seed, config.optim.lr, config.name) == (1, 3e-4, "mine")
+
+
+def test_a_recipe_may_name_its_run(write: Path) -> None:
+    write.write_text('name = "other"')
+    assert recipe.load(write, {}).name == "other"
+    assert recipe.load(write, {"name": "third"}).name == "third"
+    assert recipe.load(None, {}).name == RunConfig().name
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("model.tied", "false", False),
+        ("model.kv_heads", "2", 2),
+        ("pipeline.order", "gpipe", "gpipe"),
+        ("data.source", "hf:123", "hf:123"),
+        ("data.cache", "true", "true"),
+        ("network.forward_s", "[0.1]", [0.1]),
+        ("network.bandwidth", "1e6", 1e6),
+        ("prompt", "1 + 1 =", "1 + 1 ="),
+        ("optim.lr", "1", 1.0),
+    ],
+)
+def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: str, value: object) -> None:
+    plain = recipe.load(None, {flag: text}).model_dump()
+    for part in flag.split("."):
+        plain = plain[part]
+    assert plain == value
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[optim]\nlrr = 1", "mine.toml: optim.lrr: unknown key; did you mean 'lr'?"),
+        ("[optim]\ndim = 3", "mine.toml: optim.dim: unknown key; did you mean 'model.dim'?"),
+        ("dim = 3", "mine.toml: dim: unknown key; did you mean 'model.dim'?"),
+        ("[modle]\ndim = 3", "mine.toml: modle: unknown key; did you mean 'model'?"),
+        ("model = 3", "mine.toml: model: is a section; write its keys below [model]"),
+        ('[model]\ndim = "64"', "mine.toml: model.dim = '64': input should be a valid integer"),
+        ("[model]\ntied = 1", "mine.toml: model.tied = 1: input should be a valid boolean"),
+        ('seed = "x"', "mine.toml: seed = 'x': input should be a valid integer"),
+        ("seed = -1", "mine.toml: seed = -1: input should be greater than or equal to 0"),
+        ("[optim]\nlr = inf", "mine.toml: optim.lr = inf: input should be a finite number"),
+        ("[network]\nforward_s = [-1.0]", "mine.toml: network.forward_s = -1.0: input should be greater than or equal to 0"),
+        ("[model]\ndim = 63", "mine.toml: model.dim = 63 does not divide into model.heads = 4"),
+        ("[model]\nlayers = 5", "mine.toml: model.layers = 5 does not divide into pipeline.stages = 4"),
+        ("[model]\nkv_heads = 3", "mine.toml: model.heads = 4 is not a multiple of model.kv_heads = 3"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_recipe_is_one_line_that_names_it(text: str, line: str, write: Path) -> None:
+    assert refused(text, write) == line
+
+
+def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
+    assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
+    assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"
+    assert refused("", write, pipeline__stages="3") == (
+        "mine.toml with the given flags: model.layers = 4 does not divide into pipeline.stages = 3"
+    )
+    assert refused("", write, network__forward_s="[1, 2]").startswith("mine.toml with the given flags: network.forward_s")
+
+
+def test_what_is_no_recipe_is_named(write: Path, tmp_path: Path) -> None:
+    assert "mine.toml: not valid TOML" in refused("[model\n", write)
+    write.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not valid TOML"):
+        recipe.load(write, {})
+    with pytest.raises(UserError, match=r"miine.toml: no such recipe; did you mean 'mine.toml'\?"):
+        recipe.load(tmp_path / "miine.toml", {})
+    with pytest.raises(UserError, match="no such recipe; give the path of a TOML file"):
+        recipe.load(tmp_path / "nowhere" / "mine.toml", {})
+    write.write_text("#" * (recipe.MAX_RECIPE_BYTES + 1))
+    with pytest.raises(UserError, match="bytes is no recipe"):
+        recipe.load(write, {})
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_recipes_of_the_house_load_and_survive_dump_and_load(file: Path, write: Path) -> None:
+    config = recipe.load(file, {})
+    write.write_text(recipe.dump(config))
+    assert recipe.load(write, {}) == config
+    assert recipe.parse(config.model_dump_json(), "config.json") == config
+
+
+def test_every_field_is_explained_and_can_be_set_by_its_dotted_name() -> None:
+    fields = dict(recipe.fields())
+    assert len(fields) > 40
+    assert not [name for name, field in fields.items() if not field.description]
+    plain = recipe.load(None, {}).model_dump(mode="json")
+    for name in fields:
+        value = plain
+        for part in name.split("."):
+            value = value[part]
+        if value is not None:
+            text = value if isinstance(value, str) else str(value).lower()
+            assert recipe.load(None, {name: text}) == recipe.load(None, {})
+
+
+def test_overlay_changes_what_the_flags_name_only() -> None:
+    before = recipe.load(None, {"model.dim": "64"})
+    after = recipe.overlay(before, {"train.steps": "7"})
+    assert after.train.steps == 7
+    assert after.model_copy(update={"train": before.train}) == before
+    with pytest.raises(UserError, match="--train.steps 0: input should be greater than 0"):
+        recipe.overlay(before, {"train.steps": "0"})
+
+
+def test_a_damaged_config_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^run/config.json: invalid JSON|^run/config.json: Invalid JSON"):
+        recipe.parse("{", "run/config.json")
+    with pytest.raises(UserError, match="^run/config.json: model.dim: input should be a valid integer$"):
+        recipe.parse('{"model": {"dim": "a"}}', "run/config.json")
+
+
+@given(st.sampled_from([name for name, _ in recipe.fields()]), st.text(max_size=12))
+def test_whatever_a_flag_says_it_is_taken_or_refused_in_words(name: str, text: str) -> None:
+    try:
+        assert isinstance(recipe.load(None, {name: text}), RunConfig)
+    except UserError as error:
+        assert name in str(error) or "the defaults with the given flags" in str(error)
