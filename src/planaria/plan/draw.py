@@ -22,8 +22,8 @@ def draw(simulated: Simulated, bound: Bound, width: int = 100, unit: str = "s") 
         for stage, spans in sorted(simulated.spans.items())
     ]
     legend = (
-        f"step {simulated.step_s:.4g} {unit}, bound {bound.step_s:.4g} {unit} ({bound.binds}), bubble {simulated.bubble:.1%}; "
-        f"F forward, B backward, {IDLE} idle"
+        f"step {simulated.step_s:.4g} {unit}, bound {bound.step_s:.4g} {unit} ({bound.binds}), "
+        f"bubble {simulated.bubble:.1%}; F forward, B backward, {IDLE} idle"
     )
     return "\n".join([*rows, legend])
 

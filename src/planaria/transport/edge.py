@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria.transport.buffers import receive_buffer
 from planaria.transport.group import Group, open_group
 from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
 
@@ -121,7 +122,7 @@ class Edge:
                 header = unpack(raw, self.spec.max_bytes)
                 if header.content is Content.BYE:
                     return
-                payload = torch.empty(header.shape, dtype=header.dtype)
+                payload = receive_buffer(header)
                 body = group.recv([payload], other, _PAYLOAD_TAG) if header.nbytes else None
                 # The next header is asked for before this payload is in: one round trip less per frame.
                 announced = group.recv([raw], other, _HEADER_TAG)
