@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity. ``values`` are its repeats; the claim is held against their median, or the worst of them."""
+    """One measured quantity. ``values`` are its repeats; the claim is held against their median or their worst."""
 
     what: str
     values: Sequence[float]

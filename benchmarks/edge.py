@@ -18,7 +18,7 @@ KB = 1024
 
 
 def row(size: int, count: int, gloo: Sequence[float], edge: Sequence[float]) -> Row:
-    """The verdict on ``count`` messages of ``size`` bytes: seconds through gloo and through the edge, repeat by repeat."""
+    """The verdict on ``count`` messages of ``size`` bytes: seconds through ``gloo`` and ``edge``, by repeat."""
     volume = size * count / 1e9
     extra = (statistics.median(edge) - statistics.median(gloo)) / count
     return Row(
@@ -37,7 +37,9 @@ def row(size: int, count: int, gloo: Sequence[float], edge: Sequence[float]) -> 
 
 def main() -> int:
     flags = parser(NAME, __doc__)
-    flags.add_argument("--sizes", type=int, nargs="+", default=[64, 1024, 4096, 32768], metavar="KB", help="message sizes")
+    flags.add_argument(
+        "--sizes", type=int, nargs="+", default=[64, 1024, 4096, 32768], metavar="KB", help="message sizes"
+    )
     flags.add_argument("--volume", type=int, default=64, metavar="MB", help="sent in one repeat; at most 256 messages")
     flags.add_argument("--repeats", type=int, default=15, help="of each side and size")
     given = flags.parse_args()
@@ -45,7 +47,10 @@ def main() -> int:
     with opened(max(given.sizes) * KB) as pair:
         for size in (kilobytes * KB for kilobytes in given.sizes):
             count = min(256, max(4, given.volume * KB * KB // size))
-            sides = [lambda n=count, s=size: pair.transfer("gloo", s, n), lambda n=count, s=size: pair.transfer("edge", s, n)]
+            sides = [
+                lambda n=count, s=size: pair.transfer("gloo", s, n),
+                lambda n=count, s=size: pair.transfer("edge", s, n),
+            ]
             interleaved(sides, 1)  # first touches of buffers and sockets
             rows.append(row(size, count, *interleaved(sides, given.repeats)))
     return conclude(NAME, given, rows, ["measured: the edge's throughput as a part of gloo's in the same repeat"])

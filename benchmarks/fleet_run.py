@@ -50,7 +50,9 @@ def bytes_data(kilobytes: int = 512) -> DataConfig:
 
 def add_model_flags(flags: argparse.ArgumentParser) -> None:
     """The size of :func:`real_stages`; ``--dim`` 256 is a million parameters a stage."""
-    flags.add_argument("--stages", type=int, default=4, help="block stages of one layer each; the middle ones are struck")
+    flags.add_argument(
+        "--stages", type=int, default=4, help="block stages of one layer each; the middle ones are struck"
+    )
     flags.add_argument("--microbatches", type=int, default=8)
     flags.add_argument("--dim", type=int, default=256, help="width of the model; 256 is a million parameters a stage")
     flags.add_argument("--context", type=int, default=64, help="tokens in a microbatch, which is one sample")
@@ -116,11 +118,13 @@ def require_finished(record: RunRecord) -> None:
     :raises RunStopped: naming how it ended instead, and where its logs are.
     """
     if ending(record) != "finished":
-        raise RunStopped(f"{record.folder}: the run {ending(record)}; its workers' logs are in {record.folder / 'workers'}")
+        raise RunStopped(
+            f"{record.folder}: the run {ending(record)}; its workers' logs are in {record.folder / 'workers'}"
+        )
 
 
 def step_seconds(record: RunRecord, skip: int) -> list[float]:
-    """From the order to run a step to the order to commit it, for all steps that went through but the first ``skip``."""
+    """From the order to run a step to the order to commit it, for all committed steps but the first ``skip``."""
     began, lengths = 0.0, []
     for t, fact in record.history:
         if isinstance(fact, d.RunStep) and fact.mode == "train":

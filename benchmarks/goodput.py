@@ -1,9 +1,9 @@
 """How much training is left when workers keep failing: steps done in the same wall time, with faults and without.
 
 Three arms, one after the other: no faults; a SIGKILL every so often; SIGKILL and SIGSTOP in turn (the frozen worker is
-thawed later and must be ignored). Victims are random middle stages at random moments, one at a time, struck from outside
-the run as ``planaria chaos`` does. Time counts from the first step. The claims: at least 95 % and 90 % of the fault-free
-arm's steps, and every sample used exactly once.
+thawed later and must be ignored). Victims are random middle stages at random moments, one at a time, struck from
+outside the run as ``planaria chaos`` does. Time counts from the first step. The claims: at least 95 % and 90 % of the
+fault-free arm's steps, and every sample used exactly once.
 """
 
 from __future__ import annotations
@@ -121,12 +121,17 @@ def rows_of(arm: str, given: argparse.Namespace, records: Sequence[RunRecord], f
                 "stood still s": sum(stood_still),
             },
         ),
-        Row(f"{arm}: faults in the ledger", [len(problems)], f"0: {samples} samples, run {ending(record)}", Claim(high=0)),
+        Row(
+            f"{arm}: what is wrong with its ledger",
+            [len(problems)],
+            f"0: {samples} samples, run {ending(record)}",
+            Claim(high=0),
+        ),
     ]
 
 
 def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
-    """Seconds that an arm's faults must cost at least: each the physical limit of a recovery and half a step done again.
+    """Seconds that an arm's faults must cost at least: each a recovery's physical limit, and half a step done again.
 
     A freeze costs the heartbeats that have to be missed instead of the notice of a death.
     """

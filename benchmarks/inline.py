@@ -1,7 +1,7 @@
 """What cutting a model into stages costs one process: the inline engine against a plain loop over one module.
 
-Both train the same weights on the same microbatches with the same AdamW and clipping, on one thread, and take turns. The
-claim: the engine's step takes at most 1.05 of the plain loop's time, and their losses are the same numbers.
+Both train the same weights on the same microbatches with the same AdamW and clipping, on one thread, and take turns.
+The claim: the engine's step takes at most 1.05 of the plain loop's time, and their losses are the same numbers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data
 from benchmarks.plain import PlainLoop
 from planaria.config import ModelConfig, PipelineConfig, RunConfig, TrainConfig
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine.inline import InlineEngine
+from planaria.model.stages import flops_per_token, parameter_count
 
 NAME = "inline"
 CLAIM, SAME = Claim(high=1.05), Claim(high=0.0)
@@ -27,13 +33,6 @@ def timed(step: Callable[[], float], losses: list[float], steps: int) -> float:
 
 def compare(config: RunConfig, steps: int, repeats: int) -> list[Row]:
     """Time and loss of both, side by side."""
-    import torch
-
-    from planaria.data.shards import prepare
-    from planaria.data.stream import Stream
-    from planaria.engine.inline import InlineEngine
-    from planaria.model.stages import flops_per_token, parameter_count
-
     torch.set_num_threads(1)
     stream = Stream(prepare(config.data, config.model.vocab), "train", config.model.context, config.seed)
     engine, plain = InlineEngine(config, stream), PlainLoop(config, stream)
@@ -55,7 +54,10 @@ def compare(config: RunConfig, steps: int, repeats: int) -> list[Row]:
             values=ratios,
             limit=f"the plain loop: 1 ({flops / min(whole) / 1e9:.0f} GFLOP/s at best)",
             claim=CLAIM,
-            beside={"engine": milliseconds([s / steps for s in staged]), "plain": milliseconds([s / steps for s in whole])},
+            beside={
+                "engine": milliseconds([s / steps for s in staged]),
+                "plain": milliseconds([s / steps for s in whole]),
+            },
         ),
         Row(f"|loss - plain loss|, worst of {len(gaps)} steps, nats", gaps, "0: the same sums", SAME, judged="worst"),
     ]

@@ -39,7 +39,9 @@ def row(case: Case, steps: int) -> Row:
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--steps", type=int, default=20, help="of each pipeline, warm-up apart")
-    flags.add_argument("--forward", type=float, default=0.010, metavar="S", help="seconds of a microbatch's forward pass")
+    flags.add_argument(
+        "--forward", type=float, default=0.010, metavar="S", help="seconds of a microbatch's forward pass"
+    )
     flags.add_argument("--backward", type=float, default=0.020, metavar="S", help="seconds of its backward pass")
     flags.add_argument("--pipelines", nargs="+", default=["4x8", "8x16"], metavar="SxM", help="stages x microbatches")
     given = flags.parse_args()

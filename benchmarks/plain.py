@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-if TYPE_CHECKING:
-    from planaria.config import RunConfig
-    from planaria.data.stream import Stream
+from planaria.config import RunConfig
+from planaria.data.stream import Stream
+from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.model.stages import Llama
 
 
 class PlainLoop:
@@ -16,9 +17,6 @@ class PlainLoop:
     """
 
     def __init__(self, config: RunConfig, stream: Stream) -> None:
-        from planaria.engine.optimizer import make_optimizer
-        from planaria.model.stages import Llama
-
         self.config, self.step = config, 0
         self._stream = stream
         self._model = Llama(config.model, config.pipeline.stages, config.seed)
@@ -27,16 +25,12 @@ class PlainLoop:
 
     def train_step(self) -> float:
         """One update; the mean loss of its microbatches in nats."""
-        import torch
-
-        from planaria.engine.optimizer import learning_rate
-
         pipeline = self.config.pipeline
         losses = []
         for microbatch in range(pipeline.microbatches):
             first = self.step * pipeline.samples + microbatch * pipeline.microbatch_size
             loss = self._model.loss(*self._stream.batch(first, pipeline.microbatch_size)) / pipeline.microbatches
-            loss.backward()
+            torch.autograd.backward(loss)
             losses.append(loss.detach())
         self._model.ends.fold_gradients()
         for parameters in self._groups:

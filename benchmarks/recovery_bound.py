@@ -3,8 +3,8 @@
     T ≥ detect + decide + relink + 2 · S / B + redo of one microbatch
 
 detect: a killed process of the same weight, doing nothing, until its fleet says so; decide: arithmetic, taken as 0;
-relink: one new two-rank group; 2 · S / B: the state of both donors through one gloo pair; redo: each of one microbatch's
-passes at the fastest that the run ever did it, nothing else on the way.
+relink: one new two-rank group; 2 · S / B: the state of both donors through one gloo pair; redo: each of one
+microbatch's passes at the fastest that the run ever did it, nothing else on the way.
 """
 
 from __future__ import annotations

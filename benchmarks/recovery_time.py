@@ -90,7 +90,9 @@ def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record
     good = [t for t in timings if t.outcome in ("recovered", "rolled back", "relinked") and t.total is not None]
     asked = max(incidents, len(timings))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in Counter(t.outcome for t in timings).items())
-    return Row(f"{what}: {len(good)}/{asked} go on", [len(good) / asked], f"{outcomes}; run {ending(record)}", Claim(low=1))
+    return Row(
+        f"{what}: {len(good)}/{asked} go on", [len(good) / asked], f"{outcomes}; run {ending(record)}", Claim(low=1)
+    )
 
 
 def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:

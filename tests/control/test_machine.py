@@ -11,6 +11,7 @@ from pretend_fleet import PretendFleet
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.control.apply import apply
 from planaria.control.replay import replay
 
 STAGES = 4
@@ -95,6 +96,15 @@ class ControlMachine(RuleBasedStateMachine):
     def someone_asks_to_stop(self) -> None:
         self.fleet.stop()
 
+    @rule()
+    def old_news_comes_in(self) -> None:
+        now = self.fleet.state
+        for fact in self.fleet.history:
+            if isinstance(fact, REPORTS) and fact.generation < now.generation:
+                assert apply(fact, now) == now
+            elif isinstance(fact, e.WorkerLost):
+                assert apply(fact, now) == now
+
     @invariant()
     def every_holder_lives_and_holds_one_stage(self) -> None:
         state = self.fleet.state
@@ -119,11 +129,12 @@ class ControlMachine(RuleBasedStateMachine):
             assert adapter.validate_json(text) == fact  # type: ignore[attr-defined]
 
 
+REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved)
 DECISIONS = (d.Spawn, d.Form, d.RunStep, d.Commit, d.Save, d.Seal, d.Cannot, d.Finish)
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -1,4 +1,4 @@
-"""What the strategy cannot rebuild ends the run with everything it still has saved, or rolls it back: never silently."""
+"""What the strategy cannot rebuild ends the run with all it still has saved, or rolls it back: never silently."""
 
 from __future__ import annotations
 

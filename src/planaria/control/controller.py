@@ -148,7 +148,7 @@ class Controller:
                             worker="controller",
                             stage=-1,
                             generation=self.state.generation,
-                            detail=f"cannot save {decision.folder}: {error.strerror}",
+                            detail=f"cannot save {self._store.folder / decision.folder}: {error.strerror}",
                         )
                     )
             case d.Finish():

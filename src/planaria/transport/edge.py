@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from planaria.transport.buffers import receive_buffer
-from planaria.transport.group import Group, open_group
+from planaria.transport.group import NEVER, Group, open_group
 from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
@@ -106,7 +106,7 @@ class Edge:
                 if header.nbytes:
                     works.append(group.send([payload], other, _PAYLOAD_TAG))
                 for work in works:
-                    work.wait()
+                    work.wait(NEVER)
                 if header.content is Content.BYE:
                     return
         except RuntimeError as error:
@@ -118,7 +118,7 @@ class Edge:
             raw = torch.empty(HEADER_BYTES, dtype=torch.uint8)
             announced = group.recv([raw], other, _HEADER_TAG)
             while True:
-                announced.wait()
+                announced.wait(NEVER)
                 header = unpack(raw, self.spec.max_bytes)
                 if header.content is Content.BYE:
                     return
@@ -127,7 +127,7 @@ class Edge:
                 # The next header is asked for before this payload is in: one round trip less per frame.
                 announced = group.recv([raw], other, _HEADER_TAG)
                 if body is not None:
-                    body.wait()
+                    body.wait(NEVER)
                 line_free = self._emulate_link(header, line_free)
                 self._tell(Arrived(self, header, payload))
         except RuntimeError as error:

@@ -13,8 +13,11 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore, Work  # t
 
 from planaria.errors import UserError
 
-# Deadlines are kept by whoever waits for a message, who can name it; a time-out inside gloo would close the group.
-_NEVER = timedelta(days=30)
+NEVER = timedelta(days=30)
+"""How long to ``wait`` for messages, always given: gloo would otherwise close the group after the time it had to open.
+
+Deadlines are kept by whoever waits for a message, and can name it.
+"""
 
 
 class Group(Protocol):
@@ -54,6 +57,4 @@ def open_group(host: str, port: int, link_id: str, rank: int, timeout_s: float) 
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
-    group = ProcessGroupGloo(PrefixStore(link_id, store), rank, 2, options)
-    group._set_default_timeout(_NEVER)
-    return group  # type: ignore[return-value]
+    return ProcessGroupGloo(PrefixStore(link_id, store), rank, 2, options)  # type: ignore[return-value]

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+
+from planaria.checkpoint import stage_file as module
+from planaria.checkpoint.stage_file import check_stage, read_stage, stage_file, write_stage
+from planaria.errors import UserError
+from planaria.model.state import StageState
+
+
+def state(seed: int = 1) -> StageState:
+    generator = torch.Generator().manual_seed(seed)
+    weights = {"layers.0.a": torch.randn(3, 4, generator=generator), "norm": torch.randn(5, generator=generator)}
+    weights["norm"][0] = -0.0
+    weights["norm"][1] = 1e-42  # a subnormal number
+    moments = {name: (t * 0.3, t * t) for name, t in weights.items()}
+    return StageState(weights, moments, 17, 1.1, 0.1 + 0.2, 1 / 3, generator.get_state())
+
+
+def assert_same(found: StageState, expected: StageState) -> None:
+    """Bit for bit."""
+
+    def raw(tensor: torch.Tensor) -> tuple[object, ...]:
+        return tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
+
+    assert {n: raw(t) for n, t in found.weights.items()} == {n: raw(t) for n, t in expected.weights.items()}
+    assert {n: [*map(raw, pair)] for n, pair in found.moments.items()} == {
+        n: [*map(raw, pair)] for n, pair in expected.moments.items()
+    }
+    plain = [(s.updates, s.lr_scale, s.grad_norm, s.clipped_norm) for s in (found, expected)]
+    assert plain[0] == plain[1]
+    assert (found.rng is None) == (expected.rng is None)
+    assert found.rng is None or expected.rng is None or raw(found.rng) == raw(expected.rng)
+
+
+def refused(folder: Path, stage: int = 2) -> str:
+    """The one line in which reading ends."""
+    with pytest.raises(UserError) as caught:
+        read_stage(folder, stage)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(stage_file(folder, stage)) in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"grad_norm": None, "clipped_norm": None},
+        {"moments": {}, "updates": 0, "rng": None},
+        {"weights": {"t": torch.randn(4, 6).T}, "moments": {}},
+    ],
+)
+def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Path) -> None:
+    kept = replace(state(), **changed)  # type: ignore[arg-type]
+    size = write_stage(tmp_path / "made" / "on demand", 2, 40, kept)
+    folder = tmp_path / "made" / "on demand"
+    assert [file.name for file in folder.iterdir()] == ["stage-0002.safetensors"]
+    assert size == stage_file(folder, 2).stat().st_size
+    assert_same(read_stage(folder, 2), kept)
+    check_stage(folder, 2)
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(0, 2**53),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_numbers_come_back_exactly(tmp_path: Path, scale: float, norm: float | None, updates: int) -> None:
+    kept = StageState({"w": torch.ones(2)}, {}, updates, scale, norm, norm)
+    write_stage(tmp_path, 1, 0, kept)
+    assert_same(read_stage(tmp_path, 1), kept)
+
+
+def test_a_new_file_replaces_the_old_one(tmp_path: Path) -> None:
+    write_stage(tmp_path, 2, 1, state(1))
+    write_stage(tmp_path, 2, 1, state(2))
+    assert_same(read_stage(tmp_path, 2), state(2))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "missing; choose another checkpoint" in refused(tmp_path)
+
+
+def test_a_file_of_another_stage_is_refused(tmp_path: Path) -> None:
+    write_stage(tmp_path, 3, 1, state())
+    stage_file(tmp_path, 3).rename(stage_file(tmp_path, 2))
+    assert "holds stage 3" in refused(tmp_path)
+    with pytest.raises(UserError, match="holds stage 3"):
+        check_stage(tmp_path, 2)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
+def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
+    write_stage(tmp_path, 2, 1, state())
+    path = stage_file(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:length])
+    assert "damaged" in refused(tmp_path)
+    with pytest.raises(UserError, match="damaged"):
+        check_stage(tmp_path, 2)
+
+
+def header_of(path: Path) -> tuple[dict[str, dict[str, str]], bytes]:
+    raw = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"updates": "many"}, {"lr_scale": None}, {"step": 1.5}, {"x": 1}, {"version": None}]
+)
+def test_numbers_that_make_no_sense_are_refused(change: dict[str, object], tmp_path: Path) -> None:
+    write_stage(tmp_path, 2, 1, state())
+    path = stage_file(tmp_path, 2)
+    header, rest = header_of(path)
+    header["__metadata__"]["planaria"] = json.dumps(json.loads(header["__metadata__"]["planaria"]) | change)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + rest)
+    assert "damaged or of another version" in refused(tmp_path)
+
+
+@given(st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_happens_to_the_header_it_is_read_or_refused_in_words(tmp_path: Path, data: st.DataObject) -> None:
+    write_stage(tmp_path, 2, 1, state())
+    path = stage_file(tmp_path, 2)
+    raw = bytearray(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", raw)
+    raw[data.draw(st.integers(0, 7 + length))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        read_stage(tmp_path, 2)
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space left")])
+def test_a_full_disk_leaves_nothing_half_written(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_stage(tmp_path, 2, 1, state(1))
+
+    def full(tensors: object, path: Path, numbers: object) -> None:
+        path.write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(OSError, match=r"cannot write .*stage-0002.safetensors: .*No space left"):
+        write_stage(tmp_path, 2, 2, state(2))
+    assert [file.name for file in tmp_path.iterdir()] == ["stage-0002.safetensors"]
+    assert_same(read_stage(tmp_path, 2), state(1))
+
+
+def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen holder wakes up in the middle of its write, after its successor has written the stage."""
+    real = module.save_file
+
+    def frozen(tensors: dict[str, torch.Tensor], path: Path, numbers: dict[str, str]) -> None:
+        monkeypatch.setattr(module, "save_file", real)
+        with path.open("wb") as file:
+            pid = os.getpid()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: pid + 1)
+                write_stage(tmp_path, 2, 1, state(2))
+            file.write(b"what the frozen one still had to say")
+        assert_same(read_stage(tmp_path, 2), state(2))
+        real(tensors, path, numbers)
+
+    monkeypatch.setattr(module, "save_file", frozen)
+    write_stage(tmp_path, 2, 1, state(1))
+    assert_same(read_stage(tmp_path, 2), state(1))

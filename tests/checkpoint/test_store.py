@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria.checkpoint.stage_file import stage_file, write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
+from planaria.checkpoint.whole import load_model
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.stages import Llama, build_stage
+from planaria.model.state import StageState
+
+STAGES = 2
+MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
+ALL = tuple(range(STAGES + 1))
+
+
+def gather(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL) -> Manifest:
+    for stage in stages:
+        weights = {n: p.detach() for n, p in build_stage(MODEL, STAGES, stage, seed=step).named_parameters()}
+        write_stage(store.unfinished(step), stage, step, StageState(weights, {}, 0, 1.0))
+    return Manifest(step=step, stages=list(stages), pipeline_stages=STAGES, model=MODEL)
+
+
+def seal(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL, keep: int = 9) -> Saved:
+    partial = "" if stages == ALL else ".partial"
+    return store.seal(f"step-{step:08d}{partial}", gather(store, step, stages), keep)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return [saved.folder.name for saved in store.list()]
+
+
+def test_nothing_is_there_before_the_first_seal(store: CheckpointStore) -> None:
+    assert store.list() == []
+    assert store.newest() is None
+    store.discard_unfinished()
+
+
+def test_a_sealed_checkpoint_holds_its_stages_and_a_manifest(store: CheckpointStore) -> None:
+    saved = seal(store, 100)
+    assert (saved.step, saved.whole) == (100, True)
+    assert sorted(f.name for f in saved.folder.iterdir()) == [
+        "manifest.json", "stage-0000.safetensors", "stage-0001.safetensors", "stage-0002.safetensors",
+    ]  # fmt: skip
+    assert store.newest() == saved
+    assert not store.unfinished(100).exists()
+    assert load_model(saved).global_state().keys() == Llama(MODEL).global_state().keys()
+    fresh = Llama(MODEL, stages=1, seed=100).global_state()  # another cut, the same numbers
+    for name, tensor in load_model(saved).global_state().items():
+        assert torch.equal(tensor, fresh[name])
+
+
+@pytest.mark.parametrize("break_at", ["stray", "manifest", "rename"])
+def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
+    break_at: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = seal(store, 1)
+    manifest = gather(store, 2)
+    (store.unfinished(2) / "stage-0001.77.unfinished").write_bytes(b"of a writer that died")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    target = {"stray": (Path, "unlink"), "manifest": (Manifest, "model_dump_json"), "rename": (Path, "replace")}[break_at]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*target, killed)
+        store.seal("step-00000002", manifest, 9)
+    assert store.list() == [before]
+    store.discard_unfinished()
+    assert [folder.name for folder in store.folder.iterdir()] == ["step-00000001"]
+
+
+def test_what_does_not_belong_to_the_checkpoint_is_left_out_of_it(store: CheckpointStore) -> None:
+    """A stage that was written by a worker that died before the seal, and a file that was never finished."""
+    gather(store, 5)
+    (store.unfinished(5) / "stage-0001.77.unfinished").write_bytes(b"half")
+    saved = store.seal("step-00000005.partial", Manifest(step=5, stages=[0, 1], pipeline_stages=STAGES, model=MODEL), 2)
+    assert sorted(f.name for f in saved.folder.iterdir()) == [
+        "manifest.json", "stage-0000.safetensors", "stage-0001.safetensors",
+    ]  # fmt: skip
+    assert not saved.whole
+
+
+def test_the_newest_whole_ones_are_kept_and_partial_ones_do_not_count(store: CheckpointStore) -> None:
+    seal(store, 1)
+    seal(store, 2, stages=(0, 1))
+    seal(store, 3)
+    seal(store, 4, stages=(0, 2), keep=2)
+    assert names(store) == ["step-00000001", "step-00000002.partial", "step-00000003", "step-00000004.partial"]
+    seal(store, 10, keep=2)
+    assert names(store) == ["step-00000002.partial", "step-00000003", "step-00000004.partial", "step-00000010"]
+
+
+def test_a_run_resumed_from_an_earlier_state_keeps_what_it_seals(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        seal(store, step)
+    again = seal(store, 1, keep=1)
+    assert again.folder.is_dir()
+    assert names(store) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(store: CheckpointStore) -> None:
+    old = seal(store, 7)
+    (old.folder / "mark").touch()
+    assert not (seal(store, 7).folder / "mark").exists()
+
+
+def test_newest_goes_by_step_and_a_partial_one_comes_after_the_whole_one_of_its_step(store: CheckpointStore) -> None:
+    seal(store, 9)
+    seal(store, 10, stages=(0, 1))
+    seal(store, 10)
+    assert names(store) == ["step-00000009", "step-00000010", "step-00000010.partial"]
+    newest, whole = store.newest(), store.newest(whole_only=True)
+    assert newest is not None
+    assert whole is not None
+    assert (newest.folder.name, whole.folder.name) == ("step-00000010.partial", "step-00000010")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "no manifest.json, so it is no checkpoint"),
+        ("", "damaged or of another version"),
+        ("{}", "damaged or of another version"),
+        ('{"step": 1}', "damaged or of another version"),
+        (b"\xff\xfe", "damaged or of another version"),
+        ("FORMAT", "format 2; this planaria reads format 1"),
+    ],
+)
+def test_a_bad_manifest_is_one_line(text: str | bytes | None, complaint: str, store: CheckpointStore) -> None:
+    saved = seal(store, 1)
+    path = saved.folder / "manifest.json"
+    if text is None:
+        path.unlink()
+    elif text == "FORMAT":
+        path.write_text(saved.manifest.model_copy(update={"format": 2}).model_dump_json())
+    else:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for read in (lambda: read_manifest(saved.folder), store.list, store.newest):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert complaint in str(caught.value)
+        assert str(saved.folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_partial_checkpoint_makes_no_whole_model(store: CheckpointStore) -> None:
+    saved = seal(store, 4, stages=(0, 2))
+    with pytest.raises(UserError, match=r"stages \[1\] are missing; resume the run, or choose a whole checkpoint"):
+        load_model(saved)
+
+
+def test_a_model_with_a_damaged_stage_is_refused(store: CheckpointStore) -> None:
+    saved = seal(store, 4)
+    shutil.copyfile(stage_file(saved.folder, 1), stage_file(saved.folder, 2))
+    with pytest.raises(UserError, match="holds stage 1"):
+        load_model(saved)

@@ -1,0 +1,249 @@
+"""The loop around the pure half: clocks, zombies, a disk that is full. The fleet is a list of notices."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.config import RunConfig
+from planaria.control import controller as module
+from planaria.control.controller import Controller
+from planaria.control.replay import replay
+from planaria.control.state import RunState
+from planaria.fleet.base import Gone, Said
+
+CONFIG = RunConfig.model_validate(
+    {"model": {"layers": 3}, "pipeline": {"stages": 3}, "train": {"steps": 2, "eval_every": 0}, "fleet": {"spares": 0}}
+)
+STARTED = e.RunStarted(
+    name="run", seed=1, stages=3, steps=2, first_step=0, samples_per_step=1, wall_time=0.0,
+    pairs=[(0, 1), (1, 2), (2, 3), (0, 3)],
+)  # fmt: skip
+
+
+class Clock:
+    """Moves only when the fleet waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class ObedientFleet:
+    """Workers that do at once what they are told; what they say waits to be polled."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.notices: deque[Said | Gone] = deque()
+        self.incarnations: dict[str, int] = {}
+        self.stages: dict[str, int] = {}
+        self.dismissed: list[tuple[str, int]] = []
+        self.waits: list[float] = []
+        self.silent: set[type[d.Fact]] = set()  # type: ignore[name-defined]
+
+    def say(self, worker: str, fact: e.Fact, incarnation: int | None = None) -> None:
+        number = self.incarnations[worker] if incarnation is None else incarnation
+        self.notices.append(Said(worker, number, fact.model_dump_json().encode()))
+
+    def spawn(self, worker: str, incarnation: int) -> None:
+        self.incarnations[worker] = incarnation
+        self.say(worker, e.WorkerJoined(worker=worker, incarnation=incarnation, pid=1))
+
+    def send(self, worker: str, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if type(order) in self.silent:
+            return
+        match order:
+            case d.Form():
+                self.stages[worker] = next(m.stage for m in order.members if m.worker == worker)
+                self._report(worker, e.Linked, order.generation, link_s=0.0)
+            case d.RunStep():
+                self._report(worker, e.StageReady, order.generation, step=order.step, loss=1.0, grad_norm=1.0)
+            case d.Commit():
+                self._report(worker, e.StageCommitted, order.generation, step=order.step)
+            case d.Save():
+                self._report(worker, e.StageSaved, order.generation, step=order.step, bytes=1)
+
+    def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
+        assert isinstance(d.ORDER.validate_json(text), d.Leave)
+        self.dismissed.append((worker, incarnation))
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        self.waits.append(timeout_s)
+        if not self.notices:
+            self.clock.now += timeout_s
+            assert self.clock.now < 200, "the controller waits for ever"
+            return []
+        return [self.notices.popleft()]
+
+    def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _report(self, worker: str, kind: type[e.Fact], generation: int, **what: object) -> None:
+        self.say(worker, kind(worker=worker, stage=self.stages[worker], generation=generation, **what))  # type: ignore[call-arg]
+
+
+class Log:
+    """An observer that remembers all it is told."""
+
+    def __init__(self) -> None:
+        self.facts: list[e.Event | d.Decision] = []
+        self.worked: list[e.Worked] = []
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        self.facts.append(event)
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        self.facts.append(decision)
+
+    def on_worked(self, t: float, worked: e.Worked) -> None:
+        self.worked.append(worked)
+
+    def all(self, kind: type[object]) -> list[object]:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+
+class NoChaos:
+    def on_decision(self, t: float, decision: d.Decision) -> None: ...
+
+    def strike(self, t: float, state: RunState) -> list[e.FaultInjected]:
+        return []
+
+    def next_due(self) -> float | None:
+        return None
+
+
+class Scene:
+    """A controller, its fleet, and what it told."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.log = Clock(), Log()
+        monkeypatch.setattr(module, "time", self.clock)
+        self.fleet = ObedientFleet(self.clock)
+        self.folder = folder
+        for step in range(3):  # what the workers would have written
+            gathered = folder / "checkpoints" / f"step-{step:08d}.unfinished"
+            gathered.mkdir(parents=True)
+            for stage in range(4):
+                (gathered / f"stage-{stage:04d}.safetensors").write_bytes(b"x")
+
+    def run(self, stop: str = "") -> d.Finish:
+        self.controller = Controller(CONFIG, STARTED, self.fleet, self.folder, self.log, NoChaos())
+        return self.controller.run(lambda: stop)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def broken(scene: Scene) -> None:
+    scene.fleet.say("w1", e.EdgeBroken(worker="w1", stage=1, peer_stage=2, generation=1, detail="reset"))
+
+
+def test_a_run_ends_with_its_checkpoint_and_state_file(scene: Scene) -> None:
+    assert scene.run() == d.Finish(outcome="finished")
+    assert [f.step for f in scene.log.all(d.Commit)] == [0, 1]  # type: ignore[attr-defined]
+    assert (scene.folder / "checkpoints" / "step-00000002" / "manifest.json").is_file()
+    assert '"phase": "over"' in (scene.folder / "state.json").read_text()
+    assert max(scene.fleet.waits) <= CONFIG.fleet.heartbeat_s
+
+
+def test_a_request_to_stop_is_heard(scene: Scene) -> None:
+    assert scene.run(stop="SIGINT") == d.Finish(outcome="stopped", reason="SIGINT")
+    assert len(scene.log.all(e.StopRequested)) == 1
+
+
+def test_a_broken_edge_without_a_death_is_replaced_when_its_grace_is_over(scene: Scene) -> None:
+    scene.fleet.silent = {d.RunStep}
+    original = scene.fleet.send
+
+    def send(worker: str, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if isinstance(order, d.RunStep) and order.generation == 1 and scene.fleet.stages[worker] == 1:
+            broken(scene)
+        if isinstance(order, d.Form) and order.generation == 2:
+            scene.fleet.silent = set()
+        original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    assert scene.run() == d.Finish(outcome="finished")
+    assert len(scene.log.all(e.GraceExpired)) == 1
+    assert [f.outcome for f in scene.log.all(d.Form)] == ["started", "relinked"]  # type: ignore[attr-defined]
+
+
+def test_the_grace_of_an_older_generation_does_not_hold_up_a_newer_one(scene: Scene) -> None:
+    """An edge breaks, its end dies, the new edge breaks at once: the second one gets a grace of its own."""
+    original = scene.fleet.send
+    scene.fleet.silent = {d.RunStep}
+
+    def send(worker: str, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if isinstance(order, d.RunStep) and order.generation < 3 and scene.fleet.stages[worker] == 1:
+            edge = e.EdgeBroken(worker=worker, stage=1, peer_stage=2, generation=order.generation, detail="reset")
+            scene.fleet.say(worker, edge)
+            if order.generation == 1:
+                peer = next(w for w, stage in scene.fleet.stages.items() if stage == 2)
+                scene.fleet.notices.append(Gone(peer, 1, "connection", "closed"))
+        if isinstance(order, d.Form) and order.generation == 3:
+            scene.fleet.silent = set()
+        original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    assert scene.run() == d.Finish(outcome="finished")
+    assert [f.generation for f in scene.log.all(e.GraceExpired)] == [2]  # type: ignore[attr-defined]
+    assert [f.outcome for f in scene.log.all(d.Form)] == ["started", "recovered", "relinked"]  # type: ignore[attr-defined]
+
+
+def test_the_dead_are_not_listened_to_and_told_to_leave(scene: Scene) -> None:
+    original = scene.fleet.send
+
+    def send(worker: str, text: bytes) -> None:
+        order = d.ORDER.validate_json(text)
+        if isinstance(order, d.Form) and order.generation == 1 and worker == "w1":
+            scene.fleet.notices.append(Gone("w1", 1, "heartbeat", "silent for 1 s"))
+            for _ in range(2):  # it wakes up, and says what it was about to say
+                scene.fleet.say("w1", e.Linked(worker="w1", stage=1, generation=1, link_s=0.0), incarnation=1)
+            return
+        original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    assert scene.run() == d.Finish(outcome="finished")
+    assert scene.log.all(e.ZombieIgnored) == [e.ZombieIgnored(worker="w1", incarnation=1, said="linked")]
+    assert scene.fleet.dismissed == [("w1", 1)] * 2
+    assert [f.incarnation for f in scene.log.all(e.WorkerLost)] == [1]  # type: ignore[attr-defined]
+
+
+def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:
+    original = scene.fleet.send
+
+    def send(worker: str, text: bytes) -> None:
+        stage = scene.fleet.stages.get(worker, 0)
+        scene.fleet.say(worker, e.Heartbeat())
+        scene.fleet.say(worker, e.Worked(worker=worker, stage=stage, generation=1, step=0, spans=[], sent_bytes={}))
+        original(worker, text)
+
+    scene.fleet.send = send  # type: ignore[method-assign]
+    assert scene.run() == d.Finish(outcome="finished")
+    assert scene.log.worked
+    assert not scene.log.all(e.Heartbeat)
+    assert not scene.log.all(e.Worked)
+
+
+def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.CheckpointStore, "seal", full)
+    ending = scene.run()
+    assert ending.outcome == "failed"
+    assert "No space left on device" in ending.reason
+    assert not replay(scene.log.facts).problems

@@ -1,0 +1,273 @@
+"""One thing after another, as it is meant to go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pretend_fleet import PretendFleet
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.apply import apply
+from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
+from planaria.control.replay import replay
+from planaria.control.state import RunState
+from planaria.control.statefile import describe, read_state, write_state
+from planaria.errors import UserError
+
+STAGES = 4
+
+
+def fleet(**changed: object) -> PretendFleet:
+    plain: dict[str, object] = {
+        "name": "run", "seed": 1, "stages": STAGES, "steps": 6, "first_step": 0, "samples_per_step": 8,
+        "wall_time": 0.0, "spares": 1, "pairs": [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)],
+    }  # fmt: skip
+    return PretendFleet(e.RunStarted.model_validate(plain | changed))
+
+
+def work_until(made: PretendFleet, phase: str, step: int) -> None:
+    """Let workers work until the controller waits for reports of ``phase`` at ``step``."""
+    for turn in range(1000):
+        if (made.state.phase, made.state.step) == (phase, step):
+            return
+        made.work(made.pending()[turn % len(made.pending())])
+    raise AssertionError(f"never in {phase} at step {step}")
+
+
+def last(made: PretendFleet, kind: type[d.Form]) -> d.Form:
+    return next(fact for fact in reversed(made.history) if isinstance(fact, kind))
+
+
+def told(made: PretendFleet) -> list[str]:
+    """Decisions by name; consecutive ones of the same name once."""
+    names = [fact.kind for fact in made.history if isinstance(fact, d.Fact) and not isinstance(fact, EVENTS)]  # type: ignore[attr-defined]
+    return [name for n, name in enumerate(names) if not n or names[n - 1] != name]
+
+
+EVENTS = e.Event.__args__[0].__args__  # type: ignore[attr-defined]
+
+
+def test_an_untroubled_run() -> None:
+    made = fleet(steps=2, eval_every=1, save_every=1)
+    made.behave()
+    step = ["run_step", "commit", "run_step", "save", "seal"]  # the second order to run is the validation
+    assert told(made) == ["spawn", "form", "run_step", "commit", "run_step", "save", "seal", *step, "finish"]
+    assert made.ending == d.Finish(outcome="finished")
+    assert sum(isinstance(fact, d.Spawn) for fact in made.history) == STAGES + 2
+
+
+def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> None:
+    made = fleet()
+    work_until(made, "run", 2)
+    before, victim = last(made, d.Form), made.state.holders[2]
+    spare = made.state.with_status("spare")[0]
+    made.lose(victim)
+    form = last(made, d.Form)
+    assert (form.generation, form.step, form.outcome) == (before.generation + 1, 2, "recovered")
+    assert form.members[2] == d.Member(stage=2, worker=spare, source=d.Rebuild(donors=[1, 3]))
+    assert [m.source for m in form.members if m.stage != 2] == [d.Keep()] * STAGES
+    old, new = ({(n.low, n.high): n.id for n in f.links} for f in (before, form))
+    assert {pair for pair in old if old[pair] != new[pair]} == {(1, 2), (2, 3)}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_the_lost_spare_is_replaced_once_the_run_moves_again() -> None:
+    made = fleet()
+    work_until(made, "run", 2)
+    made.lose(made.state.holders[2])
+    work_until(made, "run", 2)
+    assert not made.state.with_status("starting"), "a new worker would take the others' processor while they catch up"
+    work_until(made, "run", 3)
+    assert made.state.with_status("starting")
+
+
+def test_without_a_spare_a_worker_is_started_first() -> None:
+    made = fleet(spares=0)
+    work_until(made, "run", 1)
+    victim = made.state.holders[3]
+    made.lose(victim)
+    assert made.history[-1] == d.Spawn(worker=victim, incarnation=2)
+    made.work(victim)
+    assert last(made, d.Form).members[3].source == d.Rebuild(donors=[2, 4])
+
+
+def test_a_death_during_the_commit_does_not_undo_it() -> None:
+    made = fleet()
+    work_until(made, "commit", 1)
+    made.lose(made.state.holders[2])
+    work_until(made, "link", 2)
+    assert last(made, d.Form).step == 2
+    assert last(made, d.Form).members[2].source == d.Rebuild(donors=[1, 3])
+
+
+def test_a_donor_that_dies_while_it_gives_makes_both_unrecoverable() -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    made.lose(made.state.holders[2])
+    made.lose(made.state.holders[3])
+    assert made.cannot is not None
+    assert made.cannot.lost == [2, 3]
+    assert "adjacent" in made.cannot.reason
+
+
+def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved() -> None:
+    made = fleet()
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[1])
+    made.behave()
+    assert told(made)[-4:] == ["cannot", "save", "seal", "finish"]
+    seal = next(fact for fact in made.history if isinstance(fact, d.Seal))
+    assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True)
+    assert made.ending is not None
+    assert made.ending.outcome == "cannot"
+    assert "first block stage" in made.ending.reason
+
+
+def test_with_rollback_everyone_goes_back_to_the_last_checkpoint() -> None:
+    made = fleet(save_every=2, recovery={"otherwise": "rollback"})
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[1])
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (2, "rolled back")
+    assert {m.source for m in form.members} == {d.Load(folder="step-00000002")}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert [f.step for f in made.history if isinstance(f, d.Commit)] == [0, 1, 2, 2, 3, 4, 5]
+
+
+def test_rollback_needs_a_checkpoint() -> None:
+    made = fleet(save_every=4, recovery={"otherwise": "rollback"})
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[0])
+    assert made.cannot is not None
+
+
+def test_a_stage_that_dies_before_it_took_its_first_state_starts_from_the_seed_again() -> None:
+    made = fleet()
+    work_until(made, "link", 0)
+    made.lose(made.state.holders[1])
+    work_until(made, "link", 0)
+    assert last(made, d.Form).members[1].source == d.Fresh()
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_a_broken_edge_is_replaced_when_nobody_died() -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    before = last(made, d.Form)
+    made.break_edge((1, 2))
+    assert last(made, d.Form) == before, "the death notice of one of its ends may be on its way"
+    made.expire_grace()
+    form = last(made, d.Form)
+    assert (form.outcome, form.step) == ("relinked", 1)
+    assert [n.low for n in form.links if n not in before.links] == [1]
+    assert {m.source for m in form.members} == {d.Keep()}
+
+
+def test_an_edge_that_breaks_during_the_commit_waits_for_its_end() -> None:
+    made = fleet()
+    work_until(made, "commit", 1)
+    made.break_edge((1, 2))
+    made.expire_grace()
+    assert made.state.phase == "commit"
+    work_until(made, "link", 2)
+    assert last(made, d.Form).outcome == "relinked"
+
+
+def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
+    made = fleet(eval_every=1)
+    work_until(made, "run", 2)
+    made.stop()
+    made.behave()
+    assert [fact for fact in made.history if isinstance(fact, d.Seal)] == [
+        d.Seal(step=3, folder="step-00000003", stages=[0, 1, 2, 3, 4])
+    ]
+    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+
+
+def test_a_worker_that_fails_ends_the_run_at_once() -> None:
+    made = fleet()
+    work_until(made, "run", 2)
+    made.happened(
+        e.WorkerFailed(worker="w1", stage=1, generation=made.state.generation, detail="No space left on device")
+    )
+    assert made.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): No space left on device")
+
+
+def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:
+    made = fleet()
+    for _ in range(MAX_STILLBORN):
+        made.lose(made.pending()[0])
+    assert made.ending is not None
+    assert made.ending.outcome == "failed"
+
+
+def test_a_step_that_never_gets_done_ends_the_run() -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    while made.ending is None:
+        work_until(made, "run", 1)
+        made.break_edge((1, 2))
+        made.expire_grace()
+    assert made.ending == d.Finish(
+        outcome="failed", reason=f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
+    )
+
+
+@pytest.mark.parametrize("said", ["worker_joined", "stage_ready"])
+def test_facts_that_only_inform_change_nothing(said: str) -> None:
+    made = fleet()
+    work_until(made, "run", 1)
+    for fact in (
+        e.ZombieIgnored(worker="w1", incarnation=1, said=said),
+        e.FaultInjected(worker="w1", stage=1, signal="SIGKILL", step=1, moment="any"),
+    ):
+        assert apply(fact, made.state) == made.state
+
+
+def test_replay_names_what_went_otherwise() -> None:
+    made = fleet(steps=1)
+    made.behave()
+    whole = made.history
+    assert not replay(whole).problems
+    assert not replay(whole[:-1]).problems  # the controller died before it wrote the last one down
+    place = next(n for n, fact in enumerate(whole) if isinstance(fact, d.Commit))
+    forged = [*whole[:place], d.Commit(generation=9, step=7), *whole[place + 1 :]]
+    assert f"record {place + 1}: logged Commit(" in replay(forged).problems[0]
+    assert "was due" in replay([*whole[:place], *whole[place + 1 :]]).problems[0]
+    with pytest.raises(ValueError, match="empty"):
+        replay([])
+    with pytest.raises(ValueError, match="run_started"):
+        replay(whole[1:])
+
+
+def test_a_resumed_run_takes_up_where_the_files_say() -> None:
+    load = {0: "new", 1: "new", 3: "new", 4: "new"}
+    made = fleet(first_step=3, first_generation=5, load=load)
+    work_until(made, "link", 3)
+    form = last(made, d.Form)
+    assert (form.generation, form.step) == (6, 3)
+    assert [m.source for m in form.members] == [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(5)]
+    state = RunState.start(made.started)
+    assert (state.durable, decide(state)) == (None, d.Spawn(worker="w0", incarnation=1))
+
+
+def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no live run here"):
+        read_state(tmp_path)
+    made = fleet()
+    work_until(made, "run", 1)
+    write_state(tmp_path / "state.json", made.state)
+    read = read_state(tmp_path)
+    assert read == describe(made.state)
+    assert {w.worker: w.stage for w in read.workers if w.stage is not None} == {
+        worker: stage for stage, worker in made.state.holders.items()
+    }
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(UserError, match=r"state.json: damaged"):
+        read_state(tmp_path)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import dataset_of, engine_of, losses
+from torch import Tensor
+
+from planaria.config import RunConfig
+from planaria.data.stream import Stream
+from planaria.engine.inline import InlineEngine
+from planaria.engine.optimizer import learning_rate
+from planaria.engine.runner import NonFinite, StageRunner
+from planaria.model.stages import Llama, global_name
+from planaria.recovery.checkfree import merge
+
+Recipe = Callable[..., RunConfig]
+
+
+def pipeline_gradients(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients by global name of the engine's first step, caught before they are applied."""
+    caught: dict[str, Tensor] = {}
+
+    def commit(runner: StageRunner, step: int) -> None:
+        for name, parameter in runner.parameters.items():
+            assert parameter.grad is not None
+            caught[global_name(config.model, config.pipeline.stages, runner.stage, name)] = parameter.grad.clone()
+
+    monkeypatch.setattr(StageRunner, "commit", commit)
+    return engine_of(config).train_step().loss, caught
+
+
+def plain_gradients(config: RunConfig) -> tuple[float, dict[str, Tensor]]:
+    """The same of the whole model in one piece, by ordinary backpropagation over the same samples."""
+    stream = Stream(dataset_of(config), "train", config.model.context, config.seed)
+    model = Llama(config.model, seed=config.seed)
+    count, size = config.pipeline.microbatches, config.pipeline.microbatch_size
+    loss = torch.stack([model.loss(*stream.batch(i * size, size)) for i in range(count)]).mean()
+    loss.backward()
+    model.ends.fold_gradients()
+    gradients = {}
+    for stage, part in enumerate((model.ends, *model.stages)):
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None
+            gradients[global_name(config.model, len(model.stages), stage, name)] = parameter.grad
+    return loss.item(), gradients
+
+
+def states(engine: InlineEngine) -> dict[int, dict[str, bytes]]:
+    """Every stage's weights and moments, as bytes."""
+    found = {}
+    for stage, runner in engine.runners.items():
+        state = runner.state()
+        tensors = dict(state.weights) | {f"{n}/{k}": t for n, pair in state.moments.items() for k, t in enumerate(pair)}
+        found[stage] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return found
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, None])
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_are_those_of_backpropagation_in_one_piece(
+    tied: bool, order: str, in_flight: int | None, config: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = config(model={"tied": tied}, pipeline={"order": order, "in_flight": in_flight}, optim={"clip": 0.0})
+    loss, gradients = pipeline_gradients(recipe, monkeypatch)
+    expected_loss, expected = plain_gradients(recipe)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
+def test_gradients_do_not_depend_on_the_order_of_work(config: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: every stage adds microbatches up in their own order, whoever was ready first."""
+    plans = [{"order": order, "in_flight": n} for order in ("1f1b", "gpipe") for n in (1, 2, 4)]
+    found = [pipeline_gradients(config(pipeline=plan), monkeypatch)[1] for plan in plans]
+    for gradients in found[1:]:
+        assert all(torch.equal(gradients[name], found[0][name]) for name in found[0])
+
+
+def test_the_same_run_twice_is_the_same_bit_for_bit(config: Recipe) -> None:
+    runs = [engine_of(config()) for _ in range(2)]
+    torch.manual_seed(77)  # whatever the process did before must not matter
+    assert losses(runs[0], 6) == losses(runs[1], 6)
+    assert states(runs[0]) == states(runs[1])
+
+
+def test_losses_do_not_depend_on_the_cut(config: Recipe) -> None:
+    # Clipping is per stage, so it is the one thing that the cut may change.
+    cuts = [losses(engine_of(config(pipeline={"stages": stages}, optim={"clip": 0.0})), 6) for stages in (1, 2, 4)]
+    for cut in cuts[1:]:
+        assert cut == pytest.approx(cuts[0], abs=1e-6)
+
+
+GOLDEN = [5.4742489, 5.3566136, 5.1529903, 4.9114842, 4.6485767, 4.3863516, 4.1884184, 4.0279961, 3.9208202, 3.8685756]
+
+
+def test_golden_losses(config: Recipe) -> None:
+    """If these numbers change, the change is mathematical: say so, and pin the new ones."""
+    recipe = config(optim={"warmup": 3, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5})
+    assert losses(engine_of(recipe), 10) == pytest.approx(GOLDEN, rel=1e-5)
+
+
+def test_training_learns_and_validation_changes_nothing(config: Recipe) -> None:
+    engine, undisturbed = engine_of(config()), engine_of(config())
+    first = engine.evaluate()
+    assert first == pytest.approx(math.log(257), abs=0.1)  # knows nothing yet
+    before = states(engine)
+    assert engine.evaluate() == first
+    assert states(engine) == before
+    trained = losses(engine, 10)
+    assert trained == losses(undisturbed, 10)
+    assert engine.step == 10
+    assert engine.evaluate() < first - 1.0
+
+
+def test_a_step_tells_every_stages_gradient_norm(config: Recipe) -> None:
+    engine = engine_of(config(optim={"clip": 0.01}))
+    result = engine.train_step()
+    assert result.step == 0
+    assert result.grad_norms.keys() == set(range(5))
+    for stage, norm in result.grad_norms.items():
+        assert norm > 0.01
+        assert (engine.runners[stage].grad_norm, engine.runners[stage].clipped_norm) == (norm, 0.01)
+
+
+def test_what_is_lost_is_rebuilt_by_the_formula(config: Recipe) -> None:
+    engine = engine_of(config())
+    losses(engine, 3)
+    before = states(engine)
+    donors = {stage: engine.runners[stage].donor() for stage in (1, 3)}
+    assert donors[1].grad_norm is not None
+    assert donors[3].grad_norm is not None
+    expected = merge(donors[1].weights, donors[3].weights, donors[1].grad_norm**2, donors[3].grad_norm**2)
+    lost = engine.runners[2]
+    with torch.no_grad():
+        for parameter in lost.parameters.values():
+            parameter.fill_(math.nan)
+
+    assert engine.lose([2]) == ""
+
+    reborn = lost.state()
+    assert reborn.weights.keys() == expected.keys()
+    assert all(torch.equal(reborn.weights[name], tensor) for name, tensor in expected.items())
+    assert (reborn.moments, reborn.updates, reborn.lr_scale) == ({}, 0, 1.1)
+    assert (reborn.grad_norm, reborn.clipped_norm) == (None, None)
+    after = states(engine)
+    assert {s: after[s] for s in after if s != 2} == {s: before[s] for s in before if s != 2}
+    assert engine.step == 3
+
+
+def test_a_reborn_stage_learns_a_tenth_faster_however_often_it_is_lost(config: Recipe) -> None:
+    recipe = config(optim={"warmup": 5, "schedule": "cosine"})
+    engine = engine_of(recipe)
+    losses(engine, 2)
+    for _ in range(2):
+        engine.lose([2])
+        assert engine.runners[2].lr_scale == 1.1
+        engine.train_step()
+        rates = {stage: runner.optimizer.param_groups[0]["lr"] for stage, runner in engine.runners.items()}
+        assert rates[2] / rates[3] == pytest.approx(1.1, rel=1e-12)
+        assert rates[3] == learning_rate(recipe.optim, engine.step - 1, recipe.train.steps)
+        assert engine.runners[2].updates == 1
+    assert {stage: runner.updates for stage, runner in engine.runners.items()} == {0: 4, 1: 4, 2: 1, 3: 4, 4: 4}
+
+
+def test_two_stages_that_are_not_neighbours_are_rebuilt_at_once(config: Recipe) -> None:
+    engine = engine_of(config(model={"layers": 5}, pipeline={"stages": 5}))
+    losses(engine, 2)
+    given = {s: engine.runners[s].donor() for s in (1, 3, 5)}
+    assert engine.lose([4, 2]) == ""
+    for stage in (2, 4):
+        expected = engine._recovery.rebuild(stage, {s: given[s] for s in (stage - 1, stage + 1)})
+        state = engine.runners[stage].state()
+        assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
+    assert math.isfinite(engine.train_step().loss)
+
+
+@pytest.mark.parametrize("stages", [[0], [1], [4], [2, 3]])
+def test_what_cannot_be_rebuilt_leaves_the_others_alone(stages: list[int], config: Recipe) -> None:
+    engine = engine_of(config())
+    engine.train_step()
+    before = states(engine)
+    assert "CheckFree cannot rebuild" in engine.lose(stages)
+    assert states(engine) == before
+
+
+def test_a_gradient_that_is_no_number_is_never_committed(config: Recipe) -> None:
+    engine = engine_of(config())
+    engine.train_step()
+    with torch.no_grad():
+        next(iter(engine.runners[2].parameters.values())).fill_(math.nan)
+    before = states(engine)
+    with pytest.raises(NonFinite, match=r"the loss is nan; lower optim.lr"):
+        engine.train_step()
+    assert states(engine) == before
+    assert engine.step == 1
+
+
+def test_training_recovers_from_the_loss_of_a_middle_stage(config: Recipe) -> None:
+    """CheckFree's claim in small: 50 steps after a loss the model is as good as if there had been none.
+
+    The initial weights are large, so that the middle stages matter early in training.
+    """
+    recipe = config(
+        model={"context": 32, "init_std": 0.15}, pipeline={"microbatch_size": 4}, optim={"lr": 3e-3}, train={"steps": 300}
+    )
+    engine = engine_of(recipe)
+    losses(engine, 250)
+    others = {stage: copy.deepcopy(engine) for stage in (2, 3)}
+    before = engine.evaluate()
+    losses(engine, 50)
+    untroubled = engine.evaluate()
+    worse, jumps = [], []
+    for stage, other in others.items():
+        other.lose([stage])
+        jumps.append(other.evaluate() - before)
+        losses(other, 50)
+        worse.append(other.evaluate() - untroubled)
+    assert min(jumps) > 0.3, "the loss of a stage did no harm: this test tests nothing"
+    assert statistics.mean(worse) <= 0.05

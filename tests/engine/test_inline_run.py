@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import dataset_of
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.chaos.trace import Fault, Trace
+from planaria.checkpoint.stage_file import read_stage, stage_file
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import RunConfig
+from planaria.engine import inline_run
+from planaria.engine.origin import START, Origin
+
+Recipe = Callable[..., RunConfig]
+STAGES = range(5)
+
+
+class Log:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.facts: list[e.Event | d.Decision] = []
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        self.facts.append(event)
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        self.facts.append(decision)
+
+    def on_worked(self, t: float, worked: e.Worked) -> None:
+        raise AssertionError("inline has no workers")
+
+    def losses(self) -> dict[int, float]:
+        reports = [fact for fact in self.facts if isinstance(fact, e.StageReady)]
+        return {r.step: r.loss for r in reports if r.loss is not None and r.grad_norm is not None}
+
+
+def run(config: RunConfig, folder: Path, *faults: Fault, origin: Origin = START) -> tuple[d.Finish, Log]:
+    log = Log()
+    trace = Trace(faults=faults)
+    return inline_run.train(config, folder, dataset_of(config).folder, log, trace, origin), log
+
+
+def kill(step: int, stage: int) -> Fault:
+    return Fault(step=step, stage=stage)
+
+
+def saved(folder: Path) -> list[str]:
+    return [s.folder.name for s in CheckpointStore(folder / "checkpoints").list()]
+
+
+def resumed(folder: Path, step: int) -> Origin:
+    name = f"step-{step:08d}"
+    return Origin(step, 0, dict.fromkeys(STAGES, name))
+
+
+def copy_checkpoint(source: Path, target: Path, step: int) -> None:
+    """A folder with nothing but one checkpoint of another run."""
+    import shutil
+
+    name = f"step-{step:08d}"
+    shutil.copytree(source / "checkpoints" / name, target / "checkpoints" / name)
+
+
+@pytest.mark.parametrize("faults", [(), (kill(2, 2), kill(7, 3))], ids=["untroubled", "with losses"])
+def test_a_resumed_run_ends_bit_for_bit_like_one_that_went_through(
+    faults: tuple[Fault, ...], config: Recipe, tmp_path: Path
+) -> None:
+    recipe = config(optim={"warmup": 3, "schedule": "cosine"}, checkpoint={"every": 5})
+    ending, through = run(recipe, tmp_path / "through", *faults)
+    assert ending == d.Finish(outcome="finished")
+    copy_checkpoint(tmp_path / "through", tmp_path / "resumed", 5)
+    ending, again = run(recipe, tmp_path / "resumed", *faults, origin=resumed(tmp_path, 5))
+    assert ending == d.Finish(outcome="finished")
+    assert again.losses() == {step: loss for step, loss in through.losses().items() if step >= 5}
+    for stage in STAGES:
+        ends = [stage_file(tmp_path / f / "checkpoints" / "step-00000010", stage) for f in ("through", "resumed")]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
+    recipe = config(train={"steps": 4, "eval_every": 2}, checkpoint={"every": 2, "keep": 1})
+    _, log = run(recipe, tmp_path, kill(3, 2))
+    assert isinstance(log.facts[0], e.RunStarted)
+    told = [(f.kind, f.step, f.mode) for f in log.facts if isinstance(f, d.RunStep)]
+    assert told == [
+        ("run_step", step, mode)
+        for step, mode in [
+            (0, "evaluate"), (0, "train"), (1, "train"), (2, "evaluate"), (2, "train"), (3, "train"), (4, "evaluate"),
+        ]
+    ]  # fmt: skip
+    assert [f.step for f in log.facts if isinstance(f, d.Commit)] == [0, 1, 2, 3]
+    assert [f.step for f in log.facts if isinstance(f, d.Seal)] == [2, 4]
+    assert saved(tmp_path) == ["step-00000004"]
+    faults = [(f.step, f.stage) for f in log.facts if isinstance(f, e.FaultInjected)]
+    assert faults == [(3, 2)]
+    validations = [f for f in log.facts if isinstance(f, e.StageReady) and f.grad_norm is None]
+    assert [f.step for f in validations] == [0, 2, 4]
+    reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2)
+    assert (reborn.updates, reborn.lr_scale) == (1, 1.1)
+
+
+def test_without_regular_checkpoints_the_last_state_is_kept(config: Recipe, tmp_path: Path) -> None:
+    run(config(train={"steps": 2}), tmp_path)
+    assert saved(tmp_path) == ["step-00000002"]
+
+
+def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved(config: Recipe, tmp_path: Path) -> None:
+    ending, log = run(config(), tmp_path, kill(3, 2), kill(3, 3))
+    assert ending.outcome == "cannot"
+    assert "stages 2 and 3 are adjacent" in ending.reason
+    assert log.facts[-1] == ending
+    (partial,) = CheckpointStore(tmp_path / "checkpoints").list()
+    assert (partial.folder.name, partial.manifest.stages) == ("step-00000003.partial", [0, 1, 4])
+
+
+def test_a_resumed_run_is_not_struck_by_the_blow_that_ended_it(config: Recipe, tmp_path: Path) -> None:
+    run(config(), tmp_path, kill(3, 1))
+    load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
+    ending, log = run(config(), tmp_path, origin=Origin(3, 0, load))
+    assert ending == d.Finish(outcome="finished")
+    assert list(log.losses()) == list(range(3, 10))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.config import OptimConfig
+from planaria.engine.optimizer import learning_rate, make_optimizer
+
+
+def test_warm_up_is_linear_and_reaches_the_peak() -> None:
+    config = OptimConfig(lr=1.0, warmup=4)
+    assert [learning_rate(config, step, 100) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_cosine_starts_at_the_peak_and_ends_at_its_fraction() -> None:
+    config = OptimConfig(lr=2.0, warmup=10, schedule="cosine", final_lr=0.1)
+    assert learning_rate(config, 10, 110) == 2.0
+    assert learning_rate(config, 60, 110) == pytest.approx(2.0 * 0.55)
+    assert learning_rate(config, 110, 110) == pytest.approx(0.2)
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.sampled_from(["constant", "cosine"]))
+def test_the_rate_stays_between_nothing_and_the_peak(warmup: int, steps: int, schedule: str) -> None:
+    config = OptimConfig.model_validate({"lr": 0.3, "warmup": warmup, "schedule": schedule})
+    rates = [learning_rate(config, step, steps) for step in range(steps)]
+    assert all(0 < rate <= 0.3 and math.isfinite(rate) for rate in rates)
+    after = rates[warmup:]
+    assert after == sorted(after, reverse=True)
+
+
+def test_the_recipe_reaches_adamw() -> None:
+    config = OptimConfig(lr=0.1, beta1=0.5, beta2=0.25, eps=1e-3, weight_decay=0.2)
+    group = make_optimizer([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.1, (0.5, 0.25), 1e-3, 0.2)

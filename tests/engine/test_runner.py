@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from planaria.config import RunConfig
+from planaria.engine.runner import NonFinite, StageRunner
+from planaria.model.state import StageState
+
+Recipe = Callable[..., RunConfig]
+MICROBATCHES = 2
+
+
+def activations(config: RunConfig, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (config.pipeline.microbatch_size, config.model.context, config.model.dim)
+    return [torch.randn(shape, generator=generator) for _ in range(MICROBATCHES)]
+
+
+def one_step(runner: StageRunner, seed: int) -> float:
+    """A block stage's part of a step on made-up activations and gradients; the norm."""
+    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    for i, x in enumerate(activations(runner.config, seed)):
+        runner.forward(i, 1, x)
+    for i, grad in enumerate(activations(runner.config, seed + 100)):
+        runner.backward(i, 1, grad)
+    norm = runner.finish()
+    assert norm is not None
+    return norm
+
+
+def trained(config: RunConfig, steps: int = 3) -> StageRunner:
+    runner = StageRunner(config, 1)
+    for step in range(steps):
+        one_step(runner, step)
+        runner.commit(step)
+    return runner
+
+
+def copied(state: StageState) -> StageState:
+    weights = {name: tensor.clone() for name, tensor in state.weights.items()}
+    moments = {name: (a.clone(), b.clone()) for name, (a, b) in state.moments.items()}
+    return StageState(
+        weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm, state.rng
+    )  # fmt: skip
+
+
+def raw(state: StageState) -> tuple[object, ...]:
+    weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
+    moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
+    return weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm
+
+
+def test_a_visit_passes_on_activation_and_gradient_without_their_graph(config: Recipe) -> None:
+    runner = StageRunner(config(), 1)
+    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    x = activations(runner.config, 1)[0]
+    y = runner.forward(0, 1, x)
+    assert y is not None
+    assert (y.shape, y.requires_grad, x.requires_grad) == (x.shape, False, False)
+    expected_x = x.clone().requires_grad_()
+    expected = runner.module(expected_x)
+    assert torch.equal(y, expected)
+    grad = activations(runner.config, 2)[0]
+    passed_on = runner.backward(0, 1, grad)
+    assert passed_on is not None
+    torch.testing.assert_close(passed_on, torch.autograd.grad(expected, expected_x, grad)[0])
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
+def test_the_norm_is_taken_before_clipping_and_after(clip: float, config: Recipe) -> None:
+    runner = StageRunner(config(optim={"clip": clip}), 1)
+    norm = one_step(runner, 1)
+    held = torch.cat([p.grad.flatten() for p in runner.parameters.values() if p.grad is not None]).norm().item()
+    assert norm > 0.5
+    assert held == pytest.approx(clip if 0 < clip < norm else norm, rel=1e-4)
+    assert runner.grad_norm is None, "nothing is committed yet"
+    runner.commit(0)
+    assert runner.grad_norm == norm
+    assert runner.clipped_norm == (0.5 if clip == 0.5 else norm)
+
+
+def test_what_is_dropped_leaves_no_trace(config: Recipe) -> None:
+    runner, other = trained(config()), trained(config())
+    before = raw(runner.state())
+    one_step(runner, 50)
+    runner.drop()
+    assert raw(runner.state()) == before
+    assert all(p.grad is None for p in runner.parameters.values())
+    for each in (runner, other):
+        one_step(each, 3)
+        each.commit(3)
+    assert raw(runner.state()) == raw(other.state())
+
+
+def test_half_a_step_is_forgotten_when_the_next_one_begins(config: Recipe) -> None:
+    runner, other = StageRunner(config(), 1), StageRunner(config(), 1)
+    runner.begin(None, train=True, microbatches=MICROBATCHES)
+    for i, x in enumerate(activations(runner.config, 9)):
+        runner.forward(i, 1, x)
+    runner.backward(0, 1, activations(runner.config, 10)[0])
+    assert one_step(runner, 1) == one_step(other, 1)
+
+
+def test_state_and_load_go_on_bit_for_bit(config: Recipe) -> None:
+    runner, other = trained(config()), StageRunner(config(), 1, initialise=False)
+    other.load(copied(runner.state()))
+    assert raw(other.state()) == raw(runner.state())
+    for step in (3, 4):
+        for each in (runner, other):
+            assert one_step(each, step)
+            each.commit(step)
+    assert raw(other.state()) == raw(runner.state())
+
+
+def test_a_loaded_state_is_not_shared_with_its_source(config: Recipe) -> None:
+    runner, other = trained(config()), StageRunner(config(), 1)
+    other.load(runner.state())
+    before = raw(copied(runner.state()))
+    one_step(other, 7)
+    other.commit(3)
+    assert raw(runner.state()) == before
+
+
+def test_loading_brings_back_the_holders_random_numbers(config: Recipe) -> None:
+    runner = trained(config())
+    kept = copied(runner.state())
+    expected = torch.rand(4)
+    torch.rand(100)
+    runner.load(kept)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_stage_of_another_make_is_refused(config: Recipe) -> None:
+    runner = StageRunner(config(), 1)
+    state = runner.state()
+    name = next(iter(state.weights))
+    with pytest.raises(ValueError, match=f"stage 1: parameters differ: .*{name}"):
+        runner.load(StageState({n: t for n, t in state.weights.items() if n != name}, {}, 0, 1.0))
+    with pytest.raises(ValueError, match=rf"stage 1: {name} is \[3\], not \["):
+        runner.load(StageState(state.weights | {name: torch.zeros(3)}, {}, 0, 1.0))
+
+
+def test_a_reborn_stage_starts_over(config: Recipe) -> None:
+    runner = trained(config())
+    weights = {name: torch.full_like(p, 0.25) for name, p in runner.parameters.items()}
+    runner.reborn(weights, 1.1)
+    state = runner.state()
+    assert all(torch.equal(state.weights[name], tensor) for name, tensor in weights.items())
+    assert (state.moments, state.updates, state.lr_scale) == ({}, 0, 1.1)
+    assert (runner.donor().grad_norm, runner.donor().clipped_norm) == (None, None)
+    runner.reborn(weights, 1.1)
+    assert runner.lr_scale == 1.1
+
+
+def test_a_reborn_stage_warms_its_moments_up_like_a_new_one(config: Recipe) -> None:
+    """AdamW's bias correction counts the stage's own updates: its first one moves every weight by its learning rate."""
+    runner = trained(config(optim={"lr": 1e-3, "clip": 0.0}), steps=5)
+    weights = {name: p.detach().clone() for name, p in runner.parameters.items()}
+    runner.reborn(weights, 1.1)
+    one_step(runner, 8)
+    runner.commit(5)
+    moved = torch.cat([(runner.parameters[n] - w).detach().abs().flatten() for n, w in weights.items()])
+    assert moved.median().item() == pytest.approx(1.1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_is_not_finite_is_named_and_not_committed(poison: float, config: Recipe) -> None:
+    runner = trained(config())
+    before = raw(runner.state())
+    runner.begin(None, train=True, microbatches=1)
+    runner.forward(0, 1, activations(runner.config, 1)[0])
+    runner.backward(0, 1, torch.full_like(activations(runner.config, 1)[0], poison))
+    with pytest.raises(NonFinite, match="the gradient norm of stage 1 is (nan|inf); lower optim.lr"):
+        runner.finish()
+    assert raw(runner.state()) == before
+    with pytest.raises(AssertionError, match="commit without a finished step"):
+        runner.commit(3)
+
+
+def test_the_ends_take_data_and_give_the_mean_loss(config: Recipe) -> None:
+    recipe = config()
+    runner = StageRunner(recipe, 0)
+    tokens = torch.arange(32).view(2, 16)
+    runner.begin(lambda i: (tokens + i, tokens + i + 1), train=True, microbatches=MICROBATCHES)
+    assert runner.loss is None
+    hidden = [runner.forward(i, 0, None) for i in range(MICROBATCHES)]
+    expected = []
+    for i, x in enumerate(hidden):
+        assert x is not None
+        assert runner.forward(i, 5, x) is None
+        expected.append(runner.module.loss(x, tokens + i + 1).item())  # type: ignore[operator]
+    assert runner.loss == pytest.approx(sum(expected) / MICROBATCHES, rel=1e-6)
+    for i in range(MICROBATCHES):
+        grad = runner.backward(i, 5, None)
+        assert grad is not None
+        assert runner.backward(i, 0, grad) is None
+    assert runner.finish()
+
+
+def test_a_validation_keeps_no_graph_and_gives_no_norm(config: Recipe) -> None:
+    runner = trained(config())
+    before = raw(runner.state())
+    runner.begin(None, train=False, microbatches=1)
+    runner.forward(0, 1, activations(runner.config, 1)[0])
+    assert not runner._outputs
+    assert runner.finish() is None
+    assert raw(runner.state()) == before

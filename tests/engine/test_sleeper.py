@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from planaria.config import RunConfig
+from planaria.engine.sleeper import SleepingRunner
+
+
+def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Callable[..., RunConfig]) -> None:
+    recipe = config(network={"forward_s": [0.02], "backward_s": [0.04], "emulate": True})
+    runner = SleepingRunner(recipe, 1)
+    before = {name: p.detach().clone() for name, p in runner.parameters.items()}
+    runner.begin(None, train=True, microbatches=1)
+    x = torch.zeros(recipe.pipeline.microbatch_size, recipe.model.context, recipe.model.dim)
+    start = time.monotonic()
+    out = runner.forward(0, 1, x)
+    middle = time.monotonic()
+    back = runner.backward(0, 1, x)
+    end = time.monotonic()
+    assert middle - start >= 0.02
+    assert end - middle >= 0.04
+    assert out is not None
+    assert back is not None
+    assert out.shape == back.shape == x.shape
+    assert runner.finish() == 0.0
+    runner.commit(0)
+    assert runner.updates == 1
+    assert all(torch.equal(runner.parameters[name], tensor) for name, tensor in before.items())
+
+
+def test_sleeping_ends_need_no_data(config: Callable[..., RunConfig]) -> None:
+    runner = SleepingRunner(config(network={"emulate": True}), 0)
+    runner.begin(None, train=True, microbatches=1)
+    hidden = runner.forward(0, 0, None)
+    assert hidden is not None
+    assert runner.forward(0, 5, hidden) is None
+    assert runner.loss == 0.0
+    assert runner.backward(0, 5, None) is not None
+    assert runner.backward(0, 0, hidden) is None
+    assert runner.finish() == 0.0

@@ -1,0 +1,77 @@
+"""The controller as a process of its own: killed, interrupted, and struck at from another terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import RunRecord, ending, facts, live, living, losses, outcomes, resume, tiny, train
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.checkpoint.store import CheckpointStore
+
+FOREVER = 10_000
+
+
+def steps(record: RunRecord) -> int:
+    return len(losses(record))
+
+
+def assert_as_if_uninterrupted(record: RunRecord, folder: Path) -> None:
+    """Bit for bit the losses of a run over the same steps that nothing happened to."""
+    assert ending(record).outcome == "finished"
+    assert losses(record) == losses(train(tiny(folder, steps=record.config.train.steps)))
+
+
+def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    with live(tiny(tmp_path, steps=FOREVER, checkpoint={"every": 10})) as run:
+        run.wait_until(lambda record: steps(record) >= 15)
+        assert len(living(run.folder)) >= 5
+        os.kill(run.process.pid, signal.SIGKILL)
+        assert run.end()[0] == -signal.SIGKILL
+    newest = CheckpointStore(run.folder / "checkpoints").newest()
+    assert newest is not None
+    record = resume(run.folder, train__steps=str(newest.step + 10))
+    assert facts(record, e.RunStarted)[1].first_step == newest.step >= 10
+    before, after = (form.generation for form in facts(record, d.Form))
+    assert before < after, "a generation is never used twice"
+    assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
+
+
+def test_ctrl_c_stops_at_a_whole_step_saved_and_resumable(tmp_path: Path) -> None:
+    with live(tiny(tmp_path, steps=FOREVER)) as run:
+        run.wait_until(lambda record: steps(record) >= 5)
+        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: workers hear it too
+        code, errors = run.end()
+    assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
+    stopped = CheckpointStore(run.folder / "checkpoints").newest()
+    assert stopped is not None and stopped.whole and stopped.step >= 5
+    record = resume(run.folder, train__steps=str(stopped.step + 5))
+    assert facts(record, d.Commit)[-1].step == stopped.step + 4 and len(facts(record, d.Commit)) == stopped.step + 5
+    assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
+
+
+def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
+    with live(tiny(tmp_path, steps=FOREVER)) as run:
+        run.wait_until(lambda record: steps(record) >= 3)
+        strike = [sys.executable, "-m", "planaria", "chaos", str(run.folder), "--kill", "stage=2"]
+        said = subprocess.run(strike, capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0 and "SIGKILL" in said.stdout, said
+        recovered = run.wait_until(lambda record: "recovered" in outcomes(record))
+        record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
+        assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
+        assert [(f.stage, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:
+    with live(tiny(tmp_path, steps=FOREVER)) as run:
+        run.wait_until(lambda record: steps(record) >= 3)
+        (run.folder / "checkpoints").write_text("not a folder")
+        os.kill(run.process.pid, signal.SIGINT)
+        code, errors = run.end()
+    assert code in (1, 2) and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
+    assert str(run.folder / "checkpoints") in errors

@@ -1,0 +1,49 @@
+"""What ends a run that nobody killed: one clear line, whole logs, nobody left."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from harness import Crew, ending, facts, folder_of, reason, tiny, train
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.errors import UserError
+
+
+def test_a_rendezvous_port_that_is_taken_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tiny(tmp_path, fleet={"port": port})
+        with pytest.raises(UserError, match=rf"fleet\.port = {port}: cannot listen there .*; choose another port"):
+            train(config)
+    assert not (folder_of(config) / "workers").exists()
+
+
+def test_a_stage_that_cannot_be_saved_ends_the_run(tmp_path: Path) -> None:
+    def spoil(decision: d.Decision, crew: Crew) -> None:
+        if isinstance(decision, d.Save):
+            (crew.folder / "checkpoints").write_text("not a folder")
+
+    record = train(tiny(tmp_path, checkpoint={"every": 5}), hook=spoil)
+    assert ending(record).outcome == "failed" and str(record.folder / "checkpoints") in reason(record)
+    assert [c.step for c in facts(record, d.Commit)] == [0, 1, 2, 3, 4]
+
+
+def test_a_checkpoint_that_cannot_be_sealed_ends_the_run(tmp_path: Path) -> None:
+    def spoil(decision: d.Decision, crew: Crew) -> None:
+        if isinstance(decision, d.Seal):
+            (crew.folder / "checkpoints" / decision.folder).write_text("not a folder")
+
+    record = train(tiny(tmp_path, checkpoint={"every": 5}), hook=spoil)
+    assert ending(record).outcome == "failed"
+    assert str(record.folder / "checkpoints" / "step-00000005") in reason(record)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_before_it_is_committed(tmp_path: Path) -> None:
+    record = train(tiny(tmp_path, optim={"lr": 1e30}))
+    assert ending(record).outcome == "failed" and "optim.lr" in reason(record)
+    failed = facts(record, e.WorkerFailed)[0]
+    assert all(commit.step < 16 for commit in facts(record, d.Commit)) and failed.stage >= 0

@@ -1,0 +1,172 @@
+"""Messages of an older generation, and those of a wrong shape, reach nobody: at the post, its mail and its links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from harness import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from planaria.decisions import Form, Keep, Link, Member, Rebuild, Source
+from planaria.engine import links
+from planaria.engine.desk import Desk
+from planaria.engine.mail import Mail
+from planaria.engine.post import Post
+from planaria.engine.setup import Setup
+from planaria.events import REPORT, EdgeBroken
+from planaria.plan.actions import Action, Key
+from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.transport.wire import Content, Header, WireError
+
+SHAPE = (2, 32, 32)
+
+
+def frame(
+    generation: int, step: int, microbatch: int = 0, shape: tuple[int, ...] = SHAPE, **other: Any
+) -> tuple[Header, Tensor]:
+    label = {"content": Content.FORWARD, "hop": 1, "dtype": torch.float32, **other}
+    header = Header(generation=generation, step=step, microbatch=microbatch, shape=shape, **label)
+    return header, torch.full(shape, float(100 * generation + 10 * step + microbatch), dtype=header.dtype)
+
+
+def second_visit(microbatch: int) -> Action:
+    """The action that waits for what ``frame`` sends."""
+    return Action("forward", microbatch, 2, stage=2, source=1, target=3)
+
+
+places = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@given(st.lists(st.one_of(places.map(lambda p: ("turn", *p)), places.map(lambda p: ("frame", *p)))))
+def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_else(
+    story: list[tuple[str, int, int]],
+) -> None:
+    mail, sent = Mail(SHAPE), set[tuple[int, int]]()
+    now = (0, 0)
+    for what, generation, step in story:
+        if what == "turn":
+            if (generation, step) < now:
+                continue  # a worker never goes back; after a rollback the generation is higher
+            now = (generation, step)
+            mail.turn(*now)
+            sent = {place for place in sent if place >= now}
+        else:
+            mail.put(*frame(generation, step))
+            if generation >= now[0]:
+                sent.add((generation, step))
+        assert mail.has(second_visit(0)) == (now in sent)
+    if now in sent:
+        taken = mail.take(second_visit(0))
+        assert taken is not None and torch.equal(taken, frame(*now)[1])
+        assert not mail.has(second_visit(0)), "a message is used once"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shape": (2, 32, 31)}, {"dtype": torch.bfloat16}, {"content": Content.STATE}, {"content": Content.BYE}]
+)
+def test_mail_refuses_what_is_no_activation(wrong: dict[str, Any]) -> None:
+    mail = Mail(SHAPE)
+    with pytest.raises(WireError, match=r"sent .* for step 0; activations here are torch\.float32 \[2, 32, 32\]"):
+        mail.put(*frame(0, 0, **wrong))
+    assert not mail.has(second_visit(0))
+
+
+# ---- a post whose edges lead nowhere
+
+
+@dataclass(eq=False)
+class DeadEdge:
+    """Stands in for an edge: knows what it was asked for, and whether it was given up."""
+
+    spec: EdgeSpec
+    inbox: SimpleQueue[Any]
+    abandoned: bool = False
+    sent_bytes: int = 0
+    sent: list[Header] = field(default_factory=list)
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+def form(generation: int, links: dict[tuple[int, int], str], sources: dict[int, Source] | None = None) -> Form:
+    members = [Member(stage=s, worker=f"w{s}", source=(sources or {}).get(s, Keep())) for s in range(5)]
+    told = [Link(low=low, high=high, id=name) for (low, high), name in links.items()]
+    return Form(generation=generation, step=7, outcome="recovered", members=members, links=told)
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Post, Connection]:
+    """The post of the worker at stage 2, and the controller's end of its line."""
+    monkeypatch.setattr(links, "Edge", DeadEdge)
+    ours, theirs = Pipe()
+    setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", 1)
+    post = Post(setup, "w2", Desk(theirs, heartbeat_s=1.0))
+    post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}), state_bytes=64)
+    return post, ours
+
+
+def test_links_keep_an_edge_whose_id_stays_and_give_up_one_whose_id_changes(office: tuple[Post, Connection]) -> None:
+    post, _ = office
+    before, replaced = post.links.edges[1], post.links.edges[3]
+    assert set(post.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
+    post.hear(Opened(before, 0.0))
+    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}), state_bytes=64)
+    assert post.links.edges[1] is before and not before.abandoned  # type: ignore[attr-defined]
+    assert post.links.edges[3] is not replaced and replaced.abandoned  # type: ignore[attr-defined]
+    assert post.links.unopened == [3]
+
+
+def test_both_ends_of_a_rebuild_have_an_edge_for_it_until_it_is_over(office: tuple[Post, Connection]) -> None:
+    post, _ = office
+    post.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(donors=[2, 4])}), state_bytes=64)
+    (gift,) = post.links.transfers.values()
+    assert (gift.spec.link_id, gift.spec.peer) == ("g2:state:2>3", 3)
+    post.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(donors=[1, 3])}), state_bytes=64)
+    assert gift.abandoned  # type: ignore[attr-defined]
+    assert {edge.spec.link_id for edge in post.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
+    post.links.end_transfers()
+    assert not post.links.transfers
+
+
+@pytest.mark.parametrize("said", ["frame", "state", "broken", "opened"])
+def test_what_an_edge_of_an_older_generation_left_in_the_inbox_is_ignored(
+    office: tuple[Post, Connection], said: str
+) -> None:
+    post, controller = office
+    old: Any = post.links.edges[3]
+    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}), state_bytes=64)
+    item = {
+        "frame": Arrived(old, *frame(2, 7)),
+        "state": Arrived(old, *frame(2, 7, content=Content.STATE)),
+        "broken": Broken(old, "connection reset"),
+        "opened": Opened(old, 0.1),
+    }[said]
+    post.hear(item)
+    assert not post.mail.has(second_visit(0)) and not post.states and old not in post.links.opened
+    assert not controller.poll(), "a false alarm would cost a generation"
+
+
+def test_a_frame_of_a_wrong_shape_is_reported_with_peer_step_and_generation(office: tuple[Post, Connection]) -> None:
+    post, controller = office
+    post.hear(Arrived(post.links.edges[1], *frame(1, 7, shape=(2, 32, 31))))
+    report = REPORT.validate_json(controller.recv_bytes())
+    assert isinstance(report, EdgeBroken)
+    assert (report.stage, report.peer_stage, report.generation) == (2, 1, 1)
+    for part in ("worker w2 (stage 2) and stage 1", "[2, 32, 31]", "step 7", "generation 1"):
+        assert part in report.detail
+    assert not post.mail.has(second_visit(0))
+
+
+def test_a_frame_of_the_present_generation_is_accepted(office: tuple[Post, Connection]) -> None:
+    post, _ = office
+    post.hear(Arrived(post.links.edges[1], *frame(1, 7)))
+    assert post.mail.has(second_visit(0)) and second_visit(0).needs == Key("forward", 0, 1)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.config import RunConfig
+from planaria.decisions import Decision
+from planaria.events import Event
+from planaria.observe.logs import read_run
+from planaria.observe.progress import Quiet
+from planaria.observe.watch import Watch
+
+
+class Shown(Quiet):
+    """A progress display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.started: tuple[int, int] | None = None
+        self.metrics: list[Mapping[str, object]] = []
+        self.facts: list[Event | Decision] = []
+        self.stopped = False
+
+    def start(self, total: int, first: int) -> None:
+        self.started = (total, first)
+
+    def on_event(self, t: float, event: Event) -> None:
+        self.facts.append(event)
+
+    def on_decision(self, t: float, decision: Decision) -> None:
+        self.facts.append(decision)
+
+    def on_metric(self, metric: Mapping[str, object]) -> None:
+        self.metrics.append(metric)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    shown = Shown()
+    watch = Watch(tmp_path, 100, shown)
+    told: list[tuple[float, Event | Decision]] = [
+        (1.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)),
+        (2.0, d.RunStep(generation=1, step=3)),
+        (3.0, e.StageReady(worker="w0", stage=0, generation=1, step=3, loss=4.5, grad_norm=1.5)),
+        (4.0, d.Commit(generation=1, step=3)),
+        (5.0, d.RunStep(generation=1, step=4, mode="evaluate")),
+        (6.0, e.StageReady(worker="w0", stage=0, generation=1, step=4, loss=4.25)),
+        (7.0, d.Finish(outcome="finished")),
+    ]
+    for t, fact in told:
+        if isinstance(fact, d.RunStep | d.Commit | d.Finish):
+            watch.on_decision(t, fact)
+        else:
+            watch.on_event(t, fact)  # type: ignore[arg-type]
+    worked = e.Worked(worker="w0", stage=0, generation=1, step=3, spans=[], sent_bytes={1: 9})
+    watch.on_worked(4.5, worked)
+    watch.close()
+
+    record = read_run(tmp_path)
+    assert record.history == told
+    assert record.worked == [(4.5, worked)]
+    assert [(m.step, m.loss, m.val_loss) for m in record.metrics] == [(3, 4.5, None), (4, None, 4.25)]
+    assert record.metrics[0].grad_norm == {0: 1.5}
+    assert record.metrics[0].tokens_per_s == 50.0
+
+    assert shown.started == (9, 3)
+    assert shown.facts == [fact for _, fact in told]
+    assert [metric["step"] for metric in shown.metrics] == [3, 4]
+    assert shown.stopped
+    assert list((tmp_path / "tensorboard").iterdir()), "TensorBoard has something to show"

@@ -1,0 +1,72 @@
+"""Events and decisions survive the wire and the log."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.config import RecoveryConfig
+
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**40), 2**40),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    type(None): st.none(),
+    RecoveryConfig: st.builds(RecoveryConfig, otherwise=st.sampled_from(["stop", "rollback"])),
+}
+
+
+def values(annotation: Any) -> st.SearchStrategy[Any]:
+    """All that a field of this type may hold."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of([values(a) for a in inner])
+    if origin is typing.Annotated:
+        return values(inner[0])
+    if origin is list:
+        return st.lists(values(inner[0]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(values, inner))
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+    assert issubclass(annotation, BaseModel), annotation
+    return st.builds(annotation, **{name: values(field.annotation) for name, field in annotation.model_fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "adapter"),
+    [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
+    ids=["event", "report", "decision", "order"],
+)
+@given(data=st.data())
+def test_json_and_back(kinds: Any, adapter: Any, data: st.DataObject) -> None:
+    fact = data.draw(values(kinds))
+    text = fact.model_dump_json()
+    assert "\n" not in text
+    again = adapter.validate_json(text)
+    assert type(again) is type(fact)
+    assert again == fact
+
+
+@pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "commit", "generation": 1, "step": 1, "x": 1}'])
+def test_what_is_no_decision_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError):
+        d.DECISION.validate_json(text)
+
+
+def test_facts_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        d.Commit(generation=1, step=1).step = 2  # type: ignore[misc]

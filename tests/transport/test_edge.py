@@ -1,0 +1,167 @@
+"""Two ends of real edges, both in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+
+from planaria.errors import UserError
+from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.transport.group import Rendezvous
+from planaria.transport.wire import Content, Header
+
+SOON_S = 20.0
+"""a busy machine's patience"""
+QUIET_S = 0.3
+
+
+class End:
+    """One end of an edge with an inbox of its own."""
+
+    def __init__(self, spec: EdgeSpec) -> None:
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.edge = Edge(spec, self.inbox)
+
+    def next(self, kind: type[Any]) -> Any:
+        item = self.inbox.get(timeout=SOON_S)
+        assert isinstance(item, kind), item
+        return item
+
+    def send(self, payload: torch.Tensor, number: int = 0) -> None:
+        header = Header(Content.FORWARD, 1, 2, number, 3, payload.dtype, tuple(payload.shape), time.monotonic())
+        self.edge.send(header, payload)
+
+    def hears_nothing(self) -> bool:
+        try:
+            self.inbox.get(timeout=QUIET_S)
+        except Empty:
+            return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def rendezvous() -> Rendezvous:
+    return Rendezvous("127.0.0.1", 0)
+
+
+@pytest.fixture
+def spec(rendezvous: Rendezvous, request: pytest.FixtureRequest) -> EdgeSpec:
+    return EdgeSpec(rendezvous.host, rendezvous.port, request.node.name, 0, 2, 1 << 20, SOON_S)
+
+
+@pytest.fixture
+def ends(spec: EdgeSpec) -> Iterator[tuple[End, End]]:
+    yield from opened(spec)
+
+
+def opened(spec: EdgeSpec) -> Iterator[tuple[End, End]]:
+    low, high = End(spec), End(replace(spec, rank=1, peer=1))
+    for end in (low, high):
+        assert end.next(Opened).seconds < SOON_S
+    yield low, high
+    low.edge.abandon()
+    high.edge.abandon()
+    assert gone(spec), "an abandoned edge leaves a thread behind"
+
+
+def gone(spec: EdgeSpec) -> bool:
+    """Do all threads of an edge end?"""
+    deadline = time.monotonic() + SOON_S
+    while any(thread.name.endswith(f" {spec.link_id}") for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    frames = [torch.randn(n + 1, 7, generator=generator) for n in range(20)]
+    frames += [torch.arange(5), torch.zeros(0, 3), torch.ones(2, 2, dtype=torch.bfloat16), torch.randn(6, 4).T]
+    for number, frame in enumerate(frames):
+        for end in ends:
+            end.send(frame, number)
+    for end in ends:
+        for number, frame in enumerate(frames):
+            arrived = end.next(Arrived)
+            assert arrived.edge is end.edge
+            assert (arrived.header.microbatch, arrived.header.hop, arrived.header.step) == (number, 3, 2)
+            assert arrived.payload.dtype == frame.dtype
+            assert torch.equal(arrived.payload, frame)
+        assert end.edge.sent_bytes == sum(frame.nbytes for frame in frames)
+
+
+def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tuple[End, End]) -> None:
+    low, high = ends
+    low.send(torch.zeros((1 << 18) + 1))
+    broken = high.next(Broken)
+    assert broken.edge is high.edge
+    assert "at most 1048576" in broken.detail
+    assert high.hears_nothing()
+
+
+def test_what_is_no_frame_breaks_the_edge(ends: tuple[End, End]) -> None:
+    low, high = ends
+    low.edge.send(Header(Content.FORWARD, 1, 1, 1, 1, torch.float32, (2,), float("nan")), torch.zeros(2))
+    assert "nan" in high.next(Broken).detail
+
+
+def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec) -> None:
+    low, high = End(spec), End(replace(spec, rank=1))
+    low.next(Opened), high.next(Opened)
+    low.edge.abandon()
+    high.send(torch.ones(3))  # it may still be on its way to someone who no longer listens
+    assert low.hears_nothing()
+    assert high.hears_nothing()
+    high.edge.abandon()
+    assert gone(spec)
+    assert low.hears_nothing()
+
+
+def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec) -> None:
+    start = time.monotonic()
+    alone = End(replace(spec, open_timeout_s=0.5))
+    broken = alone.next(Broken)
+    assert "could not be opened" in broken.detail
+    assert "\n" not in broken.detail
+    assert time.monotonic() - start >= 0.45
+    assert gone(spec)
+
+
+def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec) -> None:
+    alone = End(replace(spec, open_timeout_s=0.5))
+    alone.edge.abandon()
+    assert gone(spec)
+    assert alone.hears_nothing()
+
+
+def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec) -> None:
+    """Frames queue for the line but fly at the same time: 3 frames of 0.1 s each, and 0.2 s once."""
+    for low, high in opened(replace(spec, latency_s=0.2, bandwidth=4000.0)):
+        start = time.monotonic()
+        for number in range(3):
+            low.send(torch.zeros(100), number)
+        arrivals = []
+        for _ in range(3):
+            high.next(Arrived)
+            arrivals.append(time.monotonic() - start)
+        for place, arrival in enumerate(arrivals, 1):
+            assert 0.2 + 0.1 * place <= arrival
+        assert arrivals[-1] < 3 * 0.3 + SOON_S / 10
+        high.send(torch.zeros(100))  # a line for each direction
+        start = time.monotonic()
+        low.next(Arrived)
+        assert time.monotonic() - start > 0.25
+
+
+def test_a_port_that_is_taken_is_the_users_to_mend(rendezvous: Rendezvous) -> None:
+    with pytest.raises(UserError, match=rf"fleet.port = {rendezvous.port}: cannot listen there .*; choose another") as caught:
+        Rendezvous("127.0.0.1", rendezvous.port)
+    assert "\n" not in str(caught.value)
