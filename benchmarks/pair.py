@@ -100,7 +100,7 @@ class Pair:
 @contextmanager
 def opened(max_bytes: int) -> Iterator[Pair]:
     """A pair for messages of at most ``max_bytes``."""
-    from planaria.transport.group import Rendezvous
+    from planaria.transport.rendezvous import Rendezvous
 
     rendezvous = Rendezvous("127.0.0.1", 0)
     context = mp.get_context("spawn")

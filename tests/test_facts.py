@@ -61,7 +61,7 @@ def test_json_and_back(kinds: Any, adapter: Any, data: st.DataObject) -> None:
     assert again == fact
 
 
-@pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "commit", "generation": 1, "step": 1, "x": 1}'])
+@pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "spawn", "worker": "w1"}'])
 def test_what_is_no_decision_is_refused(text: str) -> None:
     with pytest.raises(ValidationError):
         d.DECISION.validate_json(text)

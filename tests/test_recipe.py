@@ -76,7 +76,7 @@ def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: 
         ('seed = "x"', "mine.toml: seed = 'x': input should be a valid integer"),
         ("seed = -1", "mine.toml: seed = -1: input should be greater than or equal to 0"),
         ("[optim]\nlr = inf", "mine.toml: optim.lr = inf: input should be a finite number"),
-        ("[network]\nforward_s = [-1.0]", "mine.toml: network.forward_s = -1.0: input should be greater than or equal to 0"),
+        ("[model]\ndim = 0", "mine.toml: model.dim = 0: input should be greater than 0"),
         ("[model]\ndim = 63", "mine.toml: model.dim = 63 does not divide into model.heads = 4"),
         ("[model]\nlayers = 5", "mine.toml: model.layers = 5 does not divide into pipeline.stages = 4"),
         ("[model]\nkv_heads = 3", "mine.toml: model.heads = 4 is not a multiple of model.kv_heads = 3"),
@@ -92,7 +92,7 @@ def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
     assert refused("", write, pipeline__stages="3") == (
         "mine.toml with the given flags: model.layers = 4 does not divide into pipeline.stages = 3"
     )
-    assert refused("", write, network__forward_s="[1, 2]").startswith("mine.toml with the given flags: network.forward_s")
+    assert "given flags: network.forward_s has 2 numbers" in refused("", write, network__forward_s="[1, 2]")
 
 
 def test_what_is_no_recipe_is_named(write: Path, tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_overlay_changes_what_the_flags_name_only() -> None:
     after = recipe.overlay(before, {"train.steps": "7"})
     assert after.train.steps == 7
     assert after.model_copy(update={"train": before.train}) == before
-    with pytest.raises(UserError, match="--train.steps 0: input should be greater than 0"):
+    with pytest.raises(UserError, match=r"--train.steps 0: input should be greater than 0"):
         recipe.overlay(before, {"train.steps": "0"})
 
 
 def test_a_damaged_config_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"^run/config.json: invalid JSON|^run/config.json: Invalid JSON"):
+    with pytest.raises(UserError, match=r"^run/config.json: Invalid JSON"):
         recipe.parse("{", "run/config.json")
-    with pytest.raises(UserError, match="^run/config.json: model.dim: input should be a valid integer$"):
+    with pytest.raises(UserError, match=r"^run/config.json: model.dim: input should be a valid integer$"):
         recipe.parse('{"model": {"dim": "a"}}', "run/config.json")
 
 

@@ -60,9 +60,9 @@ def test_a_sealed_checkpoint_holds_its_stages_and_a_manifest(store: CheckpointSt
         assert torch.equal(tensor, fresh[name])
 
 
-@pytest.mark.parametrize("break_at", ["stray", "manifest", "rename"])
+@pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (Manifest, "model_dump_json"), (Path, "replace")])
 def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
-    break_at: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    owner: type, method: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = seal(store, 1)
     manifest = gather(store, 2)
@@ -71,9 +71,8 @@ def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    target = {"stray": (Path, "unlink"), "manifest": (Manifest, "model_dump_json"), "rename": (Path, "replace")}[break_at]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(*target, killed)
+        patch.setattr(owner, method, killed)
         store.seal("step-00000002", manifest, 9)
     assert store.list() == [before]
     store.discard_unfinished()

@@ -100,9 +100,8 @@ class ControlMachine(RuleBasedStateMachine):
     def old_news_comes_in(self) -> None:
         now = self.fleet.state
         for fact in self.fleet.history:
-            if isinstance(fact, REPORTS) and fact.generation < now.generation:
-                assert apply(fact, now) == now
-            elif isinstance(fact, e.WorkerLost):
+            stale = isinstance(fact, REPORTS) and fact.generation < now.generation
+            if stale or isinstance(fact, e.WorkerLost):
                 assert apply(fact, now) == now
 
     @invariant()

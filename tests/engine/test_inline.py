@@ -136,7 +136,8 @@ def test_what_is_lost_is_rebuilt_by_the_formula(config: Recipe) -> None:
     donors = {stage: engine.runners[stage].donor() for stage in (1, 3)}
     assert donors[1].grad_norm is not None
     assert donors[3].grad_norm is not None
-    expected = merge(donors[1].weights, donors[3].weights, donors[1].grad_norm**2, donors[3].grad_norm**2)
+    omegas = donors[1].grad_norm ** 2, donors[3].grad_norm ** 2
+    expected = merge(donors[1].weights, donors[3].weights, *omegas)
     lost = engine.runners[2]
     with torch.no_grad():
         for parameter in lost.parameters.values():
@@ -207,10 +208,8 @@ def test_training_recovers_from_the_loss_of_a_middle_stage(config: Recipe) -> No
 
     The initial weights are large, so that the middle stages matter early in training.
     """
-    recipe = config(
-        model={"context": 32, "init_std": 0.15}, pipeline={"microbatch_size": 4}, optim={"lr": 3e-3}, train={"steps": 300}
-    )
-    engine = engine_of(recipe)
+    early = {"context": 32, "init_std": 0.15}
+    engine = engine_of(config(model=early, pipeline={"microbatch_size": 4}, optim={"lr": 3e-3}, train={"steps": 300}))
     losses(engine, 250)
     others = {stage: copy.deepcopy(engine) for stage in (2, 3)}
     before = engine.evaluate()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,8 +61,6 @@ def resumed(folder: Path, step: int) -> Origin:
 
 def copy_checkpoint(source: Path, target: Path, step: int) -> None:
     """A folder with nothing but one checkpoint of another run."""
-    import shutil
-
     name = f"step-{step:08d}"
     shutil.copytree(source / "checkpoints" / name, target / "checkpoints" / name)
 
@@ -119,8 +118,10 @@ def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved(config: Re
 
 
 def test_a_resumed_run_is_not_struck_by_the_blow_that_ended_it(config: Recipe, tmp_path: Path) -> None:
-    run(config(), tmp_path, kill(3, 1))
+    blows = kill(3, 1), kill(6, 2)
+    run(config(), tmp_path, *blows)
     load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
-    ending, log = run(config(), tmp_path, origin=Origin(3, 0, load))
+    ending, log = run(config(), tmp_path, *blows, origin=Origin(3, 0, load, struck=True))
     assert ending == d.Finish(outcome="finished")
     assert list(log.losses()) == list(range(3, 10))
+    assert [f.step for f in log.facts if isinstance(f, e.FaultInjected)] == [6]

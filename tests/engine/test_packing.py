@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from planaria.engine.packing import pack_donor, unpack_donor
 from planaria.recovery.base import Donor
 
+names = st.text("abcz.0", min_size=1)
 norms = st.none() | st.floats(0, 2.0**100, width=32)
 
 
-@given(st.dictionaries(st.text("abcz.0", min_size=1), st.lists(st.integers(0, 4), max_size=3), min_size=1), norms, norms)
+@given(st.dictionaries(names, st.lists(st.integers(0, 4), max_size=3), min_size=1), norms, norms)
 def test_a_donor_survives_the_journey(shapes: dict[str, list[int]], norm: float | None, clipped: float | None) -> None:
     weights = {name: torch.randn(shape) for name, shape in shapes.items()}
     flat = pack_donor(Donor(weights, norm, clipped))

@@ -7,8 +7,8 @@ from planaria import events as e
 from planaria.observe.metrics import StepMetrics
 
 
-def ready(stage: int, step: int, loss: float | None = None, norm: float | None = 1.0, generation: int = 1) -> e.StageReady:
-    return e.StageReady(worker=f"w{stage}", stage=stage, generation=generation, step=step, loss=loss, grad_norm=norm)
+def ready(stage: int, step: int, loss: float | None = None, norm: float | None = 1.0) -> e.StageReady:
+    return e.StageReady(worker=f"w{stage}", stage=stage, generation=1, step=step, loss=loss, grad_norm=norm)
 
 
 def step(metrics: StepMetrics, t: float, number: int, loss: float) -> object:

@@ -85,12 +85,13 @@ def test_merge_refuses_neighbours_of_another_make() -> None:
 def test_omega_is_measured_as_the_recipe_says(omega: str, measured: str, share: float) -> None:
     strategy = recovery(RecoveryConfig.model_validate({"omega": omega, "measured": measured}))
     donors = {2: Donor(weights(1), 3.0, 2.0), 4: Donor(weights(2), 1.0, 1.0)}
-    assert_same(strategy.rebuild(3, donors), {n: share * weights(1)[n] + (1.0 - share) * weights(2)[n] for n in weights(1)})
+    expected = {name: share * weights(1)[name] + (1.0 - share) * weights(2)[name] for name in weights(1)}
+    assert_same(strategy.rebuild(3, donors), expected)
 
 
 @pytest.mark.parametrize("norms", [(None, 1.0), (1.0, None), (None, None), (0.0, 0.0)])
 @pytest.mark.parametrize("measured", ["preclip", "postclip"])
-def test_without_gradients_to_go_by_it_is_the_plain_mean(norms: tuple[float | None, float | None], measured: str) -> None:
+def test_without_gradients_it_is_the_plain_mean(norms: tuple[float | None, float | None], measured: str) -> None:
     strategy = recovery(RecoveryConfig.model_validate({"measured": measured}))
     donors = {1: Donor(weights(1), norms[0], norms[0]), 3: Donor(weights(2), norms[1], norms[1])}
     assert_same(strategy.rebuild(2, donors), {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
@@ -140,5 +141,5 @@ def test_donors_are_living_neighbours_or_there_are_none(data: st.DataObject, sta
 
 
 def test_an_unknown_strategy_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"recovery.strategy = 'chekfree': no such strategy; did you mean 'checkfree'\?"):
+    with pytest.raises(UserError, match=r"'chekfree': no such strategy; did you mean 'checkfree'\?"):
         recovery(RecoveryConfig(strategy="chekfree"))

@@ -14,7 +14,7 @@ import torch
 
 from planaria.errors import UserError
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
-from planaria.transport.group import Rendezvous
+from planaria.transport.rendezvous import Rendezvous
 from planaria.transport.wire import Content, Header
 
 SOON_S = 20.0
@@ -162,6 +162,6 @@ def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec) -> None
 
 
 def test_a_port_that_is_taken_is_the_users_to_mend(rendezvous: Rendezvous) -> None:
-    with pytest.raises(UserError, match=rf"fleet.port = {rendezvous.port}: cannot listen there .*; choose another") as caught:
+    with pytest.raises(UserError, match=rf"fleet.port = {rendezvous.port}: cannot listen") as caught:
         Rendezvous("127.0.0.1", rendezvous.port)
     assert "\n" not in str(caught.value)

@@ -125,7 +125,9 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int
         _conclude(config, folder, report)
         return 0
     print(f"report        {report}\nworkers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-    raise (UserError if ending.outcome == "failed" else RunStopped)(ending.reason)
+    if ending.outcome == "failed":
+        raise UserError(ending.reason)
+    raise RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
 
 
 def _report(folder: Path) -> str:
@@ -186,4 +188,4 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin
     if missing:
         stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    return Origin(saved.step, generation, load)
+    return Origin(saved.step, generation, load, struck=not saved.whole)

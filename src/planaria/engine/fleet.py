@@ -20,7 +20,7 @@ from planaria.fleet.local import LocalFleet
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
 from planaria.routing import routing
-from planaria.transport.group import Rendezvous
+from planaria.transport.rendezvous import Rendezvous
 
 _PRELOAD = [worker.__name__, "torch._dynamo"]
 """what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
@@ -45,12 +45,13 @@ def train(
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(config, origin, plan.edges)
-    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.step))
+    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.next_fault))
     try:
         with _stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")
     finally:
         fleet.close()
+        rendezvous.close()
 
 
 @contextmanager

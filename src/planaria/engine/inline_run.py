@@ -43,7 +43,8 @@ def train(
         engine.runners[stage].load(read_stage(run.store.folder / name, stage))
     faults: dict[int, set[int]] = defaultdict(set)
     for fault in trace.faults:
-        faults[fault.step].add(fault.stage)
+        if fault.step >= origin.next_fault:
+            faults[fault.step].add(fault.stage)
     while engine.step < config.train.steps:
         if engine.step in faults:
             ending = run.strike(sorted(faults[engine.step]))

@@ -20,6 +20,13 @@ class Origin:
     step: int = 0
     generation: int = 0
     load: Mapping[int, str] = field(default_factory=dict)
+    struck: bool = False
+    """the faults of ``step`` have struck already: they are why the run stopped there"""
+
+    @property
+    def next_fault(self) -> int:
+        """The first step whose faults are still to come."""
+        return self.step + 1 if self.struck else self.step
 
 
 START = Origin()

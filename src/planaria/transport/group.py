@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Protocol
 
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore, Work  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, Work  # type: ignore[attr-defined]
 
-from planaria.errors import UserError
+from planaria.transport.rendezvous import Client
 
 NEVER = timedelta(days=30)
 """How long to ``wait`` for messages, always given: gloo would otherwise close the group after the time it had to open.
@@ -28,33 +28,20 @@ class Group(Protocol):
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work: ...
 
 
-class Rendezvous:
-    """The store at which the ends of every edge find each other. It lives with the controller, never on a stage."""
-
-    def __init__(self, host: str, port: int) -> None:
-        """Listen on ``host``:``port`` (0: any free port).
-
-        :raises UserError: when the port is taken or the host is not an address of this machine.
-        """
-        try:
-            self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0][:160]
-            raise UserError(
-                f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there ({reason}); "
-                "choose another port, or 0 for any free one"
-            ) from None
-        self.host, self.port = host, self._store.port
-
-
 def open_group(host: str, port: int, link_id: str, rank: int, timeout_s: float) -> Group:
     """The two-rank group named ``link_id`` as seen from ``rank`` (0 or 1); blocks until the other end is there too.
 
     :raises RuntimeError: when the other end does not come within ``timeout_s`` seconds.
     """
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    try:
+        store = Client(host, port, timeout_s)
+    except OSError as error:
+        raise RuntimeError(f"no rendezvous at {host}:{port}: {error}") from None
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
-    return ProcessGroupGloo(PrefixStore(link_id, store), rank, 2, options)  # type: ignore[return-value]
+    try:
+        return ProcessGroupGloo(PrefixStore(link_id, store), rank, 2, options)  # type: ignore[return-value]
+    finally:
+        store.close()
