@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
 import time
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -40,11 +37,7 @@ def main(setup: Setup, connection: Connection, worker: str, incarnation: int) ->
 
 
 def _settle(setup: Setup, worker: str) -> None:
-    """Die with the parent, leave Ctrl-C to the controller, write to a log of one's own."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Write to a log of one's own; compute with one thread: workers share the machine's cores."""
     log = setup.folder / "workers" / f"{worker}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Literal, Protocol
+
+Entry = Callable[[Connection, str, int], None]
+"""What a worker process runs: (control connection, identity, incarnation)."""
 
 
 @dataclass(frozen=True)

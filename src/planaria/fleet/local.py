@@ -11,17 +11,14 @@ import multiprocessing as mp
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
-from planaria.fleet.base import Gone, Said
+from planaria.fleet.base import Entry, Gone, Said
+from planaria.fleet.birth import be_born
 
 MAX_REPORT_BYTES = 1 << 24
 _START_LIMIT_S = 120.0
-
-Entry = Callable[[Connection, str, int], None]
-"""What a worker process runs: (control connection, identity, incarnation)."""
 
 
 @dataclass
@@ -48,7 +45,10 @@ class LocalFleet:
     def spawn(self, worker: str, incarnation: int) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=self._entry, args=(theirs, worker, incarnation), name=f"planaria {worker}.{incarnation}", daemon=True
+            target=be_born,
+            args=(self._entry, theirs, worker, incarnation),
+            name=f"planaria {worker}.{incarnation}",
+            daemon=True,
         )
         process.start()
         theirs.close()
