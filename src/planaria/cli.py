@@ -138,11 +138,16 @@ def _flags(given: argparse.Namespace) -> dict[str, str]:
 
 def _train(given: argparse.Namespace) -> int:
     from planaria.commands import train
+    from planaria.commands.resume import resume
 
+    if given.resume is None and given.checkpoint is not None:
+        raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
+    if given.resume is not None and given.dry_run:
+        raise UserError("--dry-run: goes with a recipe, not with --resume")
     if given.resume is not None:
         if given.recipe is not None:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
-        return train.resume(given.resume, _flags(given), given.quiet, given.checkpoint)
+        return resume(given.resume, _flags(given), given.quiet, given.checkpoint)
     if given.recipe is None:
         raise UserError("train: give a recipe such as recipes/demo.toml, or --resume runs/NAME")
     return train.start(given.recipe, _flags(given), given.dry_run, given.quiet)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 
@@ -67,20 +69,36 @@ class CheckpointStore:
         :raises OSError: when the disk is full; the checkpoint stays unfinished.
         """
         gathered, final = self.unfinished(manifest.step), self.folder / name
-        for stray in set(gathered.iterdir()) - {gathered / f"stage-{s:04d}.safetensors" for s in manifest.stages}:
-            stray.unlink()
+        for stray in set(gathered.iterdir()) - {stage_file(gathered, s) for s in manifest.stages}:
+            stray.unlink(missing_ok=True)  # a frozen former holder that wakes up may be faster
         with (gathered / "manifest.json").open("w") as file:
             file.write(manifest.model_dump_json(indent=2))
             file.flush()
             os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
+        replaced = self._out_of_the_way(final) if final.exists() else None
         gathered.replace(final)
         _sync_folder(self.folder)
         # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            shutil.rmtree(old.folder)
+            shutil.rmtree(self._out_of_the_way(old.folder))
+        if replaced is not None:
+            shutil.rmtree(replaced)
         return Saved(final, manifest)
+
+    def set_aside_after(self, origin: Saved) -> None:
+        """Rename checkpoints later than ``origin``, from which the run goes on: they belong to a history it leaves."""
+        found = self.list()
+        later = found[[saved.folder for saved in found].index(origin.folder) + 1 :]
+        for saved in later:
+            saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
+
+    def _out_of_the_way(self, folder: Path) -> Path:
+        """Rename a folder before it is removed, so that a crash never leaves half a checkpoint under its name."""
+        doomed = folder.with_name(f"{folder.name}.old{_UNFINISHED}")
+        if doomed.exists():
+            shutil.rmtree(doomed)
+        folder.replace(doomed)
+        return doomed
 
     def discard_unfinished(self) -> None:
         """Remove what an interrupted save left behind."""

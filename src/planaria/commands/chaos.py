@@ -22,6 +22,8 @@ def strike(folder: Path, action: str, target: str) -> str:
     """
     runs.config_of(folder)
     state = read_state(folder)
+    if not runs.is_held(folder):
+        raise UserError(f"{folder}: nobody is training it; the run is not live")
     if target == "controller":
         _send(state.controller, SIGNALS[action], folder)
         return f"{SIGNALS[action].name} to the controller (pid {state.controller})"

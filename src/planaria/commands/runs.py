@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 from planaria import recipe
+from planaria.chaos.trace import Trace
+from planaria.chaos.trace import write as write_trace
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
+from planaria.data.shards import Dataset
 from planaria.errors import UserError
+
+TRACE, DATA = "trace.json", "data.json"
+"""the faults of the run, and what its token shards were made from"""
 
 
 def create(config: RunConfig) -> Path:
@@ -27,6 +34,15 @@ def create(config: RunConfig) -> Path:
         keep_config(folder, config)
         return folder
     raise AssertionError("unreachable")
+
+
+def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> None:
+    """Write down all that a later resumption, generation or export needs to know of how the run was started."""
+    keep_config(folder, config)
+    shutil.copyfile(dataset.tokenizer_file, folder / "tokenizer.json")
+    (folder / DATA).write_text(dataset.meta.model_dump_json(indent=2))
+    if config.chaos.trace is not None:
+        write_trace(trace, folder / TRACE)
 
 
 def keep_config(folder: Path, config: RunConfig) -> None:
@@ -52,6 +68,15 @@ def newest_whole(folder: Path) -> Saved:
     if saved is None:
         raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
+
+
+def is_held(folder: Path) -> bool:
+    """Is somebody training this run?"""
+    try:
+        with held(folder):
+            return False
+    except UserError:
+        return True
 
 
 @contextmanager

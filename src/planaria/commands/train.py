@@ -12,14 +12,11 @@ import torch
 from planaria import recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
-from planaria.checkpoint.stage_file import check_stage
-from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.commands import runs
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
 from planaria.config import RunConfig
-from planaria.control.statefile import read_state
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
 from planaria.engine import fleet, inline_run
@@ -34,8 +31,6 @@ from planaria.plan.build import plan_for
 from planaria.plan.check import require
 from planaria.recovery import recovery
 from planaria.routing import routing
-
-FIXED_ON_RESUME = ("seed", "model", "pipeline", "data", "network")
 
 
 @dataclass(frozen=True)
@@ -58,25 +53,10 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
         check(config)
         print(describe(config))
         return 0
-    prepared = prepare_run(config, recipe_file, quiet)
+    prepared = prepare_run(config, quiet, recipe_file)
     folder = runs.create(config)
-    return _train(prepared, folder, START, quiet)
-
-
-def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
-    """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
-    before = runs.config_of(folder)
-    config = _with_flags(before, flags, folder)
-    store = CheckpointStore(folder / "checkpoints")
-    origin = _origin(store, folder, _choose(store, checkpoint))
-    for stage, name in origin.load.items():
-        _check_fits(store.folder / name, stage, config)
-    if origin.step >= config.train.steps:
-        raise UserError(
-            f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
-        )
-    prepared = prepare_run(config, None, quiet)
-    return _train(prepared, folder, origin, quiet)
+    with runs.held(folder):
+        return train_prepared(prepared, folder, START, quiet)
 
 
 def check(config: RunConfig) -> None:
@@ -84,12 +64,14 @@ def check(config: RunConfig) -> None:
     recovery(config.recovery)
     pipeline = config.pipeline
     require(plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0)))
+    if config.engine == "inline" and config.recovery.otherwise == "rollback":
+        raise UserError("recovery.otherwise = 'rollback': the inline engine keeps no earlier state; use engine 'fleet'")
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 
 
-def prepare_run(config: RunConfig, recipe_file: Path | None, quiet: bool) -> Prepared:
-    """Check the recipe, tokenise its text, read its faults."""
+def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None) -> Prepared:
+    """Check the recipe, tokenise its text, read its faults (from a path that may be relative to the recipe)."""
     check(config)
     trace = Trace(faults=())
     if config.chaos.trace is not None:
@@ -108,23 +90,25 @@ def prepare_run(config: RunConfig, recipe_file: Path | None, quiet: bool) -> Pre
     return Prepared(config, dataset, trace)
 
 
-def _train(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int:
+def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool) -> int:
+    """Train in ``folder``, which the caller holds; then tell how it went. The exit code.
+
+    :raises RunStopped: when the run ended early for a reason that is nobody's mistake.
+    :raises UserError: when it ended for one that can be mended.
+    """
     config = prepared.config
     engine = fleet.train if config.engine == "fleet" else inline_run.train
-    with runs.held(folder):
-        runs.keep_config(folder, config)
-        shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
-        CheckpointStore(folder / "checkpoints").discard_unfinished()
-        watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet() if quiet else Progress())
-        try:
-            ending = engine(config, folder, prepared.dataset.folder, watch, prepared.trace, origin)
-        finally:
-            watch.close()
-        report = _report(folder)
+    runs.keep(folder, config, prepared.dataset, prepared.trace)
+    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet() if quiet else Progress())
+    try:
+        ending = engine(config, folder, prepared.dataset.folder, watch, prepared.trace, origin)
+    finally:
+        watch.close()
     if ending.outcome == "finished":
-        _conclude(config, folder, report)
+        _conclude(config, folder)
         return 0
-    print(f"report        {report}\nworkers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
+    print(f"report        {_report(folder)}")
+    print(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
     if ending.outcome == "failed":
         raise UserError(ending.reason)
     raise RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
@@ -138,54 +122,18 @@ def _report(folder: Path) -> str:
         return f"none: {error}"
 
 
-def _conclude(config: RunConfig, folder: Path, report: str) -> None:
+def _conclude(config: RunConfig, folder: Path) -> None:
+    model = export_run(folder, _cleared(folder / "model"))
     for line in summary(read_run(folder)):
         print(line)
     if config.prompt:
         print(f"completion    {complete(folder, config.prompt)}")
-    print(f"report        {report}")
-    print(f"model         {export_run(folder, folder / 'model')}")
+    print(f"report        {_report(folder)}")
+    print(f"model         {model}")
 
 
-def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> RunConfig:
-    """The run's own configuration with flags laid over it, unless they would make it another run."""
-    config = recipe.overlay(before, flags)
-    for name in FIXED_ON_RESUME:
-        if getattr(config, name) != getattr(before, name):
-            flag = next(f for f in flags if f.partition(".")[0] == name)
-            raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
-    return config
-
-
-def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
-    """A checkpoint that cannot be loaded is to be found out before any worker starts."""
-    manifest = read_manifest(checkpoint)
-    if (manifest.model, manifest.pipeline_stages) != (config.model, config.pipeline.stages):
-        raise UserError(f"{checkpoint}: was written by a model of another shape; choose another with --checkpoint")
-    check_stage(checkpoint, stage)
-
-
-def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
-    if name is None:
-        return store.newest()
-    known = {saved.folder.name: saved for saved in store.list()}
-    if name not in known:
-        raise UserError(f"--checkpoint {name}: no such checkpoint; there are: {', '.join(known) or 'none'}")
-    return known[name]
-
-
-def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin:
-    """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
-    generation = read_state(folder).generation if (folder / "state.json").exists() else 0
-    if saved is None:
-        print(f"{folder}: nothing was saved yet; starting again from step 0")
-        return Origin(generation=generation)
-    load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
-    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
-    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
-    if missing and whole is not None:
-        load |= dict.fromkeys(missing, whole.folder.name)
-    if missing:
-        stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-        print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    return Origin(saved.step, generation, load, struck=not saved.whole)
+def _cleared(folder: Path) -> Path:
+    """``folder`` without what an earlier part of the run exported there."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    return folder

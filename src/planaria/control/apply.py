@@ -43,10 +43,13 @@ def _(fact: e.WorkerLost, state: RunState) -> RunState:
     stages = [s for s, holder in state.holders.items() if holder == fact.worker]
     if not stages or state.phase == "over":
         return state
+    known = _still_known(state)
+    origins = {**state.origins, **{s: known[s] for s in stages if s in known}}
     state = replace(
         state,
         holders=_freeze({s: w for s, w in state.holders.items() if w != fact.worker}),
-        lost=state.lost | {s for s in stages if s not in state.origins},
+        origins=_freeze(origins),
+        lost=state.lost | {s for s in stages if s not in origins},
         links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(stages)}),
     )
     if state.phase == "commit" or (state.phase == "save" and state.cannot):
@@ -170,6 +173,13 @@ def _(fact: d.Cannot, state: RunState) -> RunState:
 @apply.register
 def _(fact: d.Finish, state: RunState) -> RunState:
     return replace(state, phase="over", waiting=frozenset())
+
+
+def _still_known(state: RunState) -> Mapping[int, d.Source]:
+    """Where the stages' present state can be had exactly: as long as no step is committed, whence the run started."""
+    if state.step != state.settings.first_step or state.phase == "commit":
+        return {}
+    return RunState.start(state.settings).origins
 
 
 def _current(state: RunState, fact: Any, phase: str) -> bool:

@@ -20,11 +20,9 @@ def decide(state: RunState) -> d.Decision | None:
         return None
     if state.failed:
         return d.Finish(outcome="failed", reason=state.failed)
-    if state.stillborn >= MAX_STILLBORN:
-        return d.Finish(outcome="failed", reason=f"{state.stillborn} workers in a row died before they were ready")
-    if state.attempts >= MAX_ATTEMPTS:
+    if state.attempts >= MAX_ATTEMPTS and not state.cannot and state.phase not in ("commit", "save"):
         reason = f"{state.attempts} generations in a row did not get step {state.step} committed"
-        return d.Finish(outcome="failed", reason=reason)
+        return d.Cannot(lost=[], reason=reason)
     if state.phase == "run":
         return d.Commit(generation=state.generation, step=state.step) if not state.waiting else _staff(state)
     if state.phase == "save" and not state.waiting:
@@ -63,7 +61,7 @@ def _form(state: RunState) -> d.Decision | None:
         return d.Cannot(lost=list(rebuilt.stages), reason=rebuilt.reason)
     spares = state.with_status("spare")
     if len(spares) < len(state.vacant):
-        return _staff(state)
+        return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
     holders = {**state.holders, **dict(zip(state.vacant, spares, strict=False))}
     if isinstance(rebuilt, Unrecoverable):
         assert rollback is not None
@@ -92,11 +90,23 @@ def _formation(
     return d.Form(generation=generation, step=step, outcome=outcome, members=members, links=links)  # type: ignore[arg-type]
 
 
+def _stillborn(state: RunState) -> d.Cannot | d.Finish:
+    """A stage lacks a worker and none can be started: save what there is, if there is anything."""
+    reason = f"{state.stillborn} workers in a row died before they were ready"
+    if state.formed < 0:
+        return d.Finish(outcome="failed", reason=reason)
+    return d.Cannot(lost=list(state.vacant), reason=reason)
+
+
 def _staff(state: RunState) -> d.Spawn | None:
-    """Start a worker if stages lack one, or if spares do and the run moves: starting one costs the others CPU time."""
+    """Start a worker if stages lack one, or if spares do and the run moves: starting one costs the others CPU time.
+
+    Spares are a convenience: where they die before they are ready, the run goes on without.
+    """
     short = len(state.vacant) - len(state.with_status("spare")) - len(state.with_status("starting"))
     moving = state.formed < 0 or state.step > state.formed
-    if short + (state.settings.spares if moving else 0) <= 0:
+    wanted = state.settings.spares if moving and state.stillborn < MAX_STILLBORN else 0
+    if short + wanted <= 0:
         return None
     dead = state.with_status("dead")
     if dead:

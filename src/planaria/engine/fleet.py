@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from planaria.engine import worker
 from planaria.engine.chaos import TraceChaos
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.setup import Setup
+from planaria.engine.stopping import stop_signals
 from planaria.fleet.local import LocalFleet
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
@@ -47,29 +45,8 @@ def train(
     started = run_started(config, origin, plan.edges)
     controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.next_fault))
     try:
-        with _stop_signals() as asked:
+        with stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")
     finally:
         fleet.close()
         rendezvous.close()
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[str]]:
-    """Ctrl-C, and the SIGTERM that announces a preemption, are noted: the run stops at the next whole step, saved.
-
-    A second one interrupts at once.
-    """
-    asked: list[str] = []
-
-    def handler(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from planaria.data.shards import Dataset
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.runner import NonFinite, StageRunner
+from planaria.engine.stopping import stop_signals
 
 WORKER = "inline"
 
@@ -36,49 +39,69 @@ def train(
     data = Dataset.open(dataset)
     streams = {split: Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")}
     engine = InlineEngine(config, streams["train"], streams["validation"])
-    run = _InlineRun(config, folder, engine, observer)
+    run = _InlineRun(config, folder, engine, observer, origin)
     observer.on_event(time.monotonic(), run_started(config, origin, []))
     engine.step = origin.step
-    for stage, name in origin.load.items():
-        engine.runners[stage].load(read_stage(run.store.folder / name, stage))
-    faults: dict[int, set[int]] = defaultdict(set)
+    run.begin(range(config.pipeline.stages + 1))
+    faults: dict[int, list[int]] = defaultdict(list)
     for fault in trace.faults:
         if fault.step >= origin.next_fault:
-            faults[fault.step].add(fault.stage)
-    while engine.step < config.train.steps:
-        if engine.step in faults:
-            ending = run.strike(sorted(faults[engine.step]))
-            if ending is not None:
-                return ending
-        run.step()
-    ending = d.Finish(outcome="finished")
+            faults[fault.step].append(fault.stage)
+    ending = _lead(run, faults)
     run.tell(ending)
     return ending
+
+
+def _lead(run: _InlineRun, faults: Mapping[int, list[int]]) -> d.Finish:
+    """Step by step to the end."""
+    try:
+        with stop_signals() as asked:
+            while run.engine.step < run.config.train.steps:
+                reason = run.strike(sorted(set(faults.get(run.engine.step, ()))))
+                if reason:
+                    return d.Finish(outcome="cannot", reason=reason)
+                if asked:
+                    run.save(list(run.engine.runners))
+                    return d.Finish(outcome="stopped", reason=asked[0])
+                run.step()
+    except NonFinite as error:
+        return d.Finish(outcome="failed", reason=str(error))
+    return d.Finish(outcome="finished")
 
 
 class _InlineRun:
     """Tells the observer of an inline run what a fleet would have told."""
 
-    def __init__(self, config: RunConfig, folder: Path, engine: InlineEngine, observer: Observer) -> None:
-        self.config, self.engine, self.observer = config, engine, observer
+    def __init__(
+        self, config: RunConfig, folder: Path, engine: InlineEngine, observer: Observer, origin: Origin
+    ) -> None:
+        self.config, self.engine, self.observer, self.origin = config, engine, observer, origin
         self.store = CheckpointStore(folder / "checkpoints")
+
+    def begin(self, stages: Iterable[int]) -> None:
+        """Give ``stages`` the state that the run starts from."""
+        for stage in stages:
+            self.engine.runners[stage] = StageRunner(self.config, stage)
+            if stage in self.origin.load:
+                state = read_stage(self.store.folder / self.origin.load[stage], stage)
+                self.engine.runners[stage].load(state)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
 
-    def strike(self, stages: list[int]) -> d.Finish | None:
-        """Lose stages, and rebuild them or save the survivors and end."""
+    def strike(self, stages: list[int]) -> str:
+        """Lose stages and rebuild them; if that cannot be, save the survivors and say why."""
         step = self.engine.step
         for stage in stages:
             fault = e.FaultInjected(worker=WORKER, stage=stage, signal="state lost", step=step, moment="between steps")
             self.observer.on_event(time.monotonic(), fault)
-        reason = self.engine.lose(stages)
-        if not reason:
-            return None
-        self._save([s for s in self.engine.runners if s not in stages])
-        ending = d.Finish(outcome="cannot", reason=reason)
-        self.tell(ending)
-        return ending
+        if step == self.origin.step:  # nothing is committed yet: the state can be had again
+            self.begin(stages)
+            return ""
+        reason = self.engine.lose(stages) if stages else ""
+        if reason:
+            self.save([s for s in self.engine.runners if s not in stages])
+        return reason
 
     def step(self) -> None:
         """Train one step; validate and save when due."""
@@ -94,7 +117,7 @@ class _InlineRun:
         if done and every:
             self._evaluate()
         if done or (self.config.checkpoint.every and self.engine.step % self.config.checkpoint.every == 0):
-            self._save(list(self.engine.runners))
+            self.save(list(self.engine.runners))
 
     def _evaluate(self) -> None:
         self.tell(d.RunStep(generation=0, step=self.engine.step, mode="evaluate"))
@@ -104,7 +127,8 @@ class _InlineRun:
         ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
         self.observer.on_event(time.monotonic(), ready)
 
-    def _save(self, stages: list[int]) -> None:
+    def save(self, stages: list[int]) -> None:
+        """Write these stages as the checkpoint of the present step."""
         step, count = self.engine.step, self.config.pipeline.stages
         for stage in stages:
             write_stage(self.store.unfinished(step), stage, step, self.engine.runners[stage].state())

@@ -15,7 +15,7 @@ from planaria.engine.links import Links
 from planaria.engine.mail import Mail
 from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
-from planaria.transport.edge import Arrived, Broken, Opened
+from planaria.transport.edge import Arrived, Broken, Edge, Opened
 from planaria.transport.wire import Content, Header, WireError
 
 
@@ -32,6 +32,7 @@ class Post:
         """donor stage → its packed state, while a lost stage is being rebuilt here"""
         self._timeout_s = setup.config.fleet.timeout_s
         self._sent_before: dict[int, int] = {}
+        self._broken: dict[Edge, str] = {}
 
     def move(self, stage: int, form: Form, state_bytes: int) -> None:
         """Take the place that ``form`` gives to ``stage``; what belongs to older generations is dropped."""
@@ -39,6 +40,10 @@ class Post:
         self.stage, self.generation = stage, form.generation
         self.advance(form.step)
         self.links.form(form, stage, state_bytes)
+        # An edge may have broken while the controller was already forming this generation: it was told to the last one.
+        self._broken = {edge: detail for edge, detail in self._broken.items() if self.links.has(edge)}
+        for edge, detail in self._broken.items():
+            self.report_broken(edge.spec.peer, detail)
 
     def advance(self, step: int) -> None:
         """Turn to ``step``."""
@@ -60,6 +65,7 @@ class Post:
             case Opened(edge=edge):
                 self.links.opened.add(edge)
             case Broken(edge=edge, detail=detail):
+                self._broken[edge] = detail
                 self.report_broken(edge.spec.peer, detail)
 
     def hear_all(self) -> None:

@@ -67,7 +67,7 @@ class Worker:
                 self._take(self.desk.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
-            except (NonFinite, UserError, OSError) as error:
+            except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 self._report_failure(error)
 
     def _take(self, item: object) -> None:

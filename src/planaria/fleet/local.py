@@ -10,8 +10,10 @@ import contextlib
 import multiprocessing as mp
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
 from planaria.fleet.base import Entry, Gone, Said
@@ -19,6 +21,7 @@ from planaria.fleet.birth import be_born
 
 MAX_REPORT_BYTES = 1 << 24
 _START_LIMIT_S = 120.0
+_THAW_LIMIT_S = 60.0
 
 
 @dataclass
@@ -39,10 +42,12 @@ class LocalFleet:
         self._entry, self._silence_s = entry, heartbeat_s * missed
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(preload)
+        _start_server()
         self._workers: dict[str, _Process] = {}
         self._everyone: list[_Process] = []
 
     def spawn(self, worker: str, incarnation: int) -> None:
+        self._bury()
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=be_born,
@@ -99,6 +104,19 @@ class LocalFleet:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.process.pid, number)
 
+    def _bury(self) -> None:
+        """Give back what dead incarnations hold, and end those frozen for so long that nobody will thaw them.
+
+        A run may see thousands of deaths, and every process costs two file descriptors.
+        """
+        for process in [p for p in self._everyone if p.gone]:
+            if not process.connection.closed and time.monotonic() - process.heard > _THAW_LIMIT_S:
+                process.process.kill()
+                process.connection.close()
+            if process.connection.closed and not process.process.is_alive():
+                process.process.close()
+                self._everyone.remove(process)
+
     def _find(self, worker: str, incarnation: int) -> _Process | None:
         return next((p for p in self._everyone if (p.worker, p.incarnation) == (worker, incarnation)), None)
 
@@ -111,3 +129,19 @@ class LocalFleet:
             process.connection.close()
         for process in self._everyone:
             process.process.join(1.0)
+
+
+def _start_server() -> None:
+    """Start the fork server deaf to Ctrl-C and SIGTERM, as its children are: a terminal or a service manager sends
+    these to all processes of a run, and only the controller is to act on them.
+    """
+    stops = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()  # signal handlers are the main thread's to set
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
+    try:
+        forkserver.ensure_running()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

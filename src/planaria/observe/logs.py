@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -22,6 +23,9 @@ from planaria.errors import UserError
 from planaria.events import Event, Fact, FaultInjected, Worked
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
+
+
+_LONGEST_LINE = 16 << 20
 
 
 class Metric(BaseModel):
@@ -79,9 +83,10 @@ class RunLog:
 def _append_to(path: Path) -> FileIO:
     """The file, unbuffered and open at its end; a line that an earlier crash tore off is cut away first."""
     if path.exists():
-        whole = path.read_bytes().rfind(b"\n") + 1
         with path.open("r+b") as file:
-            file.truncate(whole)
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - _LONGEST_LINE))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
     return path.open("ab", buffering=0)
 
 

@@ -11,6 +11,9 @@ from planaria.observe.metrics import StepMetrics
 from planaria.observe.progress import Quiet
 from planaria.observe.tracker import Tracker
 
+EVERY, AFTER_FORMING = 20, 2
+"""spans are kept of every 20th step, and of the steps up to 2 after a formation"""
+
 
 class Watch:
     """Writes down and shows what the engine tells."""
@@ -18,6 +21,7 @@ class Watch:
     def __init__(self, folder: Path, tokens_per_step: int, progress: Quiet) -> None:
         self._log, self._tracker, self._progress = RunLog(folder), Tracker(folder / "tensorboard"), progress
         self._metrics = StepMetrics(tokens_per_step)
+        self._formed = 0
 
     def on_event(self, t: float, event: e.Event) -> None:
         self._log.event(t, event)
@@ -28,11 +32,15 @@ class Watch:
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
         self._log.decision(t, decision)
+        if isinstance(decision, d.Form):
+            self._formed = decision.step
         self._progress.on_decision(t, decision)
         self._measured(self._metrics.on_decision(t, decision))
 
     def on_worked(self, t: float, worked: e.Worked) -> None:
-        self._log.worked(t, worked)
+        """Keep what the report draws; of all other steps, the bytes but not the spans: a long run has millions."""
+        drawn = worked.dropped or worked.step - self._formed <= AFTER_FORMING or worked.step % EVERY == 0
+        self._log.worked(t, worked if drawn else worked.model_copy(update={"spans": []}))
 
     def close(self) -> None:
         self._progress.stop()

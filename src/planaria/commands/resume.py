@@ -1,0 +1,102 @@
+"""``planaria train --resume``: take a run up where it stopped, or at an earlier checkpoint of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria import recipe
+from planaria.checkpoint.stage_file import check_stage
+from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
+from planaria.commands import runs
+from planaria.commands.train import Prepared, prepare_run, train_prepared
+from planaria.config import ChaosConfig, RunConfig
+from planaria.control.statefile import read_state
+from planaria.data.shards import Meta
+from planaria.engine.origin import Origin
+from planaria.errors import UserError
+
+FIXED = ("seed", "model", "pipeline", "data", "network")
+"""what cannot change without making it another run"""
+
+
+def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
+    """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
+    config = _with_flags(runs.config_of(folder), flags, folder)
+    store = CheckpointStore(folder / "checkpoints")
+    saved = _choose(store, checkpoint)
+    origin = _origin(store, folder, saved)
+    for stage, name in origin.load.items():
+        _check_fits(store.folder / name, stage, config)
+    if origin.step >= config.train.steps:
+        raise UserError(
+            f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
+        )
+    prepared = prepare_run(config, quiet)
+    _check_same_data(folder, prepared)
+    with runs.held(folder):
+        store.discard_unfinished()
+        if saved is not None:
+            store.set_aside_after(saved)
+        return train_prepared(prepared, folder, origin, quiet)
+
+
+def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> RunConfig:
+    """The run's own configuration with flags laid over it, unless they would make it another run."""
+    config = recipe.overlay(before, flags)
+    for name in FIXED:
+        if getattr(config, name) != getattr(before, name):
+            flag = next(f for f in flags if f.partition(".")[0] == name)
+            raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
+    if config.engine == "simulate":
+        raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
+    if "chaos.trace" not in flags and config.chaos.trace is not None:
+        return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
+    return config
+
+
+def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
+    """A checkpoint that cannot be loaded is to be found out before any worker starts."""
+    manifest = read_manifest(checkpoint)
+    if (manifest.model, manifest.pipeline_stages) != (config.model, config.pipeline.stages):
+        raise UserError(f"{checkpoint}: was written by a model of another shape; choose another with --checkpoint")
+    check_stage(checkpoint, stage)
+
+
+def _check_same_data(folder: Path, prepared: Prepared) -> None:
+    """Other text or another tokenizer would give every id and every sample another meaning."""
+    kept = folder / runs.DATA
+    if not kept.is_file():
+        return
+    was, now = Meta.model_validate_json(kept.read_bytes()), prepared.dataset.meta
+    if (was.tokenizer, was.train, was.validation) != (now.tokenizer, now.train, now.validation):
+        raise UserError(
+            f"{folder}: the text of data.source = {prepared.config.data.source!r}, or its tokenizer, is not what this "
+            "run began with; bring the old text back, or start a new run"
+        )
+
+
+def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
+    if name is None:
+        return store.newest()
+    known = {saved.folder.name: saved for saved in store.list()}
+    if name not in known:
+        raise UserError(f"--checkpoint {name}: no such checkpoint; there are: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin:
+    """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
+    generation = read_state(folder).generation if (folder / "state.json").exists() else 0
+    if saved is None:
+        print(f"{folder}: nothing was saved yet; starting again from step 0")
+        return Origin(generation=generation)
+    load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
+    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
+    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
+    if missing and whole is not None:
+        load |= dict.fromkeys(missing, whole.folder.name)
+    if missing:
+        stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
+        print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+    return Origin(saved.step, generation, load, struck=not saved.whole)
