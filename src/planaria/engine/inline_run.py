@@ -42,7 +42,7 @@ def train(
     run = _InlineRun(config, folder, engine, observer, origin)
     observer.on_event(time.monotonic(), run_started(config, origin, []))
     engine.step = origin.step
-    run.begin(range(config.pipeline.stages + 1))
+    run.begin(origin.load)
     faults: dict[int, list[int]] = defaultdict(list)
     for fault in trace.faults:
         if fault.step >= origin.next_fault:
