@@ -164,3 +164,20 @@ def test_a_model_with_a_damaged_stage_is_refused(store: CheckpointStore) -> None
     shutil.copyfile(stage_file(saved.folder, 1), stage_file(saved.folder, 2))
     with pytest.raises(UserError, match="holds stage 1"):
         load_model(saved)
+
+
+def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(store: CheckpointStore) -> None:
+    first = seal(store, 100)
+    seal(store, 200)
+    seal(store, 250, (0, 1))
+    store.set_aside_after(first)
+    assert names(store) == ["step-00000100"]
+    assert len(list(store.folder.glob("abandoned-*"))) == 2, "set aside, not destroyed"
+    again = seal(store, 200)
+    assert store.newest() == again
+
+
+def test_setting_aside_after_the_newest_does_nothing(store: CheckpointStore) -> None:
+    seal(store, 100)
+    store.set_aside_after(seal(store, 200))
+    assert names(store) == ["step-00000100", "step-00000200"]

@@ -139,6 +139,25 @@ def test_recipe_and_resume(home: Path, capfd: pytest.CaptureFixture[str]) -> Non
     mistake(capfd, home, ["train", home / "good.toml", "--resume", home / "runs" / "small"], "not both")
 
 
+def test_checkpoint_without_resume(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, train(home, "--checkpoint", "step-1"), "--checkpoint step-1", "--resume")
+
+
+def test_dry_run_of_a_resumption(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", home / "runs" / "small", "--dry-run"], "--dry-run")
+
+
+def test_rollback_inline(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, train(home, "--recovery.otherwise", "rollback"), "recovery.otherwise", "'fleet'")
+
+
+def test_a_loss_that_is_not_a_number(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in train(home, "--optim.lr", "1e30", "--train.steps", "20")])
+    err = capfd.readouterr().err
+    assert exit_.value.code == 2 and len(err.strip().splitlines()) == 1 and "optim.lr" in err
+
+
 def test_neither_recipe_nor_resume(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistake(capfd, home, ["train"], "recipe")
 
@@ -234,6 +253,16 @@ def test_resume_with_another_model(home: Path, run: Path, capfd: pytest.CaptureF
     mistake(capfd, home, ["train", "--resume", run, "--model.dim", "64"], "--model.dim 64", "cannot change")
 
 
+def test_resume_on_other_text(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "text.txt").write_text(TEXT + "and something more\n")
+    names = ["text.txt", "data.source", "start a new run"]
+    mistake(capfd, home, ["train", "--resume", run, "--train.steps", "4", "--quiet"], *names)
+
+
+def test_resume_of_a_simulation(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["train", "--resume", run, "--engine", "simulate"], "--engine simulate")
+
+
 def test_resume_from_no_checkpoint(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistake(capfd, home, ["train", "--resume", run, "--checkpoint", "step-7"], "step-7", "there are: step-00000002")
 
@@ -296,8 +325,22 @@ def test_replay_of_a_broken_log(home: Path, run: Path, capfd: pytest.CaptureFixt
     mistake(capfd, home, ["replay", run], "events.jsonl:2")
 
 
-def test_chaos_at_nobody(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    mistake(capfd, home, ["chaos", run, "--kill", "stage=9"], "small")
+@pytest.mark.parametrize("target", ["stage=2", "controller"])
+def test_chaos_in_a_run_that_is_over(home: Path, run: Path, capfd: pytest.CaptureFixture[str], target: str) -> None:
+    """Whoever has the process number of its controller now is not to be killed."""
+    mistake(capfd, home, ["chaos", run, "--kill", target], "small", "not live")
+
+
+def test_a_run_with_faults_beside_its_recipe_can_be_resumed(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "trace.json").write_text('{"faults": [{"step": 1, "stage": 2}, {"step": 3, "stage": 3}]}')
+    recipe = (home / "good.toml").read_text() + '[chaos]\ntrace = "trace.json"\n'
+    (home / "good.toml").write_text(recipe)
+    for arguments in (train(home), ["train", "--resume", home / "runs" / "small", "--train.steps", "4", "--quiet"]):
+        with pytest.raises(SystemExit) as exit_:
+            main([str(a) for a in arguments])
+        assert exit_.value.code == 0, capfd.readouterr().err
+    log = (home / "runs" / "small" / "events.jsonl").read_text()
+    assert log.count('"fault_injected"') == 2, "each fault struck once"
 
 
 def test_trace_out_of_range(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

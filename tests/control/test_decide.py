@@ -206,16 +206,40 @@ def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:
     assert made.ending.outcome == "failed"
 
 
-def test_a_step_that_never_gets_done_ends_the_run() -> None:
+def test_spares_that_die_as_they_start_are_done_without() -> None:
+    made = fleet()
+    work_until(made, "run", 2)
+    made.lose(made.state.with_status("spare")[0])
+    for _ in range(MAX_STILLBORN):
+        made.lose(made.state.with_status("starting")[0])
+    assert not made.state.with_status("starting")
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_a_step_that_never_gets_done_ends_the_run_saved() -> None:
     made = fleet()
     work_until(made, "run", 1)
-    while made.ending is None:
+    while made.state.attempts < MAX_ATTEMPTS:
         work_until(made, "run", 1)
         made.break_edge((1, 2))
         made.expire_grace()
+    made.behave()
+    assert [fact.stages for fact in made.history if isinstance(fact, d.Seal)] == [[0, 1, 2, 3, 4]]
     assert made.ending == d.Finish(
-        outcome="failed", reason=f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
+        outcome="cannot", reason=f"{MAX_ATTEMPTS} generations in a row did not get step 1 committed"
     )
+
+
+@pytest.mark.parametrize("stage", range(STAGES + 1))
+def test_a_stage_that_dies_before_the_first_commit_starts_again_from_the_seed(stage: int) -> None:
+    made = fleet()
+    work_until(made, "run", 0)
+    made.lose(made.state.holders[stage])
+    made.behave()
+    again = [fact for fact in made.history if isinstance(fact, d.Form)][1]
+    assert [m.stage for m in again.members if m.source == d.Fresh()] == [stage]
+    assert made.ending == d.Finish(outcome="finished")
 
 
 @pytest.mark.parametrize("said", ["worker_joined", "stage_ready"])

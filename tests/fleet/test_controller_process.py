@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from harness import RunRecord, ending, facts, live, living, losses, outcomes, resume, tiny, train
 
 from planaria import decisions as d
@@ -44,10 +45,11 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
-def test_ctrl_c_stops_at_a_whole_step_saved_and_resumable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 5)
-        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: workers hear it too
+        os.killpg(run.process.pid, number)  # as a terminal or a service manager does: workers hear it too
         code, errors = run.end()
     assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
     stopped = CheckpointStore(run.folder / "checkpoints").newest()

@@ -66,3 +66,21 @@ def test_a_worker_busy_in_one_long_operation_is_not_dead() -> None:
     assert isinstance(notices[-1], Said), f"{notices[-1]}"
     worked = REPORT.validate_json(notices[-1].text)
     assert isinstance(worked, Worked) and worked.spans[0].end - worked.spans[0].start >= busy_worker.BUSY_S
+
+
+def test_the_dead_give_back_what_they_held() -> None:
+    fleet = LocalFleet(busy_worker.main, [], busy_worker.HEARTBEAT_S, missed=40)
+    try:
+        held = []
+        for incarnation in range(1, 7):
+            fleet.spawn("w0", incarnation)
+            while not any(isinstance(n, Said) for n in fleet.poll(1.0)):
+                pass
+            fleet.signal("w0", incarnation, signal.SIGKILL)
+            while not any(isinstance(n, Gone) for n in fleet.poll(1.0)):
+                pass
+            time.sleep(0.2)
+            held.append(len(list(Path("/proc/self/fd").iterdir())))
+    finally:
+        fleet.close()
+    assert max(held[2:]) <= held[1], held
