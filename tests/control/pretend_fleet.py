@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
-from planaria.control.decide import decide
+from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
 from planaria.control.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.base import Unrecoverable
@@ -180,9 +180,8 @@ class PretendFleet:
             case d.Seal():
                 self._judge_seal(decision)
             case d.Cannot():
-                answer = recovery(self.started.recovery).donors(before.lost, self.started.stages)
-                assert isinstance(answer, Unrecoverable)
-                assert self.started.recovery.otherwise == "stop" or before.durable is None
+                assert self.cannot is None
+                self._judge_cannot(decision, before)
                 self.cannot = decision
             case d.Finish():
                 assert (decision.outcome == "cannot") == (self.cannot is not None and decision.outcome != "failed")
@@ -212,6 +211,14 @@ class PretendFleet:
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
+    def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:
+        """The strategy has no answer and nothing to roll back to, or trying again has led nowhere too often."""
+        if before.attempts >= MAX_ATTEMPTS or (before.stillborn >= MAX_STILLBORN and before.vacant):
+            return
+        answer = recovery(self.started.recovery).donors(before.lost, self.started.stages)
+        assert answer == Unrecoverable(tuple(cannot.lost), cannot.reason)
+        assert self.started.recovery.otherwise == "stop" or before.durable is None
+
     def _judge_whole(self) -> None:
         """Every stage has one living holder whose state is of this step."""
         assert set(self.state.holders) == set(range(self.started.stages + 1))
@@ -234,4 +241,4 @@ class PretendFleet:
         assert set(seal.stages) <= self.saved_by.keys(), "a stage is sealed that nobody wrote"
         whole = seal.stages == list(range(self.started.stages + 1))
         assert seal.partial == (not whole)
-        assert seal.partial == (self.cannot is not None)
+        assert whole or self.cannot is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pretend_fleet import PretendFleet
 
@@ -13,8 +11,6 @@ from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
 from planaria.control.replay import replay
 from planaria.control.state import RunState
-from planaria.control.statefile import describe, read_state, write_state
-from planaria.errors import UserError
 
 STAGES = 4
 
@@ -217,6 +213,19 @@ def test_spares_that_die_as_they_start_are_done_without() -> None:
     assert made.ending == d.Finish(outcome="finished")
 
 
+def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved() -> None:
+    made = fleet(spares=0)
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[2])
+    for _ in range(MAX_STILLBORN):
+        made.lose(made.state.with_status("starting")[0])
+    made.behave()
+    assert d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True) in made.history
+    assert made.ending is not None
+    assert made.ending.outcome == "cannot"
+    assert "died before they were ready" in made.ending.reason
+
+
 def test_a_step_that_never_gets_done_ends_the_run_saved() -> None:
     made = fleet()
     work_until(made, "run", 1)
@@ -278,20 +287,3 @@ def test_a_resumed_run_takes_up_where_the_files_say() -> None:
     assert [m.source for m in form.members] == [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(5)]
     state = RunState.start(made.started)
     assert (state.durable, decide(state)) == (None, d.Spawn(worker="w0", incarnation=1))
-
-
-def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no live run here"):
-        read_state(tmp_path)
-    made = fleet()
-    work_until(made, "run", 1)
-    write_state(tmp_path / "state.json", made.state)
-    read = read_state(tmp_path)
-    assert read == describe(made.state)
-    assert {w.worker: w.stage for w in read.workers if w.stage is not None} == {
-        worker: stage for stage, worker in made.state.holders.items()
-    }
-    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(UserError, match=r"state.json: damaged"):
-        read_state(tmp_path)

@@ -59,16 +59,19 @@ class CheckpointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def unfinished(self, step: int) -> Path:
-        """Where the stages of a checkpoint are gathered until it is sealed."""
-        return self.folder / f"step-{step:08d}{_UNFINISHED}"
+    def unfinished(self, step: int, generation: int = 0) -> Path:
+        """Where the stages of a checkpoint are gathered until it is sealed.
 
-    def seal(self, name: str, manifest: Manifest, keep: int) -> Saved:
+        Each generation has a place of its own: a frozen holder that wakes up must not write over its successor's stage.
+        """
+        return self.folder / f"step-{step:08d}.g{generation}{_UNFINISHED}"
+
+    def seal(self, name: str, manifest: Manifest, keep: int, generation: int = 0) -> Saved:
         """Make a gathered checkpoint appear as ``name``, and drop whole ones beyond the newest ``keep``.
 
         :raises OSError: when the disk is full; the checkpoint stays unfinished.
         """
-        gathered, final = self.unfinished(manifest.step), self.folder / name
+        gathered, final = self.unfinished(manifest.step, generation), self.folder / name
         for stray in set(gathered.iterdir()) - {stage_file(gathered, s) for s in manifest.stages}:
             stray.unlink(missing_ok=True)  # a frozen former holder that wakes up may be faster
         with (gathered / "manifest.json").open("w") as file:

@@ -51,6 +51,7 @@ def _(fact: e.WorkerLost, state: RunState) -> RunState:
         origins=_freeze(origins),
         lost=state.lost | {s for s in stages if s not in origins},
         links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(stages)}),
+        stillborn=0,  # spares may have been given up; a stage is worth trying again
     )
     if state.phase == "commit" or (state.phase == "save" and state.cannot):
         return _reported(state, fact.worker)  # the others finish what cannot be taken back

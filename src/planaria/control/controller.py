@@ -163,4 +163,4 @@ class Controller:
             pipeline_stages=self._config.pipeline.stages,
             model=self._config.model,
         )
-        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep)
+        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, self.state.generation)

@@ -149,7 +149,7 @@ class Worker:
     def _save(self, order: d.Save) -> None:
         start = time.monotonic()
         self.runner.drop()
-        folder = CheckpointStore(self.setup.checkpoints).unfinished(order.step)
+        folder = CheckpointStore(self.setup.checkpoints).unfinished(order.step, order.generation)
         size = write_stage(folder, self.post.stage, order.step, self.runner.state())
         saved = e.StageSaved(
             worker=self.worker, stage=self.post.stage, generation=order.generation, step=order.step, bytes=size
