@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.control import controller as module
 from planaria.control.controller import Controller
@@ -129,8 +131,8 @@ class Scene:
         monkeypatch.setattr(module, "time", self.clock)
         self.fleet = ObedientFleet(self.clock)
         self.folder = folder
-        for step in range(3):  # what the workers would have written
-            gathered = folder / "checkpoints" / f"step-{step:08d}.unfinished"
+        for step, generation in product(range(3), range(1, 6)):  # what the workers would have written
+            gathered = CheckpointStore(folder / "checkpoints").unfinished(step, generation)
             gathered.mkdir(parents=True)
             for stage in range(4):
                 (gathered / f"stage-{stage:04d}.safetensors").write_bytes(b"x")

@@ -19,8 +19,8 @@ from planaria import events as e
 from planaria import recipe
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
+from planaria.commands import resume as command
 from planaria.commands import runs
-from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.control.replay import replay
 from planaria.data.shards import prepare

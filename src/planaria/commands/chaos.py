@@ -21,9 +21,9 @@ def strike(folder: Path, action: str, target: str) -> str:
     :raises UserError: when the run is not live, or nobody answers to the target.
     """
     runs.config_of(folder)
-    state = read_state(folder)
     if not runs.is_held(folder):
         raise UserError(f"{folder}: nobody is training it; the run is not live")
+    state = read_state(folder)
     if target == "controller":
         _send(state.controller, SIGNALS[action], folder)
         return f"{SIGNALS[action].name} to the controller (pid {state.controller})"
