@@ -93,7 +93,7 @@ def run_fleet(
     from planaria.observe.progress import Quiet
     from planaria.observe.watch import Watch
 
-    prepared = prepare_run(config, None, quiet=True)
+    prepared = prepare_run(config, quiet=True)
     folder = runs.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
     watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet())
