@@ -7,6 +7,7 @@ the DNS, on its only thread: while one answer is late (5 s a try), no edge anywh
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 import socketserver
@@ -65,6 +66,10 @@ class _Answers(socketserver.StreamRequestHandler):
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
+        with contextlib.suppress(OSError):  # a worker may be killed while it asks
+            self._answer_all()
+
+    def _answer_all(self) -> None:
         while line := self.rfile.readline(MAX_LINE_BYTES):
             try:
                 key, rest = json.loads(line)
