@@ -58,6 +58,13 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
+    _add_training(commands)
+    _add_models(commands)
+    _add_faults(commands)
+    return parser
+
+
+def _add_training(commands: Any) -> None:
     train = _command(commands, "train", "train a recipe, or resume a run", _train)
     train.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
     train.add_argument("--resume", type=Path, metavar="RUN", help="train on where this run stopped")
@@ -70,6 +77,8 @@ def _make_parser() -> argparse.ArgumentParser:
     plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
     _add_fields(plan)
 
+
+def _add_models(commands: Any) -> None:
     generate = _command(commands, "generate", "let a run's model, or an exported one, complete a prompt", _generate)
     generate.add_argument("run", type=Path)
     generate.add_argument("--prompt", required=True)
@@ -89,11 +98,14 @@ def _make_parser() -> argparse.ArgumentParser:
     replay = _command(commands, "replay", "fold a run's log again: the same events, the same decisions?", _replay)
     replay.add_argument("run", type=Path)
 
+
+def _add_faults(commands: Any) -> None:
     chaos = _command(commands, "chaos", "strike a worker of a live run", _chaos)
     chaos.add_argument("run", type=Path)
     blow = chaos.add_mutually_exclusive_group(required=True)
-    for action, what in (("kill", "SIGKILL"), ("stop", "SIGSTOP"), ("cont", "SIGCONT")):
+    for action, what in (("kill", "SIGKILL"), ("stop", "SIGSTOP")):
         blow.add_argument(f"--{action}", metavar="TARGET", help=f"{what} to stage=N, worker=NAME or controller")
+    chaos.add_argument("--resume-after", type=float, metavar="S", help="with --stop: SIGCONT after so many seconds")
 
     trace = _command(commands, "trace", "draw a trace of faults from a failure rate", _trace)
     trace.add_argument("file", type=Path)
@@ -104,7 +116,6 @@ def _make_parser() -> argparse.ArgumentParser:
     trace.add_argument("--seed", type=int, default=0)
     trace.add_argument("--exempt", type=int, nargs="*", default=[], metavar="STAGE", help="stages that never fail")
     trace.add_argument("--forbid-adjacent", action="store_true", help="never two neighbours in the same step")
-    return parser
 
 
 def _command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
@@ -195,7 +206,9 @@ def _chaos(given: argparse.Namespace) -> int:
     from planaria.commands.chaos import SIGNALS, strike
 
     action = next(name for name in SIGNALS if getattr(given, name) is not None)
-    print(strike(given.run, action, getattr(given, action)))
+    if given.resume_after is not None and action != "stop":
+        raise UserError("--resume-after: goes with --stop; what is killed stays dead")
+    print(strike(given.run, action, getattr(given, action), given.resume_after))
     return 0
 
 

@@ -331,6 +331,10 @@ def test_chaos_in_a_run_that_is_over(home: Path, run: Path, capfd: pytest.Captur
     mistake(capfd, home, ["chaos", run, "--kill", target], "small", "not live")
 
 
+def test_the_killed_do_not_resume(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mistake(capfd, home, ["chaos", run, "--kill", "stage=2", "--resume-after", "1"], "--resume-after", "--stop")
+
+
 def test_a_run_with_faults_beside_its_recipe_can_be_resumed(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "trace.json").write_text('{"faults": [{"step": 1, "stage": 2}, {"step": 3, "stage": 3}]}')
     recipe = (home / "good.toml").read_text() + '[chaos]\ntrace = "trace.json"\n'

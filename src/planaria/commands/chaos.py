@@ -12,11 +12,13 @@ from planaria.control.statefile import LiveWorker, born, read_state
 from planaria.errors import UserError
 from planaria.events import FaultInjected
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
-def strike(folder: Path, action: str, target: str) -> str:
+def strike(folder: Path, action: str, target: str, resume_after_s: float | None = None) -> str:
     """Send ``action``'s signal to ``target`` ('stage=2', 'worker=w3' or 'controller'); a sentence on what was done.
+
+    With ``resume_after_s``, wait so long and send SIGCONT: by then another worker may hold the stage.
 
     :raises UserError: when the run is not live, or nobody answers to the target.
     """
@@ -38,6 +40,10 @@ def strike(folder: Path, action: str, target: str) -> str:
     )
     with (folder / "chaos.jsonl").open("a") as file:
         file.write(f'{{"t": {t!r}, "event": {fault.model_dump_json()}}}\n')
+    if resume_after_s is not None:
+        time.sleep(resume_after_s)
+        if worker.born == born(worker.pid):
+            _send(worker.pid, signal.SIGCONT, folder)
     holds = "a spare" if worker.stage is None else f"stage {worker.stage}"
     return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"
 
