@@ -137,17 +137,41 @@ class TrainConfig(Section):
     """compile each stage with torch.compile"""
 
 
+class EndsConfig(Section):
+    every: Positive = 1
+    """checkfree_plus: steps between mirrorings of embedding and head at their neighbours; 1 is exact"""
+    moments: bool = False
+    """checkfree_plus: mirror their optimizer moments too"""
+
+
+class EchoConfig(Section):
+    bits: Literal[2, 4, 8] = 8
+    """bits of one weight in a message"""
+    every: Positive = 4
+    """steps in which a whole stage is sent once, a slice in each"""
+    distance: Positive = 1
+    """places round the ring of stages from a stage to its echo; with 2, adjacent stages may be lost together"""
+
+
+class RedundantConfig(Section):
+    forward: bool = True
+    """compute the successor's forward pass too, as published; exactness does not need it"""
+
+
 class RecoveryConfig(Section):
     strategy: str = "checkfree"
-    """what becomes of a lost stage"""
+    """what becomes of a lost stage: one strategy, or several in the order they are tried ('echo, checkpoint')"""
     omega: Literal["l2sq", "l2"] = "l2sq"
     """CheckFree's neighbour weight: squared or plain L2 norm of the last gradient"""
     measured: Literal["preclip", "postclip"] = "preclip"
     """whether that norm is taken before or after clipping"""
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """a rebuilt stage's learning rate is multiplied by this once"""
-    otherwise: Literal["stop", "rollback"] = "stop"
-    """when the strategy cannot rebuild: save what is left and stop, or roll back to the last checkpoint"""
+    moments: Literal["fresh", "mean", "copy"] = "fresh"
+    """optimizer moments of a stage rebuilt from neighbours: zero, their mean (weighted like the weights), or a copy"""
+    ends: EndsConfig = EndsConfig()
+    echo: EchoConfig = EchoConfig()
+    redundant: RedundantConfig = RedundantConfig()
 
 
 class FleetConfig(Section):

@@ -36,6 +36,8 @@ class Rebuild(Fact):
     """The member rebuilds its stage from what the donor stages send it."""
 
     origin: Literal["rebuild"] = "rebuild"
+    by: str
+    """the strategy"""
     donors: list[int]
 
 

@@ -29,7 +29,7 @@ from planaria.observe.summary import summary
 from planaria.observe.watch import Watch
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
-from planaria.recovery import recovery
+from planaria.recovery import names, recovery
 from planaria.routing import routing
 
 
@@ -61,11 +61,14 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
 
 def check(config: RunConfig) -> None:
     """Everything that can be wrong with a recipe by itself, before any data is touched."""
-    recovery(config.recovery)
     pipeline = config.pipeline
+    recovery(config.recovery, pipeline.stages)
     require(plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0)))
-    if config.engine == "inline" and config.recovery.otherwise == "rollback":
-        raise UserError("recovery.otherwise = 'rollback': the inline engine keeps no earlier state; use engine 'fleet'")
+    if "checkfree_plus" in names(config.recovery) and pipeline.routing != "swapped":
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} needs pipeline.routing = 'swapped', not "
+            f"{pipeline.routing!r}: only then has an outer stage a partner that can stand in for it"
+        )
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 

@@ -118,11 +118,13 @@ def _(fact: d.Spawn, state: RunState) -> RunState:
 @apply.register
 def _(fact: d.Form, state: RunState) -> RunState:
     workers = dict(state.workers)
-    origins = dict(state.origins)
+    origins, born = dict(state.origins), dict(state.born)
     for member in fact.members:
         workers[member.worker] = replace(workers[member.worker], status="member")
         if isinstance(member.source, d.Fresh | d.Load):
             origins[member.stage] = member.source
+        if not isinstance(member.source, d.Keep):
+            born[member.stage] = fact.step
     return replace(
         state,
         phase="link",
@@ -133,6 +135,7 @@ def _(fact: d.Form, state: RunState) -> RunState:
         workers=_freeze(workers),
         holders=_freeze({m.stage: m.worker for m in fact.members}),
         origins=_freeze(origins),
+        born=_freeze(born),
         lost=frozenset() if fact.outcome == "rolled back" else state.lost,
         links=_freeze({(link.low, link.high): link.id for link in fact.links}),
         suspects=frozenset(),

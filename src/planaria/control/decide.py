@@ -8,7 +8,6 @@ from __future__ import annotations
 from planaria import decisions as d
 from planaria.control.state import RunState
 from planaria.recovery import recovery
-from planaria.recovery.base import Unrecoverable
 
 MAX_STILLBORN = 3
 MAX_ATTEMPTS = 20
@@ -55,20 +54,18 @@ def _proceed(state: RunState) -> d.Decision:
 
 def _form(state: RunState) -> d.Decision | None:
     """A new generation: fill vacant stages from spares, give every stage a state, replace edges that are gone."""
-    rebuilt = recovery(state.settings.recovery).donors(state.lost, state.settings.stages) if state.lost else {}
-    rollback = state.durable if state.settings.recovery.otherwise == "rollback" else None
-    if isinstance(rebuilt, Unrecoverable) and rollback is None:
-        return d.Cannot(lost=list(rebuilt.stages), reason=rebuilt.reason)
+    plan = recovery(state.settings.recovery, state.settings.stages).plan(state.lost, state.ages)
+    if plan.reason:
+        return d.Cannot(lost=sorted(state.lost), reason=plan.reason)
     spares = state.with_status("spare")
     if len(spares) < len(state.vacant):
         return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
     holders = {**state.holders, **dict(zip(state.vacant, spares, strict=False))}
-    if isinstance(rebuilt, Unrecoverable):
-        assert rollback is not None
-        sources: dict[int, d.Source] = dict.fromkeys(holders, rollback)
-        return _formation(state, holders, sources, state.durable_step, "rolled back")
-    sources = {stage: state.origins.get(stage, d.Keep()) for stage in holders}
-    sources |= {stage: d.Rebuild(donors=list(donors)) for stage, donors in rebuilt.items()}
+    if plan.rollback:
+        step, origins = state.last_durable
+        return _formation(state, holders, {stage: origins[stage] for stage in holders}, step, "rolled back")
+    sources: dict[int, d.Source] = {stage: state.origins.get(stage, d.Keep()) for stage in holders}
+    sources |= {stage: d.Rebuild(by=by, donors=list(donors)) for stage, (by, donors) in plan.rebuilt.items()}
     return _formation(state, holders, sources, state.step, _outcome(state))
 
 

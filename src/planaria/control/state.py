@@ -41,6 +41,8 @@ class RunState:
     """stages whose state does not exist in any worker yet and comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """stages whose state died with their worker and is not rebuilt yet"""
+    born: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """stage → committed steps when its present, or last, holder got it"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     suspects: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
@@ -79,6 +81,18 @@ class RunState:
             durable=Load(folder=folders.pop()) if whole else None,
             durable_step=settings.first_step if whole else -1,
         )
+
+    @property
+    def last_durable(self) -> tuple[int, Mapping[int, Source]]:
+        """Where a rollback leads: the newest complete checkpoint, or where the run began."""
+        if self.durable is None:
+            return self.settings.first_step, RunState.start(self.settings).origins
+        return self.durable_step, dict.fromkeys(range(self.settings.stages + 1), self.durable)
+
+    @property
+    def ages(self) -> dict[int, int]:
+        """Steps committed since each stage's present, or last, holder got it."""
+        return {stage: self.step - born for stage, born in self.born.items()}
 
     @property
     def vacant(self) -> tuple[int, ...]:

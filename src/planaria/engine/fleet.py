@@ -17,6 +17,7 @@ from planaria.engine.stopping import stop_signals
 from planaria.fleet.local import LocalFleet
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
+from planaria.recovery import recovery
 from planaria.routing import routing
 from planaria.transport.rendezvous import Rendezvous
 
@@ -39,10 +40,13 @@ def train(
     pipeline = config.pipeline
     plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
     require(plan)
+    natural = plan_for(pipeline, routing("full")(pipeline.stages, 1, 0)).edges
+    slots = recovery(config.recovery, pipeline.stages).slots
+    copied = {(min(slot.copy), max(slot.copy)) for slot in slots}
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
-    started = run_started(config, origin, plan.edges)
+    started = run_started(config, origin, plan.edges | natural | copied)
     controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.next_fault))
     try:
         with stop_signals() as asked:

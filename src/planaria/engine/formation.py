@@ -10,11 +10,13 @@ import torch
 from planaria import decisions as d
 from planaria.checkpoint.stage_file import read_stage
 from planaria.config import RunConfig
-from planaria.engine.packing import pack_donor, unpack_donor
+from planaria.engine.keeping import Keeping
 from planaria.engine.post import Post
+from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
-from planaria.engine.sleeper import SleepingRunner
+from planaria.engine.sleeper import new_runner
+from planaria.model.packing import pack, unpack
 from planaria.recovery import recovery
 
 
@@ -25,11 +27,6 @@ class Timing:
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     rebuild_s: float = 0.0
-
-
-def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
-    """A stage that computes, or one that sleeps what computing is said to cost."""
-    return (SleepingRunner if config.network.emulate else StageRunner)(config, stage, initialise)
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
@@ -44,11 +41,14 @@ def warm_runner(config: RunConfig) -> StageRunner:
     return runner
 
 
-def donate(post: Post, form: d.Form, runner: StageRunner) -> None:
-    """Send this stage's state to every worker that rebuilds a lost stage from it."""
+def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept."""
+    chain = recovery(config.recovery, config.pipeline.stages)
     for member in form.members:
-        if isinstance(member.source, d.Rebuild) and post.stage in member.source.donors:
-            post.send_state(member.stage, pack_donor(runner.donor()))
+        source = member.source
+        if isinstance(source, d.Rebuild) and post.stage in source.donors:
+            kept = keeping.kept(source.by, member.stage)
+            post.send_state(member.stage, pack(chain.give(source.by, member.stage, runner.state(), kept)))
 
 
 def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) -> tuple[StageRunner, Timing]:
@@ -65,25 +65,25 @@ def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) 
         case d.Load(folder=folder):
             runner = _fitting(setup.config, runner, post.stage)
             runner.load(read_stage(setup.checkpoints / folder, post.stage))
-        case d.Rebuild(donors=donors):
+        case d.Rebuild():
             runner = _fitting(setup.config, runner, post.stage)
-            return runner, _rebuild(setup.config, post, donors, runner)
+            return runner, _rebuild(setup.config, post, source, runner)
     return runner, Timing(rebuild_s=time.monotonic() - start)
 
 
-def _rebuild(config: RunConfig, post: Post, donors: list[int], runner: StageRunner) -> Timing:
-    """Wait for the donors' states and let the recovery strategy make the lost one of them."""
+def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunner) -> Timing:
+    """Wait for what the donors give and let the recovery strategy make the lost state of it."""
     start = time.monotonic()
 
     def missing() -> list[int]:
-        return [stage for stage in donors if stage not in post.states]
+        return [stage for stage in source.donors if stage not in post.states]
 
     post.wait_for(lambda: not missing(), "the state of stage {}", missing)
     arrived = time.monotonic()
-    strategy = recovery(config.recovery)
-    given = {stage: unpack_donor(post.states[stage], runner.parameters) for stage in donors}
+    given = {stage: unpack(post.states[stage]) for stage in source.donors}
     size = sum(flat.nbytes for flat in post.states.values())
-    runner.reborn(strategy.rebuild(post.stage, given), strategy.lr_scale)
+    chain = recovery(config.recovery, config.pipeline.stages)
+    runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
     post.states.clear()
     post.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived)

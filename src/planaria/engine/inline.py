@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,12 +10,17 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.batches import batches
+from planaria.engine.keeping import Keeping
+from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner
+from planaria.model.packing import pack, unpack
+from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
 from planaria.plan.build import plan_for
 from planaria.plan.order import topological_order
 from planaria.recovery import recovery
-from planaria.recovery.base import Unrecoverable
+from planaria.recovery.base import Moment
+from planaria.recovery.chain import Plan as RecoveryPlan
 from planaria.routing import routing
 
 
@@ -35,18 +40,27 @@ class InlineEngine:
         self.config = config
         self.step = 0
         self.runners = {stage: StageRunner(config, stage) for stage in range(config.pipeline.stages + 1)}
+        self.keeping = {stage: Keeping(config, stage, StageRunner) for stage in self.runners}
+        self.parcel_bytes = 0
+        """bytes of all messages that keep copies, so far"""
+        self.moved_bytes = 0
+        """bytes that donors gave to lost stages, so far"""
+        self._born = dict.fromkeys(self.runners, 0)
         self._train, self._validation = train, validation
-        self._recovery = recovery(config.recovery)
+        self._chain = recovery(config.recovery, config.pipeline.stages)
         self._route = routing(config.pipeline.routing)
 
     def train_step(self) -> StepResult:
         """Run and commit one step."""
         pipeline = self.config.pipeline
         plan = plan_for(pipeline, self._route(pipeline.stages, pipeline.microbatches, self.step))
+        self._deliver("before")
         loss = self._carry_out(plan, self._train, self.step * pipeline.samples, train=True)
         norms = {stage: runner.finish() or 0.0 for stage, runner in self.runners.items()}
-        for runner in self.runners.values():
+        self._deliver("after")
+        for stage, runner in self.runners.items():
             runner.commit(self.step)
+            self.keeping[stage].commit(self.step)
         result = StepResult(self.step, loss, norms)
         self.step += 1
         return result
@@ -58,19 +72,42 @@ class InlineEngine:
         plan = plan_for(pipeline, routing("full")(pipeline.stages, count, self.step), backward=False)
         return self._carry_out(plan, self._validation, 0, train=False)
 
-    def lose(self, stages: Sequence[int]) -> str:
-        """The state of ``stages`` is gone; rebuild them from the survivors as the recipe's strategy says.
+    def lose(self, stages: Sequence[int]) -> RecoveryPlan:
+        """The state of ``stages`` is gone, with all that was kept there; rebuild them as the recipe's strategies say.
 
-        Returns why the strategy cannot (the survivors are untouched then), or nothing.
+        Returns what was done. Where that is a rollback, or nothing can be done, the survivors are untouched.
         """
-        donors = self._recovery.donors(frozenset(stages), self.config.pipeline.stages)
-        if isinstance(donors, Unrecoverable):
-            return donors.reason
-        given = {d: self.runners[d].donor() for helpers in donors.values() for d in helpers}
-        for stage, helpers in donors.items():
-            weights = self._recovery.rebuild(stage, {d: given[d] for d in helpers})
-            self.runners[stage].reborn(weights, self._recovery.lr_scale)
-        return ""
+        plan = self._chain.plan(frozenset(stages), {stage: self.step - born for stage, born in self._born.items()})
+        rebuilt = {}
+        for stage, (by, donors) in plan.rebuilt.items() if not plan.reason else ():
+            given = {donor: self._given(by, stage, donor) for donor in donors}
+            rebuilt[stage] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
+        self.become(rebuilt)
+        return plan
+
+    def _given(self, by: str, stage: int, donor: int) -> StageState:
+        """What ``donor`` gives to the lost ``stage``, as it would arrive there."""
+        kept = self.keeping[donor].kept(by, stage)
+        flat = pack(self._chain.give(by, stage, self.runners[donor].state(), kept))
+        self.moved_bytes += flat.nbytes
+        return unpack(flat)
+
+    def become(self, states: Mapping[int, StageState]) -> None:
+        """These stages get these states, and with them new holders, who keep nothing of others yet."""
+        for stage, state in states.items():
+            self.runners[stage].load(state)
+            self.keeping[stage] = Keeping(self.config, stage, StageRunner)
+            self._born[stage] = self.step
+        for keeping in self.keeping.values():
+            keeping.restart(set(states))
+
+    def _deliver(self, moment: Moment) -> None:
+        """Hand over what is sent at this moment of the step."""
+        for stage, keeping in self.keeping.items():
+            send = keeping.before if moment == "before" else keeping.after
+            for host, parcel, message in send(self.step, self.runners[stage]):
+                self.parcel_bytes += message.nbytes
+                self.keeping[host].take(self.step, parcel, message)
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> float:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
@@ -83,6 +120,8 @@ class InlineEngine:
             out = getattr(runner, action.kind)(action.microbatch, action.hop, given)
             if action.target is not None:
                 messages[action.key] = out
+                if train:
+                    self.keeping[action.stage].passed(action, out)
         loss = self.runners[0].loss
         assert loss is not None
         return loss

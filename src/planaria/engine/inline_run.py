@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -52,12 +52,13 @@ def train(
     return ending
 
 
-def _lead(run: _InlineRun, faults: Mapping[int, list[int]]) -> d.Finish:
+def _lead(run: _InlineRun, faults: dict[int, list[int]]) -> d.Finish:
     """Step by step to the end."""
     try:
         with stop_signals() as asked:
             while run.engine.step < run.config.train.steps:
-                reason = run.strike(sorted(set(faults.get(run.engine.step, ()))))
+                # Taken out: after a rollback, the same step is not struck again.
+                reason = run.strike(sorted(set(faults.pop(run.engine.step, ()))))
                 if reason:
                     return d.Finish(outcome="cannot", reason=reason)
                 if asked:
@@ -80,11 +81,13 @@ class _InlineRun:
 
     def begin(self, stages: Iterable[int]) -> None:
         """Give ``stages`` the state that the run starts from."""
+        states = {}
         for stage in stages:
-            self.engine.runners[stage] = StageRunner(self.config, stage)
             if stage in self.origin.load:
-                state = read_stage(self.store.folder / self.origin.load[stage], stage)
-                self.engine.runners[stage].load(state)
+                states[stage] = read_stage(self.store.folder / self.origin.load[stage], stage)
+            else:
+                states[stage] = StageRunner(self.config, stage).state()
+        self.engine.become(states)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
@@ -98,10 +101,23 @@ class _InlineRun:
         if step == self.origin.step:  # nothing is committed yet: the state can be had again
             self.begin(stages)
             return ""
-        reason = self.engine.lose(stages) if stages else ""
-        if reason:
+        plan = self.engine.lose(stages)
+        if plan.rollback:
+            self._roll_back()
+        if plan.reason:
             self.save([s for s in self.engine.runners if s not in stages])
-        return reason
+        return plan.reason
+
+    def _roll_back(self) -> None:
+        """All stages go back to the last checkpoint of this run, or to where it began."""
+        saved = self.store.newest(whole_only=True)
+        if saved is None or saved.step < self.origin.step:
+            self.engine.step = self.origin.step
+            self.begin(self.engine.runners)
+        else:
+            self.engine.step = saved.step
+            self.engine.become({stage: read_stage(saved.folder, stage) for stage in self.engine.runners})
+        self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
     def step(self) -> None:
         """Train one step; validate and save when due."""

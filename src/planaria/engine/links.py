@@ -7,10 +7,11 @@ from typing import Any
 
 from planaria.decisions import Form, Rebuild
 from planaria.engine.setup import Setup
-from planaria.network.costs import message_bytes
+from planaria.model.packing import HEADROOM
+from planaria.model.stages import stage_parameters
+from planaria.network.costs import FP32_BYTES, message_bytes
+from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
-
-_STATE_HEADROOM = 4096
 
 
 class Links:
@@ -18,11 +19,12 @@ class Links:
 
     def __init__(self, setup: Setup, inbox: SimpleQueue[Any]) -> None:
         self._setup, self._inbox = setup, inbox
+        self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
         self.opened: set[Edge] = set()
 
-    def form(self, form: Form, stage: int, state_bytes: int) -> None:
+    def form(self, form: Form, stage: int) -> None:
         """Have exactly the edges that ``form`` gives to ``stage``; an edge whose id is unchanged stays open."""
         mine = [link for link in form.links if stage in (link.low, link.high)]
         wanted = {link.high if link.low == stage else link.low: link for link in mine}
@@ -31,7 +33,7 @@ class Links:
                 self.edges.pop(peer).abandon()
         for peer, link in wanted.items():
             if peer not in self.edges:
-                self.edges[peer] = self._open(link.id, stage, peer)
+                self.edges[peer] = self._open(link.id, stage, peer, self._most_bytes(stage, peer))
         self.end_transfers()
         for member in form.members:
             if isinstance(member.source, Rebuild):
@@ -39,7 +41,7 @@ class Links:
                     if stage in (donor, member.stage):
                         peer = member.stage if stage == donor else donor
                         link_id = f"g{form.generation}:state:{donor}>{member.stage}"
-                        self.transfers[peer] = self._open(link_id, stage, peer, state_bytes + _STATE_HEADROOM)
+                        self.transfers[peer] = self._open(link_id, stage, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
         """The lost stages are rebuilt; their edges go."""
@@ -57,7 +59,18 @@ class Links:
         """Peer stages whose edge is not up yet."""
         return [peer for peer, edge in self.edges.items() if edge not in self.opened]
 
-    def _open(self, link_id: str, stage: int, peer: int, state_bytes: int | None = None) -> Edge:
+    def _most_bytes(self, stage: int, peer: int) -> int:
+        """The largest frame between two stages: an activation, or a copy that one keeps of the other."""
+        config = self._setup.config
+        copied = {slot.copy.stage for slot in self._slots if {stage, peer} == set(slot.copy)}
+        return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
+
+    def _state_bytes(self, stage: int) -> int:
+        """The largest packed state of a stage: weights and both moments."""
+        config = self._setup.config
+        return 3 * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
+
+    def _open(self, link_id: str, stage: int, peer: int, max_bytes: int) -> Edge:
         config, network = self._setup.config, self._setup.config.network
         spec = EdgeSpec(
             host=self._setup.host,
@@ -65,7 +78,7 @@ class Links:
             link_id=link_id,
             rank=0 if stage < peer else 1,
             peer=peer,
-            max_bytes=message_bytes(config.model, config.pipeline) if state_bytes is None else state_bytes,
+            max_bytes=max_bytes,
             open_timeout_s=config.fleet.timeout_s,
             latency_s=network.latency_s if network.emulate else 0.0,
             bandwidth=network.bandwidth if network.emulate else None,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+from torch import Tensor
 
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner
 from planaria.events import Span
 from planaria.plan.actions import Action, Key, Plan
 
+Passed = Callable[[Action, Tensor], None]
+"""is told what each action hands on"""
 
-def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span]) -> None:
+
+def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None = None) -> None:
     """Carry out the actions of ``post.stage``; appends a span for each to ``spans`` as it ends.
 
     :raises Interrupted: when the controller wants something else meanwhile.
@@ -18,7 +24,7 @@ def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span]) -> N
     todo, done = list(plan.actions[post.stage]), set[Key]()
     while todo:
         action = _first_ready(todo, done, post)
-        spans.append(_act(action, post, runner))
+        spans.append(_act(action, post, runner, passed))
         done.add(action.key)
         todo.remove(action)
 
@@ -40,11 +46,13 @@ def _first_ready(todo: list[Action], done: set[Key], post: Post) -> Action:
     return found[0]
 
 
-def _act(action: Action, post: Post, runner: StageRunner) -> Span:
+def _act(action: Action, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, post.mail.take(action))
     if action.target is not None:
         assert out is not None
         post.send(action, out.cpu())
+        if passed is not None:
+            passed(action, out)
     return Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=time.monotonic())

@@ -11,12 +11,16 @@ from torch import Tensor
 from planaria import events as e
 from planaria.decisions import Form
 from planaria.engine.desk import Desk
+from planaria.engine.keeping import Keeping, Parcel
 from planaria.engine.links import Links
 from planaria.engine.mail import Mail
 from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
+from planaria.recovery.base import Moment
 from planaria.transport.edge import Arrived, Broken, Edge, Opened
 from planaria.transport.wire import Content, Header, WireError
+
+MOMENTS: tuple[Moment, ...] = ("before", "after")
 
 
 class Post:
@@ -30,16 +34,18 @@ class Post:
         self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
         self.states: dict[int, Tensor] = {}
         """donor stage → its packed state, while a lost stage is being rebuilt here"""
+        self.parcels: dict[tuple[int, int, Parcel], Tensor] = {}
+        """what has come for the copies kept here, by generation, step and parcel"""
         self._timeout_s = setup.config.fleet.timeout_s
         self._sent_before: dict[int, int] = {}
         self._broken: dict[Edge, str] = {}
 
-    def move(self, stage: int, form: Form, state_bytes: int) -> None:
+    def move(self, stage: int, form: Form) -> None:
         """Take the place that ``form`` gives to ``stage``; what belongs to older generations is dropped."""
         self.states.clear()
         self.stage, self.generation = stage, form.generation
         self.advance(form.step)
-        self.links.form(form, stage, state_bytes)
+        self.links.form(form, stage)
         # An edge may have broken while the controller was already forming this generation: it was told to the last one.
         self._broken = {edge: detail for edge, detail in self._broken.items() if self.links.has(edge)}
         for edge, detail in self._broken.items():
@@ -49,6 +55,7 @@ class Post:
         """Turn to ``step``."""
         self.step = step
         self.mail.turn(self.generation, step)
+        self.parcels = {key: flat for key, flat in self.parcels.items() if key[:2] >= (self.generation, step)}
 
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
@@ -57,6 +64,9 @@ class Post:
                 return  # of an older generation: it was in the inbox when the edge was abandoned
             case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.STATE:
                 self.states[edge.spec.peer] = payload
+            case Arrived(header=header, payload=payload) if header.content is Content.PARCEL:
+                parcel = Parcel(header.microbatch, MOMENTS[header.hop & 1])
+                self.parcels[header.generation, header.step, parcel] = payload
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(header, payload)
@@ -93,6 +103,24 @@ class Post:
         content = Content.FORWARD if action.kind == "forward" else Content.BACKWARD
         header = self._header(content, out, action.microbatch, action.hop)
         self.links.edges[action.target].send(header, out)
+
+    def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> int:
+        """Send a copy's message to the stage that hosts it; bytes sent."""
+        header = self._header(Content.PARCEL, flat, parcel.slot, MOMENTS.index(parcel.moment))
+        self.links.edges[host].send(header, flat)
+        return flat.nbytes
+
+    def take_parcels(self, keeping: Keeping) -> None:
+        """Wait for all that this step brings to the copies kept here, and put it there."""
+        expected = keeping.expects(self.step)
+
+        def missing() -> list[int]:
+            here = self.parcels.keys()
+            return [stage for parcel, stage in expected.items() if (self.generation, self.step, parcel) not in here]
+
+        self.wait_for(lambda: not missing(), "what is kept here of stage {}", missing)
+        for parcel in expected:
+            keeping.take(self.step, parcel, self.parcels.pop((self.generation, self.step, parcel)))
 
     def send_state(self, to_stage: int, flat: Tensor) -> None:
         """Give a packed state to the worker that rebuilds ``to_stage``."""

@@ -17,7 +17,6 @@ from planaria.engine.batches import Batch
 from planaria.engine.optimizer import learning_rate, make_optimizer
 from planaria.model.stages import BlockStage, Ends, build_stage
 from planaria.model.state import StageState
-from planaria.recovery.base import Donor
 
 
 class NonFinite(Exception):
@@ -42,6 +41,7 @@ class StageRunner:
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
         self._pending: tuple[float, float] | None = None
+        self._before: StageState | None = None
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
         self._targets: dict[int, Tensor] = {}
@@ -102,18 +102,51 @@ class StageRunner:
         self._pending = (norm, min(norm, clip) if clip else norm)
         return norm
 
+    def gradients(self) -> StageState:
+        """The finished, clipped gradient as weights, with its norms; shares memory."""
+        assert self._pending is not None, "there is no finished step"
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
+        return StageState(grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
+
+    def prepare(self, step: int) -> None:
+        """Apply the finished gradient of ``step`` revocably: until :meth:`commit`, :meth:`drop` takes it back.
+
+        Costs a copy of the whole state meanwhile.
+        """
+        before = self.state()
+        before.weights = {name: tensor.clone() for name, tensor in before.weights.items()}
+        before.moments = {name: (m.clone(), v.clone()) for name, (m, v) in before.moments.items()}
+        self._update(step)
+        self._before = before
+
     def commit(self, step: int) -> None:
-        """Apply the finished gradient of ``step``."""
-        assert self._pending is not None, "commit without a finished step"
+        """Apply the finished gradient of ``step``, for good."""
+        if self._before is None:
+            self._update(step)
+        self._before = None
+        self.drop()
+
+    def apply(self, step: int, gradients: StageState) -> None:
+        """Commit ``step`` with gradients that were computed elsewhere, as :meth:`gradients` gives them."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients.weights[name].to(parameter.device)
+        assert gradients.grad_norm is not None and gradients.clipped_norm is not None
+        self._pending = (gradients.grad_norm, gradients.clipped_norm)
+        self.commit(step)
+
+    def _update(self, step: int) -> None:
+        assert self._pending is not None, "an update without a finished step"
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optim, step, self.config.train.steps) * self.lr_scale
         self.optimizer.step()
         self.grad_norm, self.clipped_norm = self._pending
         self.updates += 1
-        self.drop()
 
     def drop(self) -> None:
-        """Forget everything of the step under way; weights and moments stay."""
+        """Forget everything of the step under way; committed weights and moments stay, or come back."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            self.load(before)
         self._pending = None
         self._inputs.clear()
         self._outputs.clear()
@@ -157,13 +190,14 @@ class StageRunner:
         if state.rng is not None:
             torch.set_rng_state(state.rng)
 
-    def reborn(self, weights: Mapping[str, Tensor], lr_scale: float) -> None:
-        """Start over from rebuilt weights: zero moments, no gradient to go by yet, learning rate scaled once."""
-        self.load(StageState(dict(weights), {}, 0, lr_scale))
+    def shadow(self, microbatch: int, x: Tensor) -> None:
+        """Forward ``x`` as the stage itself will elsewhere, and keep what a backward needs until the step's end."""
+        self.forward(microbatch, 0, x)
 
-    def donor(self) -> Donor:
-        """What this stage gives to a neighbour that is being rebuilt."""
-        return Donor({n: p.detach() for n, p in self.parameters.items()}, self.grad_norm, self.clipped_norm)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and moments."""
+        return self.state().nbytes
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         if weights.keys() != self.parameters.keys():

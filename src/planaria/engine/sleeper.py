@@ -13,6 +13,11 @@ from planaria.engine.runner import StageRunner
 from planaria.network.costs import Costs
 
 
+def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
+    """A stage that computes, or one that sleeps what computing is said to cost."""
+    return (SleepingRunner if config.network.emulate else StageRunner)(config, stage, initialise)
+
+
 class SleepingRunner(StageRunner):
     """A stage runner whose passes take exactly what ``network`` says and move tensors of the real size.
 

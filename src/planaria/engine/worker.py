@@ -20,10 +20,12 @@ from planaria.data.stream import Stream
 from planaria.engine.batches import Batch, batches
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.formation import donate, take_state, warm_runner
+from planaria.engine.keeping import Keeping
 from planaria.engine.perform import perform
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
+from planaria.engine.sleeper import new_runner
 from planaria.errors import UserError
 from planaria.plan.actions import Plan, Route
 from planaria.plan.build import plan_for
@@ -54,6 +56,8 @@ class Worker:
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
         self.post = Post(setup, worker, self.desk)
         self.runner = warm_runner(setup.config)
+        self.keeping: Keeping | None = None
+        """from the moment on that this worker has a stage"""
         self._streams: dict[Split, Stream] = {}
 
     def run(self, incarnation: int) -> NoReturn:
@@ -93,12 +97,14 @@ class Worker:
         """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""
         start = time.monotonic()
         me = next(member for member in form.members if member.worker == self.worker)
-        self.runner.drop()
-        state_bytes = sum(parameter.nbytes for parameter in self.runner.parameters.values())
-        self.post.move(me.stage, form, state_bytes)
+        self._drop()
+        self.post.move(me.stage, form)
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner)
-        donate(self.post, form, self.runner)
+        if self.keeping is None or not isinstance(me.source, d.Keep):
+            self.keeping = Keeping(self.config, me.stage, new_runner)
+        self.keeping.restart({m.stage for m in form.members if not isinstance(m.source, d.Keep)})
+        donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links
         self.post.wait_for(lambda: not links.unopened, "the edge to stage {}", lambda: links.unopened)
         linked = e.Linked(
@@ -121,8 +127,7 @@ class Worker:
         self.runner.begin(batch, order.mode == "train", len(plan.routes))
         spans: list[e.Span] = []
         try:
-            perform(plan, self.post, self.runner, spans)
-            norm = self.runner.finish()
+            norm = (self._train if order.mode == "train" else self._validate)(plan, spans)
         except (Interrupted, NonFinite):
             self.post.report_work(spans, dropped=True)
             raise
@@ -137,9 +142,34 @@ class Worker:
         self.desk.report(ready)
         self.post.report_work(spans)
 
+    def _train(self, plan: Plan, spans: list[e.Span]) -> float | None:
+        """This stage's part of a step and of what is kept for others; the gradient's norm."""
+        step, keeping = self.post.step, self.keeping
+        assert keeping is not None
+        for parcel in keeping.before(step, self.runner):
+            self.post.send_parcel(*parcel)
+        perform(plan, self.post, self.runner, spans, keeping.passed)
+        norm = self.runner.finish()
+        for parcel in keeping.after(step, self.runner):
+            self.post.send_parcel(*parcel)
+        self.post.take_parcels(keeping)
+        return norm
+
+    def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
+        perform(plan, self.post, self.runner, spans)
+        return self.runner.finish()
+
+    def _drop(self) -> None:
+        """Forget the step under way."""
+        self.runner.drop()
+        if self.keeping is not None:
+            self.keeping.drop()
+
     def _commit(self, order: d.Commit) -> None:
         start = time.monotonic()
+        assert self.keeping is not None
         self.runner.commit(order.step)
+        self.keeping.commit(order.step)
         committed = e.StageCommitted(
             worker=self.worker, stage=self.post.stage, generation=self.post.generation, step=order.step
         )
@@ -148,7 +178,7 @@ class Worker:
 
     def _save(self, order: d.Save) -> None:
         start = time.monotonic()
-        self.runner.drop()
+        self._drop()
         folder = CheckpointStore(self.setup.checkpoints).unfinished(order.step, order.generation)
         size = write_stage(folder, self.post.stage, order.step, self.runner.state())
         saved = e.StageSaved(

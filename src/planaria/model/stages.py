@@ -231,6 +231,12 @@ def parameter_count(config: ModelConfig) -> int:
     return tables + config.layers * layer + config.dim
 
 
+def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
+    """Parameters of one stage of 0..``stages``; the block stages are all alike."""
+    blocks = parameter_count(config) - parameter_count(config.model_copy(update={"layers": 0}))
+    return blocks // stages if stage else parameter_count(config) - blocks
+
+
 def flops_per_token(config: ModelConfig) -> float:
     """Floating-point operations that training on one token takes: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
 

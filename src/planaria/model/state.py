@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,9 +19,21 @@ class StageState:
     """
 
     weights: dict[str, Tensor]
-    moments: dict[str, tuple[Tensor, Tensor]]
-    updates: int
-    lr_scale: float
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    updates: int = 0
+    lr_scale: float = 1.0
     grad_norm: float | None = None
     clipped_norm: float | None = None
     rng: Tensor | None = None
+
+    def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
+        """The ``wanted`` parameters only, with their moments or without; shares memory, leaves the generator out."""
+        weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
+        kept = {name: pair for name, pair in self.moments.items() if moments and wanted(name)}
+        return StageState(weights, kept, self.updates, self.lr_scale, self.grad_norm, self.clipped_norm)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and moments."""
+        pairs = [tensor for pair in self.moments.values() for tensor in pair]
+        return sum(tensor.nbytes for tensor in (*self.weights.values(), *pairs))

@@ -50,7 +50,7 @@ class Narrator:
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
         self._generation = 0
-        self._reborn: dict[int, list[int]] = {}
+        self._reborn: dict[int, Rebuild] = {}
 
     @property
     def spares(self) -> int:
@@ -89,7 +89,7 @@ class Narrator:
     def _formed(self, form: Form) -> Line | None:
         self._generation = form.generation
         self.holders = {member.worker: member.stage for member in form.members}
-        self._reborn = {m.stage: m.source.donors for m in form.members if isinstance(m.source, Rebuild)}
+        self._reborn = {m.stage: m.source for m in form.members if isinstance(m.source, Rebuild)}
         broken, self._broken = sorted(self._broken), set()
         if form.outcome == "rolled back":
             return self._line("rollback", f"rolled back to step {form.step}")
@@ -101,10 +101,11 @@ class Narrator:
     def _linked(self, t: float, linked: Linked) -> Line | None:
         if linked.generation != self._generation or linked.stage not in self._reborn:
             return None
-        donors = self._reborn.pop(linked.stage)
+        source = self._reborn.pop(linked.stage)
         lost_at = self._lost_at.pop(linked.stage, None)
         after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
-        return self._line("rebirth", f"stage {linked.stage} reborn in {linked.worker} from {stages(donors)}{after}")
+        origin = f"from {stages(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
+        return self._line("rebirth", f"stage {linked.stage} reborn in {linked.worker} {origin}{after}")
 
     def _other(self, fact: Event | Decision) -> Line | None:
         if isinstance(fact, FaultInjected):

@@ -1,48 +1,187 @@
-"""What every recovery strategy answers: who helps to rebuild what was lost, and how."""
+"""What every recovery strategy answers: what it keeps where before anything fails, who helps to rebuild, and how.
+
+A strategy is pure: numbers and tensors in, numbers and tensors out. It never touches a process, a socket or a clock.
+The engine knows these protocols and never a strategy's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from planaria.model.state import StageState
+
+
+class Copy(NamedTuple):
+    """Something of ``stage`` that the worker of stage ``host`` keeps beside its own stage."""
+
+    stage: int
+    host: int
+
 
 @dataclass(frozen=True)
-class Unrecoverable:
-    """The strategy has no way to bring ``stages`` back; ``reason`` is a sentence for the user."""
+class Replica:
+    """How a replica of ``stages`` block stages stands when some are lost.
 
-    stages: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Donor:
-    """What a surviving stage sends to the worker that rebuilds a lost one.
-
-    ``weights`` are the stage's parameters by local name. ``grad_norm`` is the L2 norm of the stage's last committed
-    gradient before clipping and ``clipped_norm`` the norm after it; both None when the stage has committed no step
-    since it was (re)born.
+    ``ages`` counts, for every stage, the steps committed since its present (or last) holder got the stage.
     """
 
-    weights: Mapping[str, Tensor]
-    grad_norm: float | None
-    clipped_norm: float | None
+    stages: int
+    ages: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one strategy can do about lost stages."""
+
+    donors: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """lost stage → the surviving stages whose workers give what it is rebuilt from"""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """lost stage → why it is out of reach, as a clause for the user"""
+    rollback: bool = False
+    """all stages go back to the last durable state"""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the worker that rebuilds a stage has at hand."""
+
+    draw: Callable[[], Mapping[str, Tensor]]
+    """new weights for the stage, drawn as at the beginning of a run but with other random numbers"""
+    betas: tuple[float, float]
+    """decay of AdamW's two moments"""
 
 
 class Recovery(Protocol):
-    """A recovery strategy: pure decisions and pure tensor arithmetic; it never touches a process or a socket."""
+    """One way of coping with lost stages."""
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
+        ...
+
+    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
+        """The two sides of one of the :meth:`copies`."""
+        ...
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
+        ...
+
+    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+        """What a donor sends: of its ``own`` stage, or of what it ``kept`` of the lost one."""
+        ...
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        """The lost stage's new state from what its donors gave."""
+        ...
+
+
+Moment = Literal["before", "after"]
+"""of a step's computation: a message of ``before`` is made from committed state, one of ``after`` from the gradient"""
+
+
+class Sender(Protocol):
+    """Lives beside the stage that is copied. Both sides act in steps: nothing counts until the step is committed."""
 
     @property
-    def lr_scale(self) -> float:
-        """Factor on a rebuilt stage's starting learning rate, applied once however often the stage is rebuilt."""
+    def nbytes(self) -> int:
+        """Memory that it holds between steps."""
         ...
 
-    def donors(self, lost: frozenset[int], stages: int) -> dict[int, tuple[int, ...]] | Unrecoverable:
-        """Lost stage → the surviving stages it is rebuilt from, for block stages 1..``stages`` and the ends (0)."""
+    def restart(self) -> None:
+        """The stage or its host has a new holder: nothing that was sent so far may be built upon."""
         ...
 
-    def rebuild(self, stage: int, donors: Mapping[int, Donor]) -> dict[str, Tensor]:
-        """The lost stage's new weights from what its donors sent."""
+    def before(self, step: int, state: StageState) -> Tensor | None:
+        """What to send at the beginning of ``step``."""
         ...
+
+    def updates_first(self, step: int) -> bool:
+        """Must the update of ``step`` be applied, revocably, before :meth:`after` is asked?"""
+        ...
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        """What to send once the clipped ``gradients`` of ``step`` (as weights, with their norms) are whole."""
+        ...
+
+    def commit(self, step: int) -> None:
+        """``step`` is committed: what was sent counts."""
+        ...
+
+    def drop(self) -> None:
+        """The step is dropped: what was sent never was."""
+        ...
+
+
+class Holder(Protocol):
+    """Lives at the host. Takes exactly what the sender's rules make it send."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds between steps."""
+        ...
+
+    def restart(self) -> None:
+        """As for the sender; what is held stays until something newer is whole."""
+        ...
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        """The messages of ``step``."""
+        ...
+
+    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+        """One of them.
+
+        :raises ValueError: when it is not what the sender's rules make.
+        """
+        ...
+
+    def passes(self, microbatch: int, x: Tensor) -> None:
+        """The host has just computed ``x``, which it sends to the copied stage."""
+        ...
+
+    def commit(self, step: int) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def state(self) -> StageState:
+        """What the host can give of the copied stage; shares memory."""
+        ...
+
+
+class Original(Protocol):
+    """What a keeper may know of the stage that it copies."""
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Its parameters by local name."""
+        ...
+
+    def twin(self) -> Twin:
+        """A second runner of it; whatever its state is, it is about to be loaded."""
+        ...
+
+
+class Twin(Protocol):
+    """A second runner of a stage: its weights and optimizer, at another worker."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def load(self, state: StageState) -> None: ...
+
+    def state(self) -> StageState: ...
+
+    def shadow(self, microbatch: int, x: Tensor) -> None:
+        """Compute the stage's forward of ``x`` and keep what its backward would need, until :meth:`drop`."""
+        ...
+
+    def apply(self, step: int, gradients: StageState) -> None:
+        """Update with these gradients (as weights, with their norms) as the stage itself does in ``step``."""
+        ...
+
+    def drop(self) -> None: ...

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from planaria.errors import UserError, nearest
 from planaria.routing.full import full
+from planaria.routing.swapped import swapped
 
 Routing = Callable[[int, int, int], list[tuple[int, ...]]]
 """(stages, microbatches, step) → one closed route ``(0, …, 0)`` per microbatch."""
 
-ROUTINGS: dict[str, Routing] = {"full": full}
+ROUTINGS: dict[str, Routing] = {"full": full, "swapped": swapped}
 
 
 def routing(name: str) -> Routing:

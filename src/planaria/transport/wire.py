@@ -34,6 +34,7 @@ class Content(enum.IntEnum):
     BACKWARD = 1
     STATE = 2
     BYE = 3
+    PARCEL = 4
 
 
 @dataclass(frozen=True)

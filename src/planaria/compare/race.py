@@ -1,0 +1,132 @@
+"""One arm of a comparison with one seed: trained on the inline engine, struck by the trace that all arms share.
+
+Time is counted in *ticks*, steps that were carried out. A rollback takes steps back, never ticks: the same failures
+strike every arm after the same amount of work.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from planaria.config import RunConfig
+from planaria.data.shards import Dataset
+from planaria.data.stream import Stream
+from planaria.engine.inline import InlineEngine
+from planaria.model.state import StageState
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Point(_Record):
+    """A validation: ticks and committed steps so far, and the loss in nats."""
+
+    tick: int
+    step: int
+    loss: float
+
+
+class Met(_Record):
+    """What became of the stages that were lost before a tick."""
+
+    tick: int
+    stages: list[int]
+    outcome: str
+    """how each stage came back ('3: checkfree'), or the step that all rolled back to"""
+    moved_bytes: int
+    """what donors gave"""
+    steps_lost: int
+    """by a rollback"""
+
+
+class Course(_Record):
+    """How one arm went with one seed."""
+
+    points: list[Point]
+    met: list[Met]
+    ticks: int
+    saves: int
+    parcel_bytes: int
+    """of all copies together, over all ticks"""
+    kept_bytes: int
+    """most memory that copies took at one worker"""
+    stopped: str = ""
+    """why the arm could not go on; empty if it reached its budget"""
+
+
+class _Race:
+    """The engine, its last checkpoint, and the book-keeping."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset) -> None:
+        self.config = config
+        train, validation = (
+            Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
+        )
+        self.engine = InlineEngine(config, train, validation)
+        self.durable: tuple[int, Mapping[int, StageState]] = (0, self._states())
+        self.points: list[Point] = []
+        self.met: list[Met] = []
+        self.saves = 0
+        self.tick = 0
+
+    def _states(self) -> dict[int, StageState]:
+        return {stage: copy.deepcopy(runner.state()) for stage, runner in self.engine.runners.items()}
+
+    def lose(self, stages: Sequence[int]) -> str:
+        """Lose stages and cope as the recipe says; why that is impossible, or nothing."""
+        before = self.engine.moved_bytes
+        plan = self.engine.lose(stages)
+        if plan.reason:
+            return f"tick {self.tick}: {plan.reason}"
+        outcome, lost = ", ".join(f"{stage}: {by}" for stage, (by, _) in plan.rebuilt.items()), 0
+        if plan.rollback:
+            step, states = self.durable
+            lost, self.engine.step = self.engine.step - step, step
+            self.engine.become(states)
+            outcome = f"all: step {step}"
+        moved = self.engine.moved_bytes - before
+        met = Met(tick=self.tick, stages=list(stages), outcome=outcome, moved_bytes=moved, steps_lost=lost)
+        self.met.append(met)
+        return ""
+
+    def run_tick(self) -> None:
+        """Train one step; validate and save when the number of committed steps says so."""
+        self.engine.train_step()
+        self.tick += 1
+        step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
+        if step % every == 0:
+            self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
+        if save and step % save == 0:
+            self.durable = (step, self._states())
+            self.saves += 1
+
+
+def race(
+    config: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]], told: Callable[[int], None]
+) -> Course:
+    """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the stages lost before each tick.
+
+    ``told`` hears of every tick. Losses before the first tick are none: every stage still has its initial weights.
+    """
+    torch.set_num_threads(1)
+    run, stopped = _Race(config, dataset), ""
+    while run.tick < config.train.steps and not stopped:
+        if run.tick and faults.get(run.tick):
+            stopped = run.lose(sorted(set(faults[run.tick])))
+        if not stopped:
+            run.run_tick()
+            told(run.tick)
+    return Course(
+        points=run.points,
+        met=run.met,
+        ticks=run.tick,
+        saves=run.saves,
+        parcel_bytes=run.engine.parcel_bytes,
+        kept_bytes=max(keeping.nbytes for keeping in run.engine.keeping.values()),
+        stopped=stopped,
+    )

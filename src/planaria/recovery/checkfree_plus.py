@@ -1,0 +1,100 @@
+"""CheckFree+ (arXiv 2506.15461, section 3.3): the outer stages and the ends can be lost too.
+
+Half of the microbatches visit the two outermost stages at either side in swapped order (``routing/swapped.py``), so
+each learns to stand in for the other: a lost first stage becomes a copy of the second, a lost last one of the last but
+one. The embedding is mirrored at the worker of the first block stage, final norm and head at that of the last.
+Middle stages are CheckFree's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from planaria.config import RecoveryConfig
+from planaria.model.state import StageState
+from planaria.recovery.base import Answer, Copy, Holder, Original, Replica, Sender, Workshop
+from planaria.recovery.checkfree import CheckFree
+from planaria.recovery.mirror import MirrorHolder, MirrorSender
+
+ENDS = 0
+
+
+def partner(stage: int, stages: int) -> int | None:
+    """The stage that an outermost block stage is swapped with; None for the others."""
+    return {1: 2, stages: stages - 1}.get(stage)
+
+
+def belongs_at(stages: int, host: int) -> Callable[[str], bool]:
+    """Which parameters of the ends are mirrored at ``host``: the embedding before stage 1, the rest after the last."""
+    embedding = host == 1
+    return lambda name: name.startswith("embed_tokens.") == embedding or stages == 1
+
+
+@dataclass(frozen=True)
+class CheckFreePlus:
+    """CheckFree for the middle stages, copies for the outer ones, mirrors for the ends."""
+
+    middle: CheckFree
+    every: int = 1
+    """steps between mirrorings; 1 is exact"""
+    ends_moments: bool = False
+    """mirror the ends' optimizer moments too"""
+
+    @classmethod
+    def from_config(cls, config: RecoveryConfig) -> CheckFreePlus:
+        ends = config.ends
+        return cls(CheckFree.from_config(config), ends.every, ends.moments)
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        return (Copy(ENDS, 1), Copy(ENDS, stages))
+
+    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
+        wanted = belongs_at(copy.host, copy.host)
+        return MirrorSender(wanted, self.every, self.ends_moments), MirrorHolder(self.every)
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        """The ends from their two mirrors, outer stages from their partners, middle ones from both neighbours."""
+        last = replica.stages
+        outer = lost & {ENDS, 1, last}
+        middle = self.middle.donors(lost - outer, replica)
+        donors, refused = dict(middle.donors), dict(middle.refused)
+        for stage in sorted(lost - outer):
+            if adjacent := sorted(lost & {stage - 1, stage + 1}):
+                donors.pop(stage, None)
+                refused[stage] = f"stages {stage} and {adjacent[0]} are adjacent: each was the other's donor"
+        for stage in sorted(outer):
+            helpers = (1, last) if stage == ENDS else (partner(stage, last) or 0,)
+            if gone := [h for h in helpers if h in lost]:
+                refused[stage] = f"stage {stage} was to come from stage {gone[0]}, which is lost too"
+            elif stage == ENDS and (young := [h for h in helpers if not replica.ages[h]]):
+                refused[stage] = f"the mirror of the ends at stage {young[0]} is not whole yet"
+            else:
+                donors[stage] = helpers
+        return Answer(dict(sorted(donors.items())), dict(sorted(refused.items())))
+
+    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+        if lost == ENDS:
+            assert kept is not None
+            return kept
+        return self.middle.give(lost, own, None)
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        """Both mirrors put together, the partner's copy, or CheckFree's mean."""
+        if stage == ENDS:
+            return united(list(given.values()))
+        if len(given) == 1:
+            (partner_state,) = given.values()
+            clock = partner_state.updates if partner_state.moments else 0
+            return StageState(partner_state.weights, partner_state.moments, clock, self.middle.lr_scale)
+        return self.middle.rebuild(stage, given, at)
+
+
+def united(parts: list[StageState]) -> StageState:
+    """Mirrored parts of one stage as that stage's state; without moments its optimizer starts anew."""
+    weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
+    moments = {name: pair for part in parts for name, pair in part.moments.items()}
+    first = parts[0]
+    whole = moments.keys() == weights.keys()
+    norms = (first.grad_norm, first.clipped_norm) if whole else (None, None)
+    return StageState(weights, moments if whole else {}, first.updates if whole else 0, first.lr_scale, *norms)

@@ -1,0 +1,203 @@
+"""Echo: every worker keeps a coarse copy of another stage, renewed in the background, a slice in every step. [ours]
+
+The stages form a ring 0, 1, …, S, and stage s is echoed at the worker ``distance`` places on. Its parameters, as one
+long vector, are cut into ``every`` slices; step t sends slice t mod ``every``. So a round takes ``every`` steps and no
+step carries more than its share of bytes.
+
+What is sent is the difference between the weights and what the host has of them, in 8, 4 or 2 bits a weight. What one
+message loses to rounding is part of the next difference: the error feeds back, and shrinks, instead of staying. Both
+sides keep the copy that results in bfloat16, the sender so that it knows what the host knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planaria.config import RecoveryConfig
+from planaria.model.state import StageState
+from planaria.recovery.base import Answer, Copy, Holder, Moment, Original, Replica, Sender, Workshop
+from planaria.recovery.quantise import GROUP, decode, encode
+
+KEPT = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Bits of a weight in a message, steps of a round, and how far round the ring the copy lies."""
+
+    bits: int = 8
+    every: int = 4
+    distance: int = 1
+
+    @classmethod
+    def from_config(cls, config: RecoveryConfig) -> Echo:
+        chosen = config.echo
+        return cls(chosen.bits, chosen.every, chosen.distance)
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        return tuple(Copy(stage, self.host(stage, stages)) for stage in range(stages + 1))
+
+    def host(self, stage: int, stages: int) -> int:
+        return (stage + self.distance) % (stages + 1)
+
+    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
+        return EchoSender(self.bits, self.every), EchoHolder(self.bits, self.every, original.shapes)
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        donors, refused = {}, {}
+        for stage in sorted(lost):
+            host = self.host(stage, replica.stages)
+            if host in lost:
+                refused[stage] = f"stage {stage}'s echo was at stage {host}, which is lost too"
+            elif replica.ages[host] < self.every:
+                refused[stage] = (
+                    f"stage {stage}'s echo at stage {host} is not whole yet ({replica.ages[host]} of {self.every} steps)"
+                )
+            else:
+                donors[stage] = (host,)
+        return Answer(donors, refused)
+
+    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+        assert kept is not None
+        return kept
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        (echo,) = given.values()
+        return echo
+
+
+@dataclass
+class _Round:
+    """One side's copy: the vector in slices, and which of them are relative to what was sent before."""
+
+    length: int
+    every: int
+
+    def __post_init__(self) -> None:
+        self.kept = torch.zeros(self.length, dtype=KEPT)
+        self.built: set[int] = set()
+        self._pending: tuple[int, Tensor] | None = None
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """First and last place of slice ``index``; whole groups, so that slices share no scale."""
+        size = -(-self.length // (self.every * GROUP)) * GROUP
+        return min(index * size, self.length), min((index + 1) * size, self.length)
+
+    def known(self, index: int) -> Tensor:
+        """What both sides have of a slice; zeros where they may not agree."""
+        start, stop = self.bounds(index)
+        return self.kept[start:stop].float() if index in self.built else torch.zeros(stop - start)
+
+    def propose(self, index: int, difference: Tensor) -> None:
+        self._pending = (index, (self.known(index) + difference).to(KEPT))
+
+    def commit(self) -> None:
+        assert self._pending is not None
+        (index, new), self._pending = self._pending, None
+        start, stop = self.bounds(index)
+        self.kept[start:stop] = new
+        self.built.add(index)
+
+    def drop(self) -> None:
+        self._pending = None
+
+
+class EchoSender:
+    """Sends one coded slice at the beginning of every step, made of the committed weights."""
+
+    def __init__(self, bits: int, every: int) -> None:
+        self._bits, self._every = bits, every
+        self._round: _Round | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._round.kept.nbytes if self._round else 0
+
+    def restart(self) -> None:
+        if self._round is not None:
+            self._round.built.clear()
+
+    def before(self, step: int, state: StageState) -> Tensor | None:
+        if self._round is None:
+            self._round = _Round(_length(state.weights), self._every)
+        index = step % self._every
+        exact = _slice(state.weights, *self._round.bounds(index)).cpu()
+        coded = encode(exact - self._round.known(index), self._bits)
+        self._round.propose(index, decode(coded, len(exact), self._bits))
+        return coded
+
+    def updates_first(self, step: int) -> bool:
+        return False
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return None
+
+    def commit(self, step: int) -> None:
+        if self._round is not None:
+            self._round.commit()
+
+    def drop(self) -> None:
+        if self._round is not None:
+            self._round.drop()
+
+
+class EchoHolder:
+    """Keeps the copy. Slices of a stage's earlier holder stay until the new one has sent its own."""
+
+    def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
+        self._bits, self._every = bits, every
+        self._shapes = dict(sorted(shapes.items()))
+        self._round = _Round(sum(shape.numel() for shape in shapes.values()), every)
+
+    @property
+    def nbytes(self) -> int:
+        return self._round.kept.nbytes
+
+    def restart(self) -> None:
+        self._round.built.clear()
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        return ("before",)
+
+    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+        index = step % self._every
+        start, stop = self._round.bounds(index)
+        self._round.propose(index, decode(message, stop - start, self._bits))
+
+    def passes(self, microbatch: int, x: Tensor) -> None:
+        """Activations are nothing to an echo."""
+
+    def commit(self, step: int) -> None:
+        self._round.commit()
+
+    def drop(self) -> None:
+        self._round.drop()
+
+    def state(self) -> StageState:
+        """The weights as far as they are known here, in fp32; the stage's optimizer starts anew."""
+        pieces = torch.split(self._round.kept.float(), [shape.numel() for shape in self._shapes.values()])
+        named = zip(self._shapes.items(), pieces, strict=True)
+        return StageState({name: piece.view(shape) for (name, shape), piece in named})
+
+
+def _length(weights: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def _slice(weights: Mapping[str, Tensor], start: int, stop: int) -> Tensor:
+    """Places ``start`` to ``stop`` of all weights laid end to end in order of name."""
+    return torch.cat([*_overlaps(weights, start, stop), torch.empty(0)])
+
+
+def _overlaps(weights: Mapping[str, Tensor], start: int, stop: int) -> Iterator[Tensor]:
+    begin = 0
+    for name in sorted(weights):
+        flat = weights[name].detach().reshape(-1)
+        low, high = max(start - begin, 0), min(stop - begin, len(flat))
+        if low < high:
+            yield flat[low:high].float()
+        begin += len(flat)

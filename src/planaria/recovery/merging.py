@@ -1,0 +1,58 @@
+"""Weighted means of neighbouring stages: of their weights (CheckFree's formula) and of their optimizers' moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from planaria.model.state import StageState
+
+Moments = dict[str, tuple[Tensor, Tensor]]
+
+
+def merge(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], omega_before: float, omega_after: float
+) -> dict[str, Tensor]:
+    """CheckFree's rule (arXiv 2506.15461, Alg. 1 line 3, with its misprinted second index read as i+1):
+
+        W_i = (ω_{i-1} W_{i-1} + ω_{i+1} W_{i+1}) / (ω_{i-1} + ω_{i+1})
+
+    elementwise over parameters of the same name and shape. Equal ω give exactly the plain mean.
+
+    :raises ValueError: when the neighbours differ in names or shapes, or the ω are negative or both zero.
+    """
+    if before.keys() != after.keys():
+        raise ValueError(f"neighbouring stages differ in parameters: {sorted(before.keys() ^ after.keys())}")
+    if min(omega_before, omega_after) < 0 or omega_before + omega_after <= 0:
+        raise ValueError(f"weights must be non-negative and not both zero: {omega_before}, {omega_after}")
+    share = omega_before / (omega_before + omega_after)
+    for name in before:
+        one, other = list(before[name].shape), list(after[name].shape)
+        if one != other:
+            raise ValueError(f"{name} is {one} in one neighbour, {other} in the other")
+    return {name: share * before[name] + (1.0 - share) * after[name] for name in before}
+
+
+def merge_moments(
+    before: StageState, after: StageState, omegas: tuple[float, float], betas: tuple[float, float]
+) -> tuple[Moments, int]:
+    """The same mean of the neighbours' AdamW moments, and the clock that goes with it. [not in the paper]
+
+    AdamW divides a moment by 1 − β^t to undo its start at zero. Neighbours may have different t: each moment is so
+    corrected with its own clock, averaged, and uncorrected with the larger one, T = max(t), which is returned. Equal
+    clocks give the plain weighted mean. Without moments at both, there are none, and the clock is 0.
+    """
+    if not (before.moments and after.moments):
+        return {}, 0
+    clock = max(before.updates, after.updates)
+    merged = []
+    for place, beta in enumerate(betas):
+        whole = 1.0 - beta**clock
+        sides = [
+            {name: pair[place] * (whole / (1.0 - beta**side.updates)) for name, pair in side.moments.items()}
+            for side in (before, after)
+        ]
+        merged.append(merge(sides[0], sides[1], *omegas))
+    first, second = merged
+    return {name: (first[name], second[name]) for name in first}, clock

@@ -1,0 +1,141 @@
+"""Redundant computation (after Bamboo, arXiv 2204.12013): every stage is run twice, once by the worker before it.
+
+The stage before holds a twin of its successor: weights, optimizer and all. In every step it also computes the
+successor's forward pass and gets the successor's gradient, so that the twin takes the same update in the same commit
+and is the lost stage, bit for bit. The first block stage's twin lives at the ends, the ends' at the last block stage.
+
+planaria replays the step in which a stage dies, so exactness needs the gradient only; without ``forward`` the twin
+costs memory and bytes, and no computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planaria.config import RecoveryConfig
+from planaria.model.packing import pack, unpack
+from planaria.model.state import StageState
+from planaria.recovery.base import Answer, Copy, Holder, Moment, Original, Replica, Sender, Twin, Workshop
+
+
+@dataclass(frozen=True)
+class Redundant:
+    """Twins of all stages, each at the stage before; with ``forward`` they compute."""
+
+    forward: bool = True
+
+    @classmethod
+    def from_config(cls, config: RecoveryConfig) -> Redundant:
+        return cls(config.redundant.forward)
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        return tuple(Copy(stage, _before(stage, stages)) for stage in range(stages + 1))
+
+    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
+        return TwinSender(), TwinHolder(original, self.forward and copy.stage != 0)
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        donors, refused = {}, {}
+        for stage in sorted(lost):
+            host = _before(stage, replica.stages)
+            if host in lost:
+                refused[stage] = f"stage {stage}'s twin was at stage {host}, which is lost too"
+            elif not replica.ages[host]:
+                refused[stage] = f"stage {stage}'s twin at stage {host} is not whole yet"
+            else:
+                donors[stage] = (host,)
+        return Answer(donors, refused)
+
+    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+        assert kept is not None
+        return kept
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        (twin,) = given.values()
+        return twin
+
+
+def _before(stage: int, stages: int) -> int:
+    return (stage - 1) % (stages + 1)
+
+
+class TwinSender:
+    """Sends the whole state once to a new twin, then the gradient of every step."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self._restarted = True
+
+    def restart(self) -> None:
+        self._restarted = True
+
+    def before(self, step: int, state: StageState) -> Tensor | None:
+        return pack(state.part(lambda name: True, moments=True)) if self._restarted else None
+
+    def updates_first(self, step: int) -> bool:
+        return False
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return pack(gradients)
+
+    def commit(self, step: int) -> None:
+        self._restarted = False
+
+    def drop(self) -> None:
+        """Nothing to take back: the next try sends again."""
+
+
+class TwinHolder:
+    """Keeps the twin in step with its original."""
+
+    def __init__(self, original: Original, forward: bool) -> None:
+        self._original, self._forward = original, forward
+        self._twin: Twin | None = None
+        self._restarted = True
+        self._start: StageState | None = None
+        self._gradients: StageState | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._twin.nbytes if self._twin else 0
+
+    def restart(self) -> None:
+        self._restarted = True
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        return ("before", "after") if self._restarted else ("after",)
+
+    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+        if moment == "before":
+            self._start = unpack(message)
+        else:
+            self._gradients = unpack(message)
+
+    def passes(self, microbatch: int, x: Tensor) -> None:
+        """Compute what the original will. A twin that has no state yet has nothing to compute with."""
+        if self._forward and self._twin is not None:
+            self._twin.shadow(microbatch, x)
+
+    def commit(self, step: int) -> None:
+        """The original applies the same update now."""
+        assert self._gradients is not None
+        if self._twin is None:
+            self._twin = self._original.twin()
+        if self._start is not None:
+            self._twin.load(self._start)
+        self._twin.apply(step, self._gradients)
+        self._restarted = False
+        self.drop()
+
+    def drop(self) -> None:
+        self._start = self._gradients = None
+        if self._twin is not None:
+            self._twin.drop()
+
+    def state(self) -> StageState:
+        assert self._twin is not None, "asked for a twin before the first commit"
+        return self._twin.state()
