@@ -72,7 +72,7 @@ def real_stages(given: argparse.Namespace, name: str, steps: int, spares: int, s
         pipeline=PipelineConfig(stages=given.stages, microbatches=given.microbatches, microbatch_size=1),
         data=bytes_data(),
         train=TrainConfig(steps=steps, eval_every=0),
-        recovery=RecoveryConfig(otherwise="rollback"),
+        recovery=RecoveryConfig(strategy="checkfree, checkpoint"),
         fleet=FleetConfig(spares=spares),
         checkpoint=CheckpointConfig(every=save_every),
     )

@@ -27,6 +27,8 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import fleet
 from planaria.engine.inline import InlineEngine
+from planaria.engine.runner import StageRunner
+from planaria.model.state import StageState
 from planaria.observe.ledger import prove_exactly_once
 from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.progress import Quiet
@@ -268,11 +270,13 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 engine = InlineEngine(config, *streams)
             case d.Form():
                 engine.step = fact.step
-                for member in fact.members:
-                    if isinstance(member.source, d.Load):
-                        engine.runners[member.stage].load(read_stage(checkpoints / member.source.folder, member.stage))
-                lost = [m.stage for m in fact.members if isinstance(m.source, d.Rebuild)]
-                assert engine.lose([stage for stage in lost if (fact.generation, stage) in linked]) == ""
+                sources = {m.stage: m.source for m in fact.members if (fact.generation, m.stage) in linked}
+                engine.become(
+                    {s: _state(config, checkpoints, s, source) for s, source in sources.items() if _known(source)}
+                )
+                lost = {stage: source for stage, source in sources.items() if isinstance(source, d.Rebuild)}
+                done = engine.lose(list(lost)).rebuilt
+                assert done == {stage: (source.by, tuple(source.donors)) for stage, source in lost.items()}
             case e.StageReady(stage=0, grad_norm=None):
                 validated[fact.step] = engine.evaluate()
             case d.Commit():
@@ -280,6 +284,17 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 assert result.step == fact.step
                 trained[fact.step] = result.loss
     return trained, validated
+
+
+def _known(source: d.Source) -> bool:
+    return isinstance(source, d.Fresh | d.Load)
+
+
+def _state(config: RunConfig, checkpoints: Path, stage: int, source: d.Source) -> StageState:
+    """The state that a stage takes from a checkpoint or from the seed."""
+    if isinstance(source, d.Load):
+        return read_stage(checkpoints / source.folder, stage)
+    return StageRunner(config, stage).state()
 
 
 def apart(one: dict[int, float], other: dict[int, float]) -> float:

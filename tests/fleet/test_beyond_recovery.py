@@ -56,13 +56,14 @@ def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(t
 
 
 def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(tmp_path: Path) -> None:
-    settings = {"fleet": {"spares": 2}, "recovery": {"otherwise": "rollback"}, "checkpoint": {"every": 3}}
+    settings = {"fleet": {"spares": 2}, "recovery": {"strategy": "checkfree, checkpoint"}, "checkpoint": {"every": 3}}
     record = train(tiny(tmp_path, **settings), DONOR_DIES)
     assert outcomes(record) == ["started", "recovered", "rolled back"]
     assert [form.step for form in facts(record, d.Form)] == [0, 5, 3] and ending(record).outcome == "finished"
     assert losses(record) == losses(train(tiny(tmp_path / "unharmed", **settings))), "a rollback leaves no trace"
 
 
-def test_rollback_without_a_checkpoint_cannot(tmp_path: Path) -> None:
-    record = train(tiny(tmp_path, recovery={"otherwise": "rollback"}), [Fault(step=5, stage=0)])
-    assert ending(record).outcome == "cannot"
+def test_a_rollback_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    record = train(tiny(tmp_path, recovery={"strategy": "checkfree, checkpoint"}), [Fault(step=5, stage=0)])
+    assert outcomes(record) == ["started", "rolled back"] and facts(record, d.Form)[1].step == 0
+    assert ending(record).outcome == "finished"

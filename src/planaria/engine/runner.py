@@ -45,7 +45,7 @@ class StageRunner:
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
         self._targets: dict[int, Tensor] = {}
-        self._losses: list[Tensor] = []
+        self._losses: dict[int, Tensor] = {}
         self._batch: Batch | None = None
         self._train, self._microbatches = True, 1
 
@@ -70,7 +70,7 @@ class StageRunner:
             else:
                 assert x is not None
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
-                self._losses.append(y.detach())
+                self._losses[microbatch] = y.detach()
         if self._train:
             self._outputs[microbatch, hop] = y
             if x is not None:
@@ -156,8 +156,11 @@ class StageRunner:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the microbatches seen so far in this step, in nats; None at block stages."""
-        return torch.stack(self._losses).sum().item() if self._losses else None
+        """Mean loss of the microbatches seen so far in this step, in nats; None at block stages.
+
+        Summed in the order of microbatches: they may have come back to the ends in another.
+        """
+        return torch.stack([loss for _, loss in sorted(self._losses.items())]).sum().item() if self._losses else None
 
     def state(self) -> StageState:
         """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""

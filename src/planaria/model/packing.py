@@ -27,11 +27,11 @@ class PackingError(ValueError):
 class _Header(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    weights: list[tuple[str, list[Annotated[int, Field(ge=0, lt=1 << 48)]]]]
+    weights: list[tuple[str, list[Annotated[int, Field(ge=1, lt=1 << 48)]]]]
     """name and shape, in the order of the bytes"""
     moments: list[str]
     """whose first and second moments follow, in this order"""
-    updates: int
+    updates: Annotated[int, Field(ge=0, lt=1 << 48)]
     lr_scale: float
     grad_norm: float | None
     clipped_norm: float | None
@@ -71,14 +71,15 @@ def unpack(flat: Tensor) -> StageState:
     except ValidationError as error:
         raise PackingError(f"header of a packed state: {error.errors()[0]['msg']}") from None
     shapes = dict(header.weights)
-    if len(shapes) < len(header.weights) or not shapes.keys() >= set(header.moments):
+    moving = set(header.moments)
+    if len(shapes) < len(header.weights) or len(moving) < len(header.moments) or not shapes.keys() >= moving:
         raise PackingError("a packed state names a parameter twice, or moments of one that it lacks")
     order = [shapes[name] for name in (*shapes, *(name for name in header.moments for _ in range(2)))]
     sizes = [math.prod(shape) for shape in order]
-    body = flat[_begin(length) :]
-    if len(body) != 4 * sum(sizes):
-        raise PackingError(f"a packed state announces {4 * sum(sizes)} bytes of tensors and has {len(body)}")
-    pieces = torch.split(body.view(torch.float32), sizes) if sizes else ()
+    start = _begin(length)
+    if len(flat) != start + 4 * sum(sizes):
+        raise PackingError(f"a packed state announces {start + 4 * sum(sizes)} bytes and has {len(flat)}")
+    pieces = torch.split(flat[start:].view(torch.float32), sizes) if sizes else ()
     tensors = [piece.view(shape) for piece, shape in zip(pieces, order, strict=True)]
     weights, moments = tensors[: len(shapes)], iter(tensors[len(shapes) :])
     return StageState(

@@ -25,10 +25,9 @@ def partner(stage: int, stages: int) -> int | None:
     return {1: 2, stages: stages - 1}.get(stage)
 
 
-def belongs_at(stages: int, host: int) -> Callable[[str], bool]:
-    """Which parameters of the ends are mirrored at ``host``: the embedding before stage 1, the rest after the last."""
-    embedding = host == 1
-    return lambda name: name.startswith("embed_tokens.") == embedding or stages == 1
+def belongs_at(host: int) -> Callable[[str], bool]:
+    """Which parameters of the ends are mirrored at stage ``host``: the embedding at the first, the rest at the last."""
+    return lambda name: name.startswith("embed_tokens.") == (host == 1)
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class CheckFreePlus:
         return (Copy(ENDS, 1), Copy(ENDS, stages))
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        wanted = belongs_at(copy.host, copy.host)
-        return MirrorSender(wanted, self.every, self.ends_moments), MirrorHolder(self.every)
+        return MirrorSender(belongs_at(copy.host), self.every, self.ends_moments), MirrorHolder(self.every)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """The ends from their two mirrors, outer stages from their partners, middle ones from both neighbours."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import RecoveryConfig
+from planaria.errors import UserError
 from planaria.model.state import StageState
 from planaria.recovery.base import Answer, Copy, Holder, Moment, Original, Replica, Sender, Workshop
 from planaria.recovery.quantise import GROUP, decode, encode
@@ -39,6 +40,11 @@ class Echo:
         return cls(chosen.bits, chosen.every, chosen.distance)
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
+        if self.distance > stages:
+            raise UserError(
+                f"recovery.echo.distance = {self.distance}: an echo lies at most {stages} places round the ring of the "
+                f"ends and {stages} block stages; lower it"
+            )
         return tuple(Copy(stage, self.host(stage, stages)) for stage in range(stages + 1))
 
     def host(self, stage: int, stages: int) -> int:
@@ -125,7 +131,7 @@ class EchoSender:
         if self._round is None:
             self._round = _Round(_length(state.weights), self._every)
         index = step % self._every
-        exact = _slice(state.weights, *self._round.bounds(index)).cpu()
+        exact = _slice(state.weights, *self._round.bounds(index))
         coded = encode(exact - self._round.known(index), self._bits)
         self._round.propose(index, decode(coded, len(exact), self._bits))
         return coded
@@ -189,7 +195,7 @@ def _length(weights: Mapping[str, Tensor]) -> int:
 
 
 def _slice(weights: Mapping[str, Tensor], start: int, stop: int) -> Tensor:
-    """Places ``start`` to ``stop`` of all weights laid end to end in order of name."""
+    """Places ``start`` to ``stop`` of all weights laid end to end in order of name, fp32 on the CPU."""
     return torch.cat([*_overlaps(weights, start, stop), torch.empty(0)])
 
 
@@ -199,5 +205,5 @@ def _overlaps(weights: Mapping[str, Tensor], start: int, stop: int) -> Iterator[
         flat = weights[name].detach().reshape(-1)
         low, high = max(start - begin, 0), min(stop - begin, len(flat))
         if low < high:
-            yield flat[low:high].float()
+            yield flat[low:high].float().cpu()
         begin += len(flat)

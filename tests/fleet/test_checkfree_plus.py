@@ -1,0 +1,72 @@
+"""CheckFree+ on real processes: any one worker may die, the ends too, and others that are not its donors with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
+
+from planaria import decisions as d
+from planaria.chaos.trace import Fault
+from planaria.checkpoint.stage_file import read_stage
+from planaria.observe.logs import RunRecord
+
+TOLERANCE = 1e-5
+PLUS: dict[str, Any] = {"pipeline": {"routing": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [[1], [3], [6], [0], [2, 5]],
+    ids=["first", "middle", "last", "ends", "two not adjacent"],
+)
+@pytest.mark.parametrize("moment", ["forward", "backward"])
+def test_training_goes_on_whoever_dies(tmp_path: Path, lost: list[int], moment: Any) -> None:
+    config = tiny(tmp_path, stages=6, steps=10, fleet={"spares": 2}, train={"eval_every": 5}, **PLUS)
+    record = train(config, [Fault(step=5, stage=stage, moment=moment, offset=0.5) for stage in lost])
+    assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}
+    rebuilt = [m for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
+    assert {m.stage for m in rebuilt} == set(lost)
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("moments", [True, False])
+def test_the_ends_come_back_byte_identical(tmp_path: Path, tied: bool, moments: bool) -> None:
+    """Killed between two steps of which the first was saved, and saved again at its rebirth's first step.
+
+    With their moments they come back whole, so the run ends as if nothing had happened.
+    """
+    settings = PLUS | {
+        "model": {"tied": tied},
+        "recovery": {"strategy": "checkfree_plus", "ends": {"moments": moments}, "lr_scale": 1.0},
+        "checkpoint": {"every": 1, "keep": 99},
+    }
+    faults = [Fault(step=step, stage=0, moment=moment) for step, moment in enumerate(MOMENTS, start=3)]
+    record = train(tiny(tmp_path, steps=9, **settings), faults)
+    assert outcomes(record) == ["started"] + ["recovered"] * len(MOMENTS) and ending(record).outcome == "finished"
+    unharmed = train(tiny(tmp_path / "unharmed", steps=9, **settings))
+    if moments:
+        assert losses(record) == losses(unharmed)
+        assert ends(record, 9) == ends(unharmed, 9)
+    assert ends(record, 3) == ends(unharmed, 3)
+    # The loss of a step depends on the ends as they were before it: those of the killed step on the mirrors alone.
+    assert losses(record)[3] == losses(unharmed)[3]
+
+
+MOMENTS: list[Any] = ["forward", "backward", "any", "commit"]
+
+
+def ends(record: RunRecord, step: int) -> list[tuple[str, bytes]]:
+    state = read_stage(record.folder / "checkpoints" / f"step-{step:08d}", 0)
+    return [(name, tensor.view(torch.uint8).numpy().tobytes()) for name, tensor in sorted(state.weights.items())]
+
+
+def test_who_dies_with_its_donor_is_out_of_reach(tmp_path: Path) -> None:
+    config = tiny(tmp_path, fleet={"spares": 2}, **PLUS)
+    record = train(config, [Fault(step=5, stage=0), Fault(step=5, stage=1)])
+    assert ending(record).outcome == "cannot"
+    assert "stage 0 was to come from stage 1, which is lost too" in ending(record).reason

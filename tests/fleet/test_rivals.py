@@ -1,0 +1,104 @@
+"""The other ways of coping, on real processes: what they promise to bring back is what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
+
+from planaria import decisions as d
+from planaria.chaos.trace import Fault
+from planaria.checkpoint.stage_file import read_stage
+from planaria.observe.logs import RunRecord
+
+TOLERANCE = 1e-5
+KILLS = [
+    Fault(step=3, stage=1, moment="forward", offset=0.5),
+    Fault(step=6, stage=3, moment="backward", offset=0.5),
+    Fault(step=9, stage=4, moment="commit"),
+    Fault(step=12, stage=0, moment="any", offset=0.3),
+    Fault(step=15, stage=2, moment="any", offset=0.9),
+]
+
+
+def final(record: RunRecord, step: int) -> dict[int, list[tuple[str, bytes]]]:
+    """Weights and moments of all stages as saved after ``step`` steps, byte for byte."""
+    found = {}
+    for stage in range(record.config.pipeline.stages + 1):
+        state = read_stage(record.folder / "checkpoints" / f"step-{step:08d}", stage)
+        tensors = dict(state.weights) | {f"{n}.{i}": t for n, pair in state.moments.items() for i, t in enumerate(pair)}
+        found[stage] = [(name, t.view(torch.uint8).numpy().tobytes()) for name, t in sorted(tensors.items())]
+    return found
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_redundant_brings_every_stage_back_bit_for_bit(tmp_path: Path, forward: bool) -> None:
+    settings: dict[str, Any] = {"recovery": {"strategy": "redundant", "redundant": {"forward": forward}}}
+    record = train(tiny(tmp_path, steps=18, **settings), KILLS)
+    unharmed = train(tiny(tmp_path / "unharmed", steps=18, **settings))
+    assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
+    assert losses(record) == losses(unharmed)
+    assert final(record, 18) == final(unharmed, 18)
+
+
+def test_a_rollback_brings_back_the_saved_state_bit_for_bit(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"recovery": {"strategy": "checkpoint"}, "checkpoint": {"every": 4}}
+    record = train(tiny(tmp_path, steps=18, **settings), KILLS)
+    unharmed = train(tiny(tmp_path / "unharmed", steps=18, **settings))
+    assert outcomes(record) == ["started"] + ["rolled back"] * 5 and ending(record).outcome == "finished"
+    # The first kill comes before the first checkpoint: back to the beginning. The third dies in the commit of step 9.
+    assert [form.step for form in facts(record, d.Form)] == [0, 0, 4, 8, 12, 12]
+    assert losses(record) == losses(unharmed)
+    assert final(record, 18) == final(unharmed, 18)
+
+
+@pytest.mark.parametrize(
+    "recovery",
+    [
+        {"strategy": "echo", "echo": {"bits": 8, "every": 2}},
+        {"strategy": "echo", "echo": {"bits": 2, "every": 1, "distance": 2}},
+        {"strategy": "echo, checkfree, checkpoint", "echo": {"bits": 4, "every": 3}, "moments": "mean"},
+    ],
+)
+def test_an_echo_brings_back_what_inline_brings_back(tmp_path: Path, recovery: dict[str, Any]) -> None:
+    record = train(tiny(tmp_path, steps=18, recovery=recovery), KILLS)
+    assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", ["copy", "uniform", "random", "identity"])
+def test_the_ablations_bring_back_what_inline_brings_back(tmp_path: Path, strategy: str) -> None:
+    kills = [fault.model_copy(update={"stage": 2 + fault.step % 2}) for fault in KILLS]
+    record = train(tiny(tmp_path, steps=18, recovery={"strategy": strategy}), kills)
+    assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+def test_adjacent_stages_survive_if_their_echoes_lie_two_places_on(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "fleet": {"spares": 2},
+        "recovery": {"strategy": "echo", "echo": {"every": 2, "distance": 2}},
+    }
+    record = train(tiny(tmp_path, stages=6, **settings), [Fault(step=8, stage=3), Fault(step=8, stage=4)])
+    assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+def test_each_lost_stage_goes_to_the_first_strategy_that_can(tmp_path: Path) -> None:
+    """Stages 3 and 4 are each other's donors for CheckFree+, and stage 5 is not anyone's: the echo takes two of them."""
+    settings: dict[str, Any] = {
+        "fleet": {"spares": 3},
+        "pipeline": {"routing": "swapped"},
+        "recovery": {"strategy": "checkfree_plus, echo, checkpoint", "echo": {"every": 2, "distance": 2}},
+    }
+    faults = [Fault(step=8, stage=stage, moment="forward") for stage in (1, 3, 4)]
+    record = train(tiny(tmp_path, stages=6, **settings), faults)
+    assert ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+    by = {
+        m.stage: m.source.by for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)
+    }
+    assert by.keys() == {1, 3, 4} and by[1] == "checkfree_plus"
