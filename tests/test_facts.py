@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.config import RecoveryConfig
+from planaria.config import EchoConfig, EndsConfig, RecoveryConfig, RedundantConfig
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**40), 2**40),
@@ -21,7 +21,14 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=20),
     bool: st.booleans(),
     type(None): st.none(),
-    RecoveryConfig: st.builds(RecoveryConfig, otherwise=st.sampled_from(["stop", "rollback"])),
+    RecoveryConfig: st.builds(
+        RecoveryConfig,
+        strategy=st.sampled_from(["checkfree", "checkfree_plus, echo, checkpoint"]),
+        moments=st.sampled_from(["fresh", "mean", "copy"]),
+        ends=st.builds(EndsConfig, every=st.integers(1, 9), moments=st.booleans()),
+        echo=st.builds(EchoConfig, bits=st.sampled_from([2, 4, 8]), every=st.integers(1, 9)),
+        redundant=st.builds(RedundantConfig, forward=st.booleans()),
+    ),
 }
 
 

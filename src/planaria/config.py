@@ -205,6 +205,10 @@ class NetworkConfig(Section):
     """one-way latency between neighbouring workers"""
     bandwidth: Annotated[float, Field(gt=0)] | None = None
     """bytes per second between neighbouring workers; unlimited unless given"""
+    store_bandwidth: Annotated[float, Field(gt=0)] | None = None
+    """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
+    replacement_s: Seconds = 0.0
+    """seconds from a worker's death until its replacement is ready for a state"""
     emulate: bool = False
     """make the fleet cost what this section says: stages sleep instead of computing, links delay what they carry"""
 

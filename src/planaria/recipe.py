@@ -32,11 +32,23 @@ def load(recipe: Path | None, flags: Mapping[str, str]) -> RunConfig:
 
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
-    tree = _read(recipe) if recipe else {}
-    if recipe:
-        _refuse_unknown(tree, RunConfig, str(recipe))
-        tree.setdefault("name", recipe.stem)
-    return _lay_over(tree, flags, str(recipe) if recipe else "the defaults")
+    if recipe is None:
+        return _lay_over({}, flags, "the defaults")
+    tree = read(recipe)
+    tree.pop("compare", None)  # what else a recipe is for; `compare.spec` reads it
+    return from_tree(tree, flags, recipe)
+
+
+def from_tree(tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, place: str = "") -> RunConfig:
+    """The configuration that ``tree``, taken from the file ``recipe``, stands for; ``place`` says where in the file.
+
+    :raises UserError: as in :func:`load`.
+    """
+    where = f"{recipe}: {place}" if place else str(recipe)
+    refuse_unknown(tree, RunConfig, where)
+    own = json.loads(json.dumps(tree, default=str))
+    own.setdefault("name", recipe.stem)
+    return _lay_over(own, flags, where)
 
 
 def overlay(config: RunConfig, flags: Mapping[str, str]) -> RunConfig:
@@ -54,12 +66,24 @@ def parse(tree: str, place: str) -> RunConfig:
         raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
 
 
+def flat(config: RunConfig) -> dict[str, Any]:
+    """All settings by dotted name."""
+    found = {}
+    for name, _ in fields():
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        found[name] = value
+    return found
+
+
 def dump(config: RunConfig) -> str:
     """The configuration as a recipe with every field spelled out."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def _read(recipe: Path) -> dict[str, Any]:
+def read(recipe: Path) -> dict[str, Any]:
+    """The tables of a recipe, not yet checked; UserError when there is no such file, or it is not TOML."""
     if not recipe.is_file():
         known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
         mend = f" {nearest(recipe.name, known)}" if known else ""
@@ -72,7 +96,7 @@ def _read(recipe: Path) -> dict[str, Any]:
         raise UserError(f"{recipe}: not valid TOML: {error}") from None
 
 
-def _refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "") -> None:
+def refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "") -> None:
     """Unknown keys, before types: a misspelt key's type says nothing."""
     for key, value in tree.items():
         if key not in section.model_fields:
@@ -83,7 +107,7 @@ def _refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str,
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
-            _refuse_unknown(value, inner, place, f"{prefix}{key}.")
+            refuse_unknown(value, inner, place, f"{prefix}{key}.")
 
 
 def _value(name: str, text: str) -> Any:

@@ -1,7 +1,7 @@
 """A fleet without processes: workers that do as they are told, one message at a time, under the real apply and decide.
 
-The workers know what real ones know (how many updates their state has seen), so whatever the controller decides is held
-against the truth, not against its own book-keeping.
+The workers know what real ones know (how many updates their state has seen, and since how many commits they have kept
+copies of others), so whatever the controller decides is held against the truth, not against its own book-keeping.
 """
 
 from __future__ import annotations
@@ -11,25 +11,41 @@ from dataclasses import dataclass, field
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.config import RecoveryConfig
 from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
 from planaria.control.state import RunState
 from planaria.recovery import recovery
-from planaria.recovery.base import Unrecoverable
+from planaria.recovery.chain import Plan
+
+Gift = tuple[int, int, int]
+"""generation, lost stage, donor stage"""
 
 MOST_DECISIONS = 30
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""
 
 
+def commits_until_whole(config: RecoveryConfig, by: str, lost: int) -> int:
+    """Commits after which the host of a strategy's copy of the stage ``lost`` can give it whole."""
+    if by == "checkfree_plus":
+        return 1 if lost == 0 else 0
+    return {"redundant": 1, "echo": config.echo.every}.get(by, 0)
+
+
 @dataclass
 class Pretender:
-    """One incarnation of a worker. ``updates`` counts the updates in its stage's state; None while it has none."""
+    """One incarnation of a worker. ``updates`` counts the updates in its stage's state; None while it has none.
+
+    ``commits`` counts those that it has made since it got its stage: what it keeps of others began with it.
+    """
 
     incarnation: int
     joined: bool = False
     stage: int = -1
     generation: int = 0
     updates: int | None = None
+    commits: int = 0
+    wants: set[Gift] = field(default_factory=set)
     orders: deque[d.Order] = field(default_factory=deque)
 
 
@@ -41,6 +57,8 @@ class PretendFleet:
         self.started = started
         self.alive: dict[str, Pretender] = {}
         self.history: list[e.Event | d.Decision] = []
+        self.gifts: set[Gift] = set()
+        self.ages: dict[int, int] = {}
         self.next_step = started.first_step
         self.ready: set[int] = set()
         self.saved_by: dict[int, str] = {}
@@ -70,7 +88,7 @@ class PretendFleet:
                 self._report(worker, e.StageReady, step=run.step, loss=loss, grad_norm=norm)
             case d.Commit() as commit if commit.generation == me.generation:
                 assert me.updates == commit.step
-                me.updates = commit.step + 1
+                me.updates, me.commits = commit.step + 1, me.commits + 1
                 self._report(worker, e.StageCommitted, step=commit.step)
             case d.Save() as save:
                 assert me.updates == save.step, "a stage without the state of this step is being saved"
@@ -130,19 +148,30 @@ class PretendFleet:
 
     def _take_place(self, worker: str, me: Pretender, form: d.Form) -> None:
         mine = next(m for m in form.members if m.worker == worker)
-        me.stage, me.generation = mine.stage, form.generation
-        match mine.source:
-            case d.Keep():
-                assert me.updates == form.step, "a worker keeps a state that is not of this step"
-            case d.Fresh() | d.Load():
-                me.updates = form.step
-            case d.Rebuild(donors=donors):
-                me.updates = None
-                for donor in (self.alive.get(m.worker) for m in form.members if m.stage in donors):
-                    if donor is None or (donor.generation == me.generation and donor.updates != form.step):
-                        return  # it waits for a donor that died; the controller will hear of that
-                me.updates = form.step
-        self._report(worker, e.Linked, link_s=0.0)
+        if isinstance(mine.source, d.Keep):
+            assert (me.stage, me.updates) == (mine.stage, form.step), "a worker keeps a state that is not of this step"
+        else:
+            me.commits = 0
+        me.stage, me.generation, me.updates = mine.stage, form.generation, form.step
+        if isinstance(mine.source, d.Rebuild):
+            me.updates = None
+            me.wants = {(form.generation, mine.stage, donor) for donor in mine.source.donors}
+        self._give(mine, me, form)
+        if me.updates is not None:
+            self._report(worker, e.Linked, link_s=0.0)
+        for name, other in list(self.alive.items()):  # with this gift, somebody may have all that it waited for
+            if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
+                other.updates = form.step
+                self._report(name, e.Linked, link_s=0.0)
+
+    def _give(self, mine: d.Member, me: Pretender, form: d.Form) -> None:
+        """What others rebuild their stages from: whoever is asked for it must have it."""
+        for member in form.members:
+            if isinstance(member.source, d.Rebuild) and me.stage in member.source.donors:
+                assert not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
+                wanted = commits_until_whole(self.started.recovery, member.source.by, member.stage)
+                assert me.commits >= wanted, f"stage {me.stage} has no whole copy of stage {member.stage}"
+                self.gifts.add((form.generation, member.stage, me.stage))
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
@@ -170,6 +199,7 @@ class PretendFleet:
                 self._judge_whole()
                 self.ready.clear()
             case d.Commit():
+                self.ages = {stage: age + 1 for stage, age in self.ages.items()}
                 assert decision.generation == self.state.generation
                 assert decision.step == self.next_step, "a step is committed twice, or left out"
                 assert self._reported_ready(decision) == set(range(self.started.stages + 1))
@@ -195,29 +225,41 @@ class PretendFleet:
         assert stages == list(range(self.started.stages + 1))
         assert len(set(workers)) == len(workers), "two stages for one worker"
         assert all(self.alive[w].joined for w in workers)
-        answer = recovery(self.started.recovery).donors(before.lost, self.started.stages) if before.lost else {}
-        if isinstance(answer, Unrecoverable):
-            assert self.started.recovery.otherwise == "rollback"
-            assert form.outcome == "rolled back"
-            assert {m.source for m in form.members} == {before.durable}
-            self.next_step = before.durable_step
+        plan = self._answer(before)
+        assert not plan.reason, "the controller goes on where no strategy can"
+        assert (form.outcome == "rolled back") == plan.rollback
+        if plan.rollback:
+            self._judge_rollback(form, before)
         else:
-            assert form.outcome != "rolled back"
-            rebuilt = {m.stage: tuple(m.source.donors) for m in form.members if isinstance(m.source, d.Rebuild)}
-            assert rebuilt == answer
+            sources = {m.stage: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+            assert {stage: (s.by, tuple(s.donors)) for stage, s in sources.items()} == plan.rebuilt
+            assert not before.lost & {donor for s in sources.values() for donor in s.donors}, "a donor that is lost"
+        self.ages |= {m.stage: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
         assert {(link.low, link.high) for link in form.links} == set(self.started.pairs)
         for link in form.links:  # a new holder has none of the old one's edges
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
+    def _judge_rollback(self, form: d.Form, before: RunState) -> None:
+        """Everyone goes back to the newest whole checkpoint, or to where the run began."""
+        sources = {m.stage: m.source for m in form.members}
+        if before.durable is None:
+            assert sources == RunState.start(self.started).origins
+        else:
+            assert set(sources.values()) == {before.durable}
+        self.next_step = self.started.first_step if before.durable is None else before.durable_step
+
+    def _answer(self, before: RunState) -> Plan:
+        """What the recipe's strategies say to what is lost, given how long the stages truly have their holders."""
+        return recovery(self.started.recovery, self.started.stages).plan(before.lost, self.ages)
+
     def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:
-        """The strategy has no answer and nothing to roll back to, or trying again has led nowhere too often."""
+        """No strategy has an answer, or trying again has led nowhere too often."""
         if before.attempts >= MAX_ATTEMPTS or (before.stillborn >= MAX_STILLBORN and before.vacant):
             return
-        answer = recovery(self.started.recovery).donors(before.lost, self.started.stages)
-        assert answer == Unrecoverable(tuple(cannot.lost), cannot.reason)
-        assert self.started.recovery.otherwise == "stop" or before.durable is None
+        assert (cannot.lost, cannot.reason) == (sorted(before.lost), self._answer(before).reason)
+        assert cannot.reason
 
     def _judge_whole(self) -> None:
         """Every stage has one living holder whose state is of this step."""

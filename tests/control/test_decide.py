@@ -62,7 +62,7 @@ def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> 
     made.lose(victim)
     form = last(made, d.Form)
     assert (form.generation, form.step, form.outcome) == (before.generation + 1, 2, "recovered")
-    assert form.members[2] == d.Member(stage=2, worker=spare, source=d.Rebuild(donors=[1, 3]))
+    assert form.members[2] == d.Member(stage=2, worker=spare, source=d.Rebuild(by="checkfree", donors=[1, 3]))
     assert [m.source for m in form.members if m.stage != 2] == [d.Keep()] * STAGES
     old, new = ({(n.low, n.high): n.id for n in f.links} for f in (before, form))
     assert {pair for pair in old if old[pair] != new[pair]} == {(1, 2), (2, 3)}
@@ -87,7 +87,7 @@ def test_without_a_spare_a_worker_is_started_first() -> None:
     made.lose(victim)
     assert made.history[-1] == d.Spawn(worker=victim, incarnation=2)
     made.work(victim)
-    assert last(made, d.Form).members[3].source == d.Rebuild(donors=[2, 4])
+    assert last(made, d.Form).members[3].source == d.Rebuild(by="checkfree", donors=[2, 4])
 
 
 def test_a_death_during_the_commit_does_not_undo_it() -> None:
@@ -96,7 +96,7 @@ def test_a_death_during_the_commit_does_not_undo_it() -> None:
     made.lose(made.state.holders[2])
     work_until(made, "link", 2)
     assert last(made, d.Form).step == 2
-    assert last(made, d.Form).members[2].source == d.Rebuild(donors=[1, 3])
+    assert last(made, d.Form).members[2].source == d.Rebuild(by="checkfree", donors=[1, 3])
 
 
 def test_a_donor_that_dies_while_it_gives_makes_both_unrecoverable() -> None:
@@ -122,10 +122,10 @@ def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved() -> None:
     assert "first block stage" in made.ending.reason
 
 
-def test_with_rollback_everyone_goes_back_to_the_last_checkpoint() -> None:
-    made = fleet(save_every=2, recovery={"otherwise": "rollback"})
+def test_with_checkpoints_everyone_goes_back_to_the_last_one() -> None:
+    made = fleet(save_every=2, recovery={"strategy": "checkpoint"})
     work_until(made, "run", 3)
-    made.lose(made.state.holders[1])
+    made.lose(made.state.holders[2])
     form = last(made, d.Form)
     assert (form.step, form.outcome) == (2, "rolled back")
     assert {m.source for m in form.members} == {d.Load(folder="step-00000002")}
@@ -134,11 +134,61 @@ def test_with_rollback_everyone_goes_back_to_the_last_checkpoint() -> None:
     assert [f.step for f in made.history if isinstance(f, d.Commit)] == [0, 1, 2, 2, 3, 4, 5]
 
 
-def test_rollback_needs_a_checkpoint() -> None:
-    made = fleet(save_every=4, recovery={"otherwise": "rollback"})
+def test_without_a_checkpoint_a_rollback_leads_to_the_beginning() -> None:
+    made = fleet(save_every=4, recovery={"strategy": "checkfree, checkpoint"})
     work_until(made, "run", 3)
     made.lose(made.state.holders[0])
-    assert made.cannot is not None
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (0, "rolled back")
+    assert {m.source for m in form.members} == {d.Fresh()}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert [f.step for f in made.history if isinstance(f, d.Commit)] == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_resumed_run_without_a_checkpoint_of_its_own_rolls_back_to_where_it_took_up() -> None:
+    load = {stage: "a" if stage else "b" for stage in range(STAGES)}
+    made = fleet(first_step=2, load=load, recovery={"strategy": "checkpoint"})
+    work_until(made, "run", 4)
+    made.lose(made.state.holders[3])
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (2, "rolled back")
+    sources = [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(STAGES + 1)]
+    assert [m.source for m in form.members] == sources
+
+
+def test_each_lost_stage_goes_to_the_first_strategy_that_can() -> None:
+    made = fleet(recovery={"strategy": "checkfree, echo", "echo": {"every": 2}}, spares=2)
+    work_until(made, "run", 3)
+    for stage in (1, 3):
+        made.lose(made.state.holders[stage])
+    form = last(made, d.Form)
+    assert form.members[1].source == d.Rebuild(by="echo", donors=[2])
+    assert form.members[3].source == d.Rebuild(by="checkfree", donors=[2, 4])
+
+
+@pytest.mark.parametrize(("strategy", "commits"), [("redundant", 1), ("echo", 2), ("checkfree_plus", 1)])
+def test_who_has_just_come_has_nothing_to_give_yet(strategy: str, commits: int) -> None:
+    """The host of a copy is rebuilt; until its copy is whole again, the loss of the original ends the run."""
+    original, host = (0, 1) if strategy == "checkfree_plus" else (2, 1 if strategy == "redundant" else 3)
+    for waited in range(commits + 1):
+        made = fleet(recovery={"strategy": strategy, "echo": {"every": 2}}, spares=2)
+        work_until(made, "run", 3)
+        made.lose(made.state.holders[host])
+        work_until(made, "run", 3 + waited)
+        made.lose(made.state.holders[original])
+        assert (made.cannot is None) == (waited == commits)
+        if made.cannot is not None:
+            assert "not whole yet" in made.cannot.reason
+            assert made.cannot.lost == [original]
+
+
+def test_a_twin_is_whole_as_soon_as_a_commit_is_over_in_which_its_original_died() -> None:
+    made = fleet(recovery={"strategy": "redundant"})
+    work_until(made, "commit", 0)
+    made.lose(made.state.holders[2])
+    work_until(made, "link", 1)
+    assert last(made, d.Form).members[2].source == d.Rebuild(by="redundant", donors=[1])
 
 
 def test_a_stage_that_dies_before_it_took_its_first_state_starts_from_the_seed_again() -> None:

@@ -16,6 +16,14 @@ from planaria.control.replay import replay
 
 STAGES = 4
 PAIRS = [(s, s + 1) for s in range(STAGES)] + [(0, STAGES)]
+CHAINS = [
+    "checkfree",
+    "checkfree, checkpoint",
+    "checkfree_plus, echo, checkpoint",
+    "redundant",
+    "echo, checkfree",
+    "identity, checkpoint",
+]
 
 
 def started(**changed: Any) -> e.RunStarted:
@@ -37,7 +45,11 @@ starts = st.builds(
     spares=st.integers(0, 2),
     eval_every=st.sampled_from([0, 1, 2]),
     save_every=st.sampled_from([0, 1, 2]),
-    recovery=st.sampled_from([{"otherwise": "stop"}, {"otherwise": "rollback"}]),
+    recovery=st.sampled_from(CHAINS).flatmap(
+        lambda strategy: st.fixed_dictionaries(
+            {"strategy": st.just(strategy), "echo": st.fixed_dictionaries({"every": st.integers(1, 3)})}
+        )
+    ),
     resumed=st.sampled_from(
         [
             {},

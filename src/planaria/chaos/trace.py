@@ -53,6 +53,8 @@ class Generated(Section):
     """block stages that never fail, ascending"""
     forbid_adjacent: bool = False
     """two neighbouring stages never fail in the same step"""
+    ends: bool = False
+    """stage 0 fails at the same rate"""
 
     @model_validator(mode="after")
     def _exempt_stages_exist(self) -> Self:
@@ -116,9 +118,17 @@ def per_step_probability(hourly: float, step_s: float) -> float:
 
 
 def generate(
-    seed: int, hourly: float, step_s: float, stages: int, steps: int, exempt: set[int], forbid_adjacent: bool
+    seed: int,
+    hourly: float,
+    step_s: float,
+    stages: int,
+    steps: int,
+    exempt: set[int],
+    forbid_adjacent: bool,
+    ends: bool = False,
 ) -> Trace:
-    """Kills block stages 1..``stages`` independently, each with :func:`per_step_probability` in each of ``steps``.
+    """Kills block stages 1..``stages`` (and 0, with ``ends``) independently, each with :func:`per_step_probability` in
+    each of ``steps``.
 
     Every stage has its own stream of random numbers, one for each step, so that exempting a stage changes nothing for
     the others' draws, and a higher rate only adds to them. Where neighbours would fail together and
@@ -133,21 +143,27 @@ def generate(
             steps=steps,
             exempt=tuple(sorted(exempt)),
             forbid_adjacent=forbid_adjacent,
+            ends=ends,
         )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {_first(error)}") from None
     p = per_step_probability(hourly, step_s)
     drawn = {}
-    for stage in set(range(1, stages + 1)) - exempt:
+    for stage in set(range(0 if ends else 1, stages + 1)) - exempt:
         stream = random.Random(f"planaria trace {seed} stage {stage}")
         drawn.update({(step, stage): u for step in range(steps) if (u := stream.random()) < p})
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
-        neighbour_fails = bool(faults) and (faults[-1].step, faults[-1].stage) == (step, stage - 1)
-        if not (forbid_adjacent and neighbour_fails):
+        together = {fault.stage for fault in faults[-stages:] if fault.step == step}
+        if not (forbid_adjacent and together & _neighbours(stage, stages)):
             # Given that u < p, u/p is itself uniform in [0, 1): when in the step the fault strikes.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
     return Trace(generated=origin, faults=tuple(faults))
+
+
+def _neighbours(stage: int, stages: int) -> set[int]:
+    """The stages beside this one on the closed walk 0, 1, …, S, 0."""
+    return {(stage - 1) % (stages + 1), (stage + 1) % (stages + 1)}
 
 
 def _first(error: ValidationError) -> str:

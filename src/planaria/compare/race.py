@@ -40,8 +40,9 @@ class Met(_Record):
     """how each stage came back ('3: checkfree'), or the step that all rolled back to"""
     moved_bytes: int
     """what donors gave"""
+    rolled_back: bool
     steps_lost: int
-    """by a rollback"""
+    """by the rollback"""
 
 
 class Course(_Record):
@@ -50,7 +51,8 @@ class Course(_Record):
     points: list[Point]
     met: list[Met]
     ticks: int
-    saves: int
+    saved: list[int]
+    """ticks after which all stages were saved"""
     parcel_bytes: int
     """of all copies together, over all ticks"""
     kept_bytes: int
@@ -71,7 +73,7 @@ class _Race:
         self.durable: tuple[int, Mapping[int, StageState]] = (0, self._states())
         self.points: list[Point] = []
         self.met: list[Met] = []
-        self.saves = 0
+        self.saved: list[int] = []
         self.tick = 0
 
     def _states(self) -> dict[int, StageState]:
@@ -90,8 +92,16 @@ class _Race:
             self.engine.become(states)
             outcome = f"all: step {step}"
         moved = self.engine.moved_bytes - before
-        met = Met(tick=self.tick, stages=list(stages), outcome=outcome, moved_bytes=moved, steps_lost=lost)
-        self.met.append(met)
+        self.met.append(
+            Met(
+                tick=self.tick,
+                stages=list(stages),
+                outcome=outcome,
+                moved_bytes=moved,
+                rolled_back=plan.rollback,
+                steps_lost=lost,
+            )
+        )
         return ""
 
     def run_tick(self) -> None:
@@ -103,7 +113,7 @@ class _Race:
             self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
         if save and step % save == 0:
             self.durable = (step, self._states())
-            self.saves += 1
+            self.saved.append(self.tick)
 
 
 def race(
@@ -125,7 +135,7 @@ def race(
         points=run.points,
         met=run.met,
         ticks=run.tick,
-        saves=run.saves,
+        saved=run.saved,
         parcel_bytes=run.engine.parcel_bytes,
         kept_bytes=max(keeping.nbytes for keeping in run.engine.keeping.values()),
         stopped=stopped,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -21,12 +22,20 @@ class Costs:
     """
 
     network: NetworkConfig
+    shadowed: Mapping[int, int] = field(default_factory=dict)
+    """stage → the next stage, whose forward pass it computes too (redundant computation, on routes in natural order)"""
 
     def compute(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
         """Seconds of one microbatch's forward or backward pass at the visit ``hop`` of its route, at ``stage``.
 
         Raises UserError if the recipe gives costs for fewer stages than that.
         """
+        own = self._own(kind, stage, hop)
+        leaves = stage > 0 or hop == 0  # the ends hand on at their first visit only
+        shadows = kind == "forward" and stage in self.shadowed and leaves
+        return own + (self._own(kind, self.shadowed[stage], 1) if shadows else 0.0)
+
+    def _own(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
         field = f"{kind}_s"
         seconds: list[float] = getattr(self.network, field)
         if not seconds or (stage == 0 and hop == 0):

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from planaria.config import PipelineConfig
+from planaria.network.costs import UNIT, Prices
 from planaria.plan.actions import Action, Key, Plan, Route
+from planaria.plan.clock import Clock
 
 
 def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = True) -> Plan:
     """The plan that sends microbatch ``i`` along ``routes[i]``.
 
     ``order`` is 'gpipe' or '1f1b'. At most ``in_flight`` microbatches are between their embedding and their last
-    backward at any time. Gradients are accumulated in the order of microbatches at every stage, so that the sum does
-    not depend on timing. Without ``backward`` the plan is a validation: forwards only.
+    backward at any time. Gradients are accumulated in one fixed order at every stage, so that the sum does not depend
+    on timing. Without ``backward`` the plan is a validation: forwards only.
     """
+    if not backward:
+        return _build(routes, order, in_flight, backward, {})
+    return _build(routes, order, in_flight, backward, _turns(routes, order, in_flight))
+
+
+def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]) -> Plan:
+    """The plan in which each backward also waits for the one that ``before_it`` names, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
     for i, route in enumerate(routes):
         last = len(route) - 1
@@ -24,7 +34,8 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
             admission = _admission(i, hop, in_flight, backward)
             lists[stage].append(Action("forward", i, hop, stage, before, behind, admission))
             if backward:
-                after = (Key("forward", i, hop), *_in_order(routes, i, hop))
+                key = Key("backward", i, hop)
+                after = (Key("forward", i, hop), *((before_it[key],) if key in before_it else ()))
                 lists[stage].append(Action("backward", i, hop, stage, behind, before, after))
     first = "forward" if order == "gpipe" else "backward"
     return Plan(
@@ -59,14 +70,22 @@ def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, .
     return (Key("backward", i - in_flight, 0),)
 
 
-def _in_order(routes: Sequence[Route], i: int, hop: int) -> tuple[Key, ...]:
-    """The backward of the previous microbatch that has the same role at the same stage.
+def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key]:
+    """Backward → the one that adds to the same gradient just before it.
 
-    At the ends, embedding and head hold their gradients apart, so they are two roles; a block stage has one.
+    On equal routes, the order of microbatches. Where routes cross, it would make microbatches wait for one another at
+    every crossing; there, the order in which they come if nobody has to wait, at unit costs. Embedding and head hold
+    their gradients apart, so at the ends they take turns apart too.
     """
-    stage, ends = routes[i][hop], routes[i][hop] == 0
-    for j in range(i - 1, -1, -1):
-        for other, visited in enumerate(routes[j]):
-            if visited == stage and (not ends or (other == 0) == (hop == 0)):
-                return (Key("backward", j, other),)
-    return ()
+    if len({tuple(route) for route in routes}) == 1:
+        came = [Action("backward", i, hop, s, None, None) for i, r in enumerate(routes) for hop, s in enumerate(r)]
+        came.sort(key=lambda action: (action.microbatch, -action.hop))
+    else:
+        clock = Clock(_build(routes, order, in_flight, True, {}), Prices(UNIT, 0))
+        clock.run()
+        came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
+    sums: dict[tuple[int, bool], list[Key]] = defaultdict(list)
+    for action in came:
+        if action.kind == "backward":
+            sums[action.stage, action.stage == 0 and action.hop == 0].append(action.key)
+    return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}

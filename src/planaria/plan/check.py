@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 from planaria.errors import UserError
 from planaria.plan.actions import Action, Key, Kind, Plan
@@ -124,11 +123,22 @@ def _admissions(plan: Plan, entries: list[Action]) -> Iterator[str]:
 
 
 def _in_order(backwards: list[Action]) -> Iterator[str]:
-    for earlier, later in pairwise(backwards):
-        if earlier.microbatch != later.microbatch and earlier.key not in later.after:
+    """Each but one of the backwards that add to one sum waits for exactly one other, all in a single row."""
+    keys = {action.key for action in backwards}
+    waits = {action.key: [key for key in action.after if key in keys] for action in backwards}
+    first = [action for action in backwards if not waits[action.key]]
+    followed = Counter(key for waited in waits.values() for key in waited)
+    for action in first[1:]:
+        yield (
+            f"{_name('backward', action.microbatch, action.stage, action.hop)} waits for no other of its sum: the "
+            "gradient would depend on timing"
+        )
+    for key, count in followed.items():
+        if count > 1:
+            stage = backwards[0].stage
             yield (
-                f"{_name('backward', later.microbatch, later.stage, later.hop)} does not wait for the one of "
-                f"microbatch {earlier.microbatch}: the gradient's sum would depend on timing"
+                f"{count} others wait for {_name('backward', key.microbatch, stage, key.hop)} and not for one another: "
+                "the gradient would depend on timing"
             )
 
 

@@ -56,6 +56,23 @@ class Workshop:
     """decay of AdamW's two moments"""
 
 
+@dataclass(frozen=True)
+class CopyCost:
+    """What one copy costs while nothing fails, as its strategy states it; held against what engines really move.
+
+    Message headers are not counted. Memory is what is held between steps.
+    """
+
+    step_bytes: float
+    """sent in one step, as the mean over many"""
+    host_memory: int
+    """bytes at the host"""
+    own_memory: int = 0
+    """bytes at the copied stage's own worker"""
+    forward: bool = False
+    """the host computes the stage's forward pass too"""
+
+
 class Recovery(Protocol):
     """One way of coping with lost stages."""
 
@@ -65,6 +82,10 @@ class Recovery(Protocol):
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
         """The two sides of one of the :meth:`copies`."""
+        ...
+
+    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+        """What one of the :meth:`copies` costs, given the copied stage's parameters."""
         ...
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
@@ -151,6 +172,11 @@ class Holder(Protocol):
     def state(self) -> StageState:
         """What the host can give of the copied stage; shares memory."""
         ...
+
+
+def numel(shapes: Mapping[str, torch.Size]) -> int:
+    """Numbers in tensors of these shapes."""
+    return sum(shape.numel() for shape in shapes.values())
 
 
 class Original(Protocol):

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, Holder, Original, Replica, Sender, Workshop
+from planaria.network.costs import FP32_BYTES
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.mirror import MirrorHolder, MirrorSender
 
@@ -50,6 +53,12 @@ class CheckFreePlus:
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
         return MirrorSender(belongs_at(copy.host), self.every, self.ends_moments), MirrorHolder(self.every)
+
+    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+        wanted = belongs_at(copy.host)
+        size = FP32_BYTES * numel({name: shape for name, shape in shapes.items() if wanted(name)})
+        held = size * (3 if self.ends_moments else 1)
+        return CopyCost(held / self.every, held)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """The ends from their two mirrors, outer stages from their partners, middle ones from both neighbours."""

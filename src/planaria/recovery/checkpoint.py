@@ -29,7 +29,7 @@ class Checkpoint(Keepless):
 
 
 def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
-    """Seconds of training between checkpoints that lose the least (Daly 2006, doi 10.1016/j.future.2004.11.016, eq. 37).
+    """Seconds of training between checkpoints that lose least (Daly 2006, doi 10.1016/j.future.2004.11.016, eq. 37).
 
     A refinement of Young's √(2 δ M): with δ = ``save_s`` the cost of one checkpoint and M the mean time between
     failures, both in seconds, τ = √(2 δ M) · (1 + ⅓ √(δ/2M) + ⅑ (δ/2M)) − δ for δ < 2M, and τ = M otherwise.

@@ -20,8 +20,8 @@ from torch import Tensor
 from planaria.config import RecoveryConfig
 from planaria.errors import UserError
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, Holder, Moment, Original, Replica, Sender, Workshop
-from planaria.recovery.quantise import GROUP, decode, encode
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Workshop, numel
+from planaria.recovery.quantise import GROUP, coded_bytes, decode, encode
 
 KEPT = torch.bfloat16
 
@@ -53,6 +53,10 @@ class Echo:
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
         return EchoSender(self.bits, self.every), EchoHolder(self.bits, self.every, original.shapes)
 
+    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+        kept = numel(shapes) * KEPT.itemsize
+        return CopyCost(coded_bytes(numel(shapes), self.bits) / self.every, kept, kept)
+
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}
         for stage in sorted(lost):
@@ -60,9 +64,8 @@ class Echo:
             if host in lost:
                 refused[stage] = f"stage {stage}'s echo was at stage {host}, which is lost too"
             elif replica.ages[host] < self.every:
-                refused[stage] = (
-                    f"stage {stage}'s echo at stage {host} is not whole yet ({replica.ages[host]} of {self.every} steps)"
-                )
+                so_far = f"{replica.ages[host]} of {self.every} steps"
+                refused[stage] = f"stage {stage}'s echo at stage {host} is not whole yet ({so_far})"
             else:
                 donors[stage] = (host,)
         return Answer(donors, refused)
@@ -157,7 +160,7 @@ class EchoHolder:
     def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
         self._bits, self._every = bits, every
         self._shapes = dict(sorted(shapes.items()))
-        self._round = _Round(sum(shape.numel() for shape in shapes.values()), every)
+        self._round = _Round(numel(shapes), every)
 
     @property
     def nbytes(self) -> int:

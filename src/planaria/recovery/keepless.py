@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from planaria.recovery.base import Copy, Holder, Original, Sender
+from collections.abc import Mapping
+
+import torch
+
+from planaria.recovery.base import Copy, CopyCost, Holder, Original, Sender
 
 
 class Keepless:
@@ -12,4 +16,7 @@ class Keepless:
         return ()
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
+        raise LookupError(f"nothing is kept of stage {copy.stage}")
+
+    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
         raise LookupError(f"nothing is kept of stage {copy.stage}")

@@ -1,4 +1,4 @@
-"""The ablation ``copy``: a lost block stage becomes a copy of a neighbour. The weights that CheckFree averages, one side.
+"""The ablation ``copy``: a lost block stage becomes a copy of a neighbour: half of what CheckFree averages.
 
 The stage before it gives, or the one after it where that one is lost too or is the ends.
 """

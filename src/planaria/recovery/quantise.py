@@ -26,7 +26,9 @@ def encode(x: Tensor, bits: int) -> Tensor:
     """
     grouped = torch.nn.functional.pad(x.float(), (0, -len(x) % GROUP)).view(-1, GROUP)
     finite = torch.finfo(torch.float16)
-    scales = (grouped.square().mean(1).sqrt() * STEPS[bits]).clamp(finite.tiny, finite.max).half()
+    filled = torch.full((len(grouped),), GROUP)
+    filled[-1:] -= -len(x) % GROUP  # zeros that only fill the last group up would shrink its scale
+    scales = (grouped.square().sum(1).div(filled).sqrt() * STEPS[bits]).clamp(finite.tiny, finite.max).half()
     half = 1 << (bits - 1)
     levels = (grouped / scales.float().unsqueeze(1)).floor_().clamp_(-half, half - 1).add_(half).to(torch.uint8)
     packed = levels.view(-1, 8 // bits)

@@ -13,12 +13,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from planaria.config import RecoveryConfig
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, Holder, Moment, Original, Replica, Sender, Twin, Workshop
+from planaria.network.costs import FP32_BYTES
+from planaria.recovery.base import (
+    Answer,
+    Copy,
+    CopyCost,
+    Holder,
+    Moment,
+    Original,
+    Replica,
+    Sender,
+    Twin,
+    Workshop,
+    numel,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,10 @@ class Redundant:
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
         return TwinSender(), TwinHolder(original, self.forward and copy.stage != 0)
+
+    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+        size = FP32_BYTES * numel(shapes)
+        return CopyCost(size, 3 * size, forward=self.forward and copy.stage != 0)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}

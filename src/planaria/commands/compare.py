@@ -1,0 +1,149 @@
+"""``planaria compare``: arms × seeds on the same failures, then a table, a report and every number as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria import recipe
+from planaria.chaos.trace import Trace, digest, write
+from planaria.commands.train import check
+from planaria.compare.clock import Clock, clock_of, costs_of_copies
+from planaria.compare.contest import Contest
+from planaria.compare.contestant import Job, Result
+from planaria.compare.results import Compared, Failures, Scored, curve, score
+from planaria.compare.spec import Arm, Comparison, load, trace_for
+from planaria.config import RunConfig
+from planaria.data.shards import Dataset, prepare
+from planaria.engine.simulate import simulate
+from planaria.errors import UserError
+from planaria.model.stages import parameter_count, stage_parameters
+from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
+from planaria.observe.comparison import show_table, write_comparison
+from planaria.observe.race_progress import RaceProgress
+from planaria.plan.build import plan_for
+from planaria.routing import routing
+
+
+def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
+    """Run the comparison in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
+    comparison, arms = load(path, flags)
+    clocks = {arm.name: clock_of(_clock_config(path, comparison, arm)) for arm in arms}
+    for arm in arms:
+        check(arm.config)
+    base = arms[0].config
+    dataset = prepare(base.data, base.model.vocab, None if quiet else print)
+    traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
+    folder = Path(base.out) / f"{base.name}-compare"
+    jobs = [_job(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
+    with RaceProgress([(job.arm, job.config.seed) for job in jobs], base.train.steps, quiet) as progress:
+        results = Contest(folder, comparison.workers).run(
+            jobs, lambda job, ticks: progress.told(job.arm, job.config.seed, ticks)
+        )
+    for seed, trace in traces.items():
+        write(trace, folder / f"trace-{seed}.json")
+    found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
+    _keep(folder / "comparison.json", found)
+    show_table(found)
+    print(
+        f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"
+    )
+    return 0
+
+
+def _job(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Job:
+    config = arm.config.model_copy(update={"seed": seed})
+    return Job(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
+
+
+def _by_arm(jobs: list[Job], results: list[Result]) -> dict[str, dict[int, Result]]:
+    found: dict[str, dict[int, Result]] = {}
+    for job, result in zip(jobs, results, strict=True):
+        if result.trace != digest(job.trace):
+            raise UserError(f"{job.arm} with seed {job.config.seed} was run on another trace; remove its result")
+        found.setdefault(job.arm, {})[job.config.seed] = result
+    return found
+
+
+def _clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
+    """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe."""
+    if not comparison.clock:
+        return arm.config
+    beside = path.parent / comparison.clock
+    other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {})
+    if other.pipeline.stages != arm.config.pipeline.stages:
+        raise UserError(
+            f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
+            f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
+        )
+    pipeline = other.pipeline.model_copy(update={"routing": arm.config.pipeline.routing})
+    return other.model_copy(update={"pipeline": pipeline, "recovery": arm.config.recovery})
+
+
+def _compared(
+    path: Path,
+    comparison: Comparison,
+    arms: list[Arm],
+    clocks: Mapping[str, Clock],
+    traces: Mapping[int, Trace],
+    results: Mapping[str, Mapping[int, Result]],
+) -> Compared:
+    base = arms[0].config
+    courses = {name: {seed: result.course for seed, result in by.items()} for name, by in results.items()}
+    digests = {seed: digest(trace) for seed, trace in traces.items()}
+    free = arms[0].name
+    scored = []
+    for arm in arms:
+        config, clock = _clock_config(path, comparison, arm), clocks[arm.name]
+        scale = stage_parameters(config.model, config.pipeline.stages, 1) / stage_parameters(
+            base.model, base.pipeline.stages, 1
+        )
+        pair = (clocks[free], clock)
+        costs = [cost for _, cost in costs_of_copies(config)] if arm.faults else []
+        state = 3 * FP32_BYTES * parameter_count(config.model)
+        scored.append(
+            Scored(
+                name=arm.name,
+                changes=_changes(base, arm.config),
+                runs=score(courses[free], courses[arm.name], pair, digests, comparison.target_at, scale),
+                step_s=clock.step_s,
+                save_s=clock.save_s,
+                step_bytes=sum(cost.step_bytes for cost in costs),
+                traffic=sum(cost.step_bytes for cost in costs) / _activation_bytes(config),
+                memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
+                curves=[curve(course, clock, scale) for course in courses[arm.name].values()],
+            )
+        )
+    return Compared(
+        name=base.name,
+        clock=comparison.clock or str(path),
+        steps=base.train.steps,
+        stages=base.pipeline.stages,
+        target_at=comparison.target_at,
+        hourly=comparison.trace.hourly,
+        failures=[
+            Failures(seed=seed, digest=digests[seed], faults=[(f.step, f.stage) for f in trace.faults])
+            for seed, trace in traces.items()
+        ],
+        arms=scored,
+    )
+
+
+def _activation_bytes(config: RunConfig) -> int:
+    """Bytes of activations and gradients that one step sends over all links."""
+    pipeline = config.pipeline
+    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    return sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
+
+
+def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
+    """The settings in which an arm differs from the recipe."""
+    one, other = recipe.flat(base), recipe.flat(config)
+    return {name: str(value) for name, value in other.items() if one[name] != value and name != "name"}
+
+
+def _keep(file: Path, found: Compared) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_text(found.model_dump_json(indent=1))
+    unfinished.replace(file)

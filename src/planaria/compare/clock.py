@@ -1,0 +1,85 @@
+"""From ticks to hours: what an arm's steps, checkpoints and recoveries take on the machines that a recipe describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planaria.compare.race import Course, Met
+from planaria.config import RunConfig
+from planaria.engine.simulate import simulate
+from planaria.model.stages import build_stage, stage_parameters
+from planaria.network.costs import FP32_BYTES, Costs, message_bytes
+from planaria.plan.build import plan_for
+from planaria.recovery import recovery
+from planaria.recovery.base import Copy, CopyCost
+from planaria.routing import routing
+
+STATE = 3 * FP32_BYTES
+"""bytes of a parameter's durable state: its weight and two moments"""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds of everything that takes time in one arm."""
+
+    step_s: float
+    """one step, with what copies add to it"""
+    plain_s: float
+    """one step of the same plan without any copies"""
+    save_s: float
+    """one checkpoint: every worker uploads its own stage while training stands still"""
+    load_s: float
+    """all workers read their stages back"""
+    replacement_s: float
+    bandwidth: float
+    """bytes per second of a link; infinite where the recipe gives none"""
+
+    def recovery_s(self, met: Met, scale: float) -> float:
+        """One loss: half a step to be done again, on average; a replacement; then state from donors or the store.
+
+        ``scale`` turns the bytes that were moved in the raced model into those of the model that the clock is for.
+        """
+        state = self.load_s if met.rolled_back else scale * met.moved_bytes / self.bandwidth
+        return self.step_s / 2 + self.replacement_s + state
+
+    def seconds(self, course: Course, ticks: float, scale: float) -> float:
+        """The time of the first ``ticks`` ticks of a course."""
+        saves = sum(1 for tick in course.saved if tick <= ticks)
+        lost = sum(self.recovery_s(met, scale) for met in course.met if met.tick < ticks)
+        return ticks * self.step_s + saves * self.save_s + lost
+
+
+def clock_of(config: RunConfig) -> Clock:
+    """The clock of a recipe, from its [network] and the statements of its recovery strategies."""
+    pipeline, network = config.pipeline, config.network
+    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    size, costs = message_bytes(config.model, pipeline), Costs(network)
+    plain = simulate(plan, costs, size).step_s
+    copies = costs_of_copies(config)
+    shadowed = {copy.host: copy.stage for copy, cost in copies if cost.forward}
+    busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain
+    sent = [sum(cost.step_bytes for c, cost in copies if set(c) == link) for link in _links(copies)]
+    bandwidth = network.bandwidth or math.inf
+    largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
+    moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
+    return Clock(busy + max(sent, default=0.0) / bandwidth, plain, moved, moved, network.replacement_s, bandwidth)
+
+
+def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
+    """What every copy costs that the recipe's strategies keep."""
+    chain = recovery(config.recovery, config.pipeline.stages)
+    named = [(chain.strategies[slot.by], slot.copy) for slot in chain.slots]
+    return [(copy, strategy.cost(copy, _shapes(config, copy.stage))) for strategy, copy in named]
+
+
+def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
+    return [set(pair) for pair in {frozenset(copy) for copy, _ in copies}]
+
+
+def _shapes(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:
+    built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
+    return {name: parameter.shape for name, parameter in built.named_parameters()}

@@ -1,0 +1,165 @@
+"""What a comparison found: every arm with every seed, on the way to the same loss. Pure arithmetic on courses."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.compare.clock import Clock
+from planaria.compare.race import Course, Point
+
+SMOOTHED = 3
+"""validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
+
+
+def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """(tick, loss): each validation as the mean of the last :data:`SMOOTHED` ones, as far as there are so many."""
+    found = []
+    for last in range(SMOOTHED, len(points) + 1):
+        window = points[last - SMOOTHED : last]
+        found.append((float(window[-1].tick), statistics.fmean(point.loss for point in window)))
+    return found
+
+
+def ticks_to(points: Sequence[Point], target: float) -> float | None:
+    """Ticks until the smoothed loss first is at most ``target``, between validations on a straight line; or None."""
+    before: tuple[float, float] | None = None
+    for tick, loss in smoothed(points):
+        if loss <= target:
+            if before is None or before[1] <= loss:
+                return tick
+            return before[0] + (tick - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = (tick, loss)
+    return None
+
+
+def loss_at(points: Sequence[Point], tick: float) -> float:
+    """The smoothed loss at the last validation not after ``tick``.
+
+    :raises ValueError: when there is none so early.
+    """
+    past = [loss for at, loss in smoothed(points) if at <= tick]
+    if not past:
+        raise ValueError(f"no smoothed validation by tick {tick:g}: validate more often, or run longer")
+    return past[-1]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Run(_Record):
+    """One arm with one seed."""
+
+    seed: int
+    trace: str
+    """digest of the failures that struck it"""
+    target: float
+    """the loss to reach, nats"""
+    ticks: float | None
+    """to the target; None if it was not reached"""
+    hours: float | None
+    """to the target, by the arm's clock"""
+    ratio: float | None
+    """ticks over the fault-free arm's with the same seed"""
+    hours_ratio: float | None
+    final: float
+    """the last smoothed loss"""
+    failures: int
+    """losses that were met before the target, or in all where it was not reached"""
+    steps_lost: int
+    """by rollbacks, in all"""
+    stopped: str
+
+
+class Scored(_Record):
+    """One arm over all seeds, and what it costs while nothing fails."""
+
+    name: str
+    changes: dict[str, str]
+    """what the arm changes of the recipe"""
+    runs: list[Run]
+    step_s: float
+    """seconds of one step by the clock"""
+    save_s: float
+    step_bytes: float
+    """bytes that copies add to a step, as the strategies state it, in the model that the clock is for"""
+    traffic: float
+    """these over the activations and gradients that a step sends"""
+    memory: float
+    """memory that copies take, over all stages' weights and moments"""
+    curves: list[list[tuple[float, float]]]
+    """for each seed, (hours, smoothed loss)"""
+
+    def spread(self, of: str) -> tuple[float, float, float] | None:
+        """Mean, least and most of a number over the seeds; None if a seed lacks it."""
+        values = [getattr(run, of) for run in self.runs]
+        if any(value is None for value in values):
+            return None
+        return statistics.fmean(values), min(values), max(values)
+
+
+class Failures(_Record):
+    """The trace of one seed: (step, stage) of every failure, and its digest."""
+
+    seed: int
+    digest: str
+    faults: list[tuple[int, int]]
+
+
+class Compared(_Record):
+    """Everything that a comparison found; its report and its table are drawn from this alone."""
+
+    version: int = 1
+    name: str
+    clock: str
+    """the recipe that the hours are for"""
+    steps: int
+    stages: int
+    target_at: float
+    hourly: float
+    failures: list[Failures]
+    arms: list[Scored]
+
+
+def score(
+    free: Mapping[int, Course],
+    course: Mapping[int, Course],
+    clocks: tuple[Clock, Clock],
+    digests: Mapping[int, str],
+    target_at: float,
+    scale: float,
+) -> list[Run]:
+    """An arm's runs against the fault-free arm's, whose clock is the first of ``clocks``."""
+    runs = []
+    for seed, other in free.items():
+        own = course[seed]
+        target = loss_at(other.points, target_at * other.ticks)
+        ticks, reference = ticks_to(own.points, target), ticks_to(other.points, target)
+        assert reference is not None, "the fault-free arm reaches its own loss"
+        hours = None if ticks is None else clocks[1].seconds(own, ticks, scale) / 3600
+        fair = clocks[0].seconds(other, reference, scale) / 3600
+        until = own.ticks if ticks is None else ticks
+        runs.append(
+            Run(
+                seed=seed,
+                trace=digests[seed],
+                target=target,
+                ticks=ticks,
+                hours=hours,
+                ratio=None if ticks is None else ticks / reference,
+                hours_ratio=None if hours is None else hours / fair if fair else None,
+                final=smoothed(own.points)[-1][1],
+                failures=sum(1 for met in own.met if met.tick < until),
+                steps_lost=sum(met.steps_lost for met in own.met),
+                stopped=own.stopped,
+            )
+        )
+    return runs
+
+
+def curve(course: Course, clock: Clock, scale: float) -> list[tuple[float, float]]:
+    """(hours, smoothed loss) of a course by a clock."""
+    return [(clock.seconds(course, tick, scale) / 3600, loss) for tick, loss in smoothed(course.points)]

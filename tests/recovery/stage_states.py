@@ -1,0 +1,106 @@
+"""States of made-up stages, a toy stage that is cheap to run, and what all tests of strategies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain, combinations
+
+import torch
+from torch import Tensor
+
+from planaria.model.state import StageState
+from planaria.recovery.base import Replica, Workshop
+
+SHAPES = {"b": torch.Size([5, 3]), "a": torch.Size([7])}
+
+
+def nothing_drawn() -> Mapping[str, Tensor]:
+    raise AssertionError("this strategy draws no weights")
+
+
+AT = Workshop(nothing_drawn, betas=(0.9, 0.999))
+
+
+def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def state(seed: int, updates: int = 3, shapes: Mapping[str, torch.Size] = SHAPES) -> StageState:
+    """A stage after so many updates, with moments if there were any."""
+    first, second = weights(seed + 1000, shapes), weights(seed + 2000, shapes)
+    moments = {name: (first[name], second[name].square()) for name in shapes} if updates else {}
+    norms = (seed + 0.5, 0.25 * seed) if updates else (None, None)
+    return StageState(weights(seed, shapes), moments, updates, 1.1, *norms)
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def assert_same_state(found: StageState, expected: StageState) -> None:
+    """Bit for bit, except for the generator."""
+    assert_same(found.weights, expected.weights)
+    assert found.moments.keys() == expected.moments.keys()
+    for place in (0, 1):
+        one, other = ({name: pair[place] for name, pair in s.moments.items()} for s in (found, expected))
+        assert_same(one, other)
+    for field in ("updates", "lr_scale", "grad_norm", "clipped_norm"):
+        assert getattr(found, field) == getattr(expected, field), field
+
+
+def replica(stages: int, age: int = 100, **young: int) -> Replica:
+    """All stages of this age, except for the ``young`` ones (``s3=0``)."""
+    ages = dict.fromkeys(range(stages + 1), age)
+    return Replica(stages, ages | {int(name[1:]): given for name, given in young.items()})
+
+
+def losses(stages: int) -> list[frozenset[int]]:
+    """Every set of stages that can be lost."""
+    everything = range(stages + 1)
+    return [frozenset(lost) for lost in chain(*(combinations(everything, n) for n in range(stages + 2)))]
+
+
+class ToyStage:
+    """A stage whose update is one line; notes what it is asked to compute. A twin of it is another ToyStage."""
+
+    def __init__(self, seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> None:
+        self.shapes = shapes
+        self.now = state(seed, shapes=shapes)
+        self.shadowed: list[int] = []
+        self.dropped = 0
+
+    def twin(self) -> ToyStage:
+        return ToyStage(0, self.shapes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.now.nbytes
+
+    def load(self, state: StageState) -> None:
+        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
+        moments = {name: (first.clone(), second.clone()) for name, (first, second) in state.moments.items()}
+        self.now = StageState(
+            weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm, state.rng
+        )
+
+    def state(self) -> StageState:
+        return self.now
+
+    def shadow(self, microbatch: int, x: Tensor) -> None:
+        self.shadowed.append(microbatch)
+
+    def apply(self, step: int, gradients: StageState) -> None:
+        for name, grad in gradients.weights.items():
+            first, second = self.now.moments[name]
+            first.lerp_(grad, 0.1)
+            second.lerp_(grad * grad, 0.001)
+            self.now.weights[name] -= 0.01 * self.now.lr_scale / (step + 1) * first / (second.sqrt() + 1e-8)
+        self.now.updates += 1
+        self.now.grad_norm, self.now.clipped_norm = gradients.grad_norm, gradients.clipped_norm
+
+    def drop(self) -> None:
+        self.dropped += 1
+        self.shadowed.clear()

@@ -1,0 +1,139 @@
+"""Chains: the first strategy that can takes each stage; what is left rolls back, or the reasons name everyone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_states import AT, assert_same_state, replica, state, weights
+
+from planaria.config import RecoveryConfig
+from planaria.errors import UserError
+from planaria.model.state import StageState
+from planaria.recovery import RECOVERIES, names, recovery
+from planaria.recovery.base import Copy, Replica
+from planaria.recovery.chain import Chain, Plan, Slot
+from planaria.recovery.merging import merge
+
+ROLLBACK = Plan({}, True, "")
+
+
+def chain_of(strategy: str, stages: int = 6, **fields: Any) -> Chain:
+    return recovery(RecoveryConfig.model_validate({"strategy": strategy, **fields}), stages)
+
+
+def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
+    return chain_of(strategy).plan(frozenset(lost), replica(6, age, **young).ages)
+
+
+def test_the_first_able_strategy_takes_each_stage() -> None:
+    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, False, "")
+    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, False, "")
+    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, False, "")
+
+
+def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
+    found = plan("checkfree, echo", {3, 4, 6})
+    assert 3 not in found.rebuilt and "stage 3's echo was at stage 4, which is lost too" in found.reason
+
+
+def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
+    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, False, "")
+    assert plan("checkfree, checkpoint", {1, 3}) == ROLLBACK
+    assert plan("checkpoint", {4}) == ROLLBACK
+    assert plan("checkfree_plus, echo, checkpoint", {0, 1}, age=0) == ROLLBACK
+
+
+@pytest.mark.parametrize("strategy", ["checkfree", "checkpoint", "checkfree, checkpoint"])
+def test_nothing_lost_is_nothing_to_do(strategy: str) -> None:
+    assert plan(strategy, set()) == Plan({}, False, "")
+
+
+def test_the_reason_names_every_strategy_that_was_asked_and_only_stages_beyond_rescue() -> None:
+    assert plan("checkfree, redundant, echo", {0, 1, 6}).reason == (
+        "checkfree cannot, the ends worker (stage 0) holds the only embedding and head; "
+        "echo cannot, stage 0's echo was at stage 1, which is lost too; "
+        "redundant cannot, stage 0's twin was at stage 6, which is lost too"
+    )
+
+
+def test_stages_that_are_rebuilt_need_no_reason() -> None:
+    reason = plan("identity, random", {0, 2}).reason
+    assert reason == "; ".join(
+        f"{name} cannot, the ends worker (stage 0) holds the only embedding and head" for name in ("identity", "random")
+    )
+
+
+strategies = st.lists(st.sampled_from(sorted(RECOVERIES)), min_size=1, max_size=4, unique=True)
+
+
+@given(strategies, st.frozensets(st.integers(0, 6)), st.lists(st.integers(0, 5), min_size=7, max_size=7))
+def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_rescue(
+    chosen: list[str], lost: frozenset[int], ages: list[int]
+) -> None:
+    chain, standing = chain_of(", ".join(chosen)), dict(enumerate(ages))
+    found = chain.plan(lost, standing)
+    beyond = lost - found.rebuilt.keys()
+    if found.rollback:
+        assert "checkpoint" in chosen and not found.rebuilt and lost
+    else:
+        assert found.rebuilt.keys() <= lost
+        assert bool(found.reason) == bool(beyond) and (not beyond or "checkpoint" not in chosen)
+    answers = {name: each.donors(lost, Replica(6, standing)) for name, each in chain.strategies.items()}
+    for stage, (by, donors) in found.rebuilt.items():
+        assert not lost & set(donors)
+        assert by == next(name for name in chosen if stage in answers[name].donors)
+        assert donors == answers[by].donors[stage]
+    for stage in beyond if found.reason else ():
+        for name in chosen:
+            assert f"{name} cannot, {answers[name].refused[stage]}" in found.reason.split("; ")
+
+
+def test_copies_of_all_strategies_have_their_places() -> None:
+    chain = chain_of("checkfree_plus, checkfree, echo", stages=2)
+    assert chain.slots == [
+        Slot("checkfree_plus", Copy(0, 1)),
+        Slot("checkfree_plus", Copy(0, 2)),
+        Slot("echo", Copy(0, 1)),
+        Slot("echo", Copy(1, 2)),
+        Slot("echo", Copy(2, 0)),
+    ]
+
+
+def test_each_strategy_gives_and_rebuilds_in_its_own_way() -> None:
+    chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
+    assert_same_state(chain.give("redundant", 3, own, kept), kept)
+    assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
+    given_ = {2: chain.give("checkfree", 3, own, kept), 4: StageState(weights(4), grad_norm=1.5)}
+    expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
+    assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
+
+
+# What a recipe may say
+
+
+def test_names_may_have_spaces_around_them() -> None:
+    assert names(RecoveryConfig(strategy=" echo ,checkpoint")) == ["echo", "checkpoint"]
+    assert list(chain_of(" echo ,checkpoint").strategies) == ["echo", "checkpoint"]
+
+
+@pytest.mark.parametrize("name", sorted(RECOVERIES))
+def test_every_registered_strategy_can_be_named(name: str) -> None:
+    assert list(chain_of(name).strategies) == [name]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("chekfree", r"'chekfree': no strategy 'chekfree'; did you mean 'checkfree'\?"),
+        ("echo, chekpoint", r"'echo, chekpoint': no strategy 'chekpoint'; did you mean 'checkpoint'\?"),
+        ("echo, checkpoint, echo", r"'echo' is there twice; remove one"),
+        ("echo,", r"'echo,': no strategy ''; known here: checkfree, "),
+        ("", r"recovery.strategy = '': no strategy ''"),
+    ],
+)
+def test_mistakes_are_named(strategy: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        chain_of(strategy)

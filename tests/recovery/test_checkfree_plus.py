@@ -1,0 +1,150 @@
+"""CheckFree+: whom it asks for every loss there can be, mirrors of the ends, and partners of the outer stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state
+
+from planaria.config import ModelConfig, RecoveryConfig
+from planaria.model.stages import build_stage
+from planaria.model.state import StageState
+from planaria.recovery.base import Copy, Holder, Sender
+from planaria.recovery.checkfree import CheckFree
+from planaria.recovery.checkfree_plus import CheckFreePlus
+
+GRADIENTS = StageState({})
+
+
+def plus(**fields: Any) -> CheckFreePlus:
+    return CheckFreePlus.from_config(RecoveryConfig.model_validate(fields))
+
+
+@pytest.mark.parametrize("lost", losses(6), ids=lambda lost: "".join(map(str, sorted(lost))) or "none")
+def test_everyone_who_can_help_is_asked_and_nobody_else(lost: frozenset[int]) -> None:
+    helpers = {0: (1, 6), 1: (2,), 2: (1, 3), 3: (2, 4), 4: (3, 5), 5: (4, 6), 6: (5,)}
+    answer = plus().donors(lost, replica(6))
+    reachable = {stage for stage in lost if not lost & set(helpers[stage])}
+    assert answer.donors == {stage: helpers[stage] for stage in reachable}
+    assert answer.refused.keys() == lost - reachable
+    assert not answer.rollback
+    for stage, why in answer.refused.items():
+        gone = min(lost & set(helpers[stage]))
+        assert (f"stage {stage} " in why or f"stages {stage} and" in why) and str(gone) in why, why
+
+
+def test_mirrors_that_have_just_begun_are_not_asked() -> None:
+    for young in (1, 6):
+        answer = plus().donors(frozenset({0, 3}), replica(6, **{f"s{young}": 0}))
+        assert answer.refused == {0: f"the mirror of the ends at stage {young} is not whole yet"}
+        assert answer.donors == {3: (2, 4)}, "a middle stage needs no mirror"
+    assert plus().donors(frozenset({0}), replica(6, age=1)).donors == {0: (1, 6)}
+    assert plus().donors(frozenset({1}), replica(6, age=0)).donors == {1: (2,)}, "nor does an outer one"
+
+
+# The ends
+
+
+def ends_state(tied: bool, seed: int = 5) -> StageState:
+    model = ModelConfig(vocab=19, dim=4, layers=4, heads=2, hidden=8, context=4, tied=tied)
+    return state(seed, shapes={n: p.shape for n, p in build_stage(model, 4, 0, 0, "meta").named_parameters()})
+
+
+def mirrors(strategy: CheckFreePlus) -> dict[int, tuple[Sender, Holder]]:
+    """Both sides of the ends' mirrors, by host."""
+    return {copy.host: strategy.keeper(copy, ToyStage(0, SHAPES)) for copy in strategy.copies(4)}
+
+
+def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) -> int:
+    """One committed step that ends in ``now``; messages sent."""
+    messages = 0
+    for sender, holder in pairs.values():
+        assert sender.before(step, now) is None
+        message = sender.after(step, now, GRADIENTS)
+        assert holder.expects(step) == (() if message is None else ("after",))
+        if message is not None:
+            holder.take(step, "after", message)
+            messages += 1
+        sender.commit(step)
+        holder.commit(step)
+    return messages
+
+
+def reunited(strategy: CheckFreePlus, pairs: dict[int, tuple[Sender, Holder]]) -> StageState:
+    given = {host: strategy.give(0, state(host), holder.state()) for host, (_, holder) in pairs.items()}
+    return strategy.rebuild(0, given, AT)
+
+
+def test_the_mirrors_lie_at_both_ends_of_the_pipeline() -> None:
+    assert plus().copies(6) == (Copy(0, 1), Copy(0, 6))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_mirrors_share_the_ends_between_them(tied: bool) -> None:
+    strategy, now = plus(), ends_state(tied)
+    pairs = mirrors(strategy)
+    mirror(pairs, 0, now)
+    held = {host: set(holder.state().weights) for host, (_, holder) in pairs.items()}
+    assert held == {1: {"embed_tokens.weight"}, 4: set(now.weights) - {"embed_tokens.weight"}}
+    assert sum(holder.nbytes for _, holder in pairs.values()) == sum(t.nbytes for t in now.weights.values())
+    assert all(sender.nbytes == 0 for sender, _ in pairs.values())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_ends_come_back_exactly_with_their_moments_when_they_are_mirrored(tied: bool) -> None:
+    strategy, now = plus(ends={"moments": True}), ends_state(tied)
+    pairs = mirrors(strategy)
+    mirror(pairs, 0, ends_state(tied, seed=9))
+    mirror(pairs, 1, now)
+    assert_same_state(reunited(strategy, pairs), now)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_without_mirrored_moments_the_ends_optimizer_starts_anew(tied: bool) -> None:
+    strategy, now = plus(), ends_state(tied)
+    pairs = mirrors(strategy)
+    mirror(pairs, 0, now)
+    # The ends are what they were, so their learning rate keeps its scale.
+    assert_same_state(reunited(strategy, pairs), StageState(now.weights, lr_scale=now.lr_scale))
+
+
+def test_mirrors_follow_every_kth_step() -> None:
+    strategy = plus(ends={"every": 3, "moments": True})
+    pairs, states = mirrors(strategy), [ends_state(True, seed=s) for s in range(8)]
+    sent = []
+    for step, now in enumerate(states):
+        sent.append(mirror(pairs, step, now))
+        due = max(s for s in (0, 2, 5) if s <= step)  # the first one, and then the last of every three
+        assert_same_state(reunited(strategy, pairs), states[due])
+    assert sent == [2, 0, 2, 0, 0, 2, 0, 0]
+
+
+# Outer stages
+
+
+@pytest.mark.parametrize(("lost", "partner"), [(1, 2), (6, 5)])
+def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner: int) -> None:
+    fresh, kept = plus(), plus(moments="mean", lr_scale=1.3)
+    own = state(4, updates=9)
+    found = fresh.rebuild(lost, {partner: fresh.give(lost, own, None)}, AT)
+    assert_same_state(found, StageState(own.weights, lr_scale=1.1))
+    found = kept.rebuild(lost, {partner: kept.give(lost, own, None)}, AT)
+    assert_same_state(found, StageState(own.weights, own.moments, 9, lr_scale=1.3))
+
+
+def test_an_outer_stage_whose_partner_was_just_reborn_has_no_moments_either() -> None:
+    strategy, own = plus(moments="copy"), state(4, updates=0)
+    assert_same_state(strategy.rebuild(1, {2: strategy.give(1, own, None)}, AT), StageState(own.weights, lr_scale=1.1))
+
+
+@pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
+def test_a_middle_stage_is_checkfrees(moments: str) -> None:
+    config = RecoveryConfig.model_validate({"moments": moments, "omega": "l2", "lr_scale": 1.2})
+    one, other = CheckFreePlus.from_config(config), CheckFree.from_config(config)
+    found, expected = (
+        s.rebuild(2, {1: s.give(2, state(1), None), 3: s.give(2, state(3), None)}, AT) for s in (one, other)
+    )
+    assert_same_state(found, expected)
+    assert not torch.equal(found.weights["a"], state(1).weights["a"])

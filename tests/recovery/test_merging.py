@@ -1,0 +1,121 @@
+"""Weighted means of weights and of AdamW's moments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_states import AT, assert_same, state, weights
+
+from planaria.model.state import StageState
+from planaria.recovery.merging import merge, merge_moments
+
+
+def test_merge_is_the_formula() -> None:
+    before, after = weights(1), weights(2)
+    merged = merge(before, after, 3.0, 1.0)  # 3/4 and 1/4 are exact: so is the result
+    assert_same(merged, {name: 0.75 * before[name] + 0.25 * after[name] for name in before})
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
+def test_merge_weighs_by_omega(omega_before: float, omega_after: float) -> None:
+    before, after = weights(1), weights(2)
+    merged = merge(before, after, omega_before, omega_after)
+    for name in before:
+        wide = omega_before * before[name].double() + omega_after * after[name].double()
+        torch.testing.assert_close(merged[name].double(), wide / (omega_before + omega_after), rtol=1e-6, atol=1e-6)
+
+
+@given(st.floats(1e-30, 1e30))
+def test_equal_omegas_give_exactly_the_mean(omega: float) -> None:
+    before, after = weights(1), weights(2)
+    assert_same(merge(before, after, omega, omega), {n: 0.5 * before[n] + 0.5 * after[n] for n in before})
+
+
+def test_a_neighbour_without_gradient_weighs_nothing() -> None:
+    assert_same(merge(weights(1), weights(2), 0.0, 2.0), {n: 0.0 + t for n, t in weights(2).items()})
+
+
+def test_merge_leaves_its_arguments_alone() -> None:
+    before, after = weights(1), weights(2)
+    for tensor in merge(before, after, 1.0, 1.0).values():
+        tensor.zero_()
+    assert_same(before, weights(1))
+    assert_same(after, weights(2))
+
+
+@pytest.mark.parametrize("omegas", [(0.0, 0.0), (-1.0, 2.0), (2.0, -1.0)])
+def test_merge_refuses_weights_that_are_none(omegas: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        merge(weights(1), weights(2), *omegas)
+
+
+def test_merge_refuses_neighbours_of_another_make() -> None:
+    with pytest.raises(ValueError, match=r"differ in parameters: \['b'\]"):
+        merge(weights(1), {"a": weights(2)["a"]}, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"a is \[7\] in one neighbour, \[1\] in the other"):
+        merge(weights(1), weights(2) | {"a": torch.zeros(1)}, 1.0, 1.0)
+
+
+# Moments
+
+
+def moment(of: StageState, place: int) -> dict[str, torch.Tensor]:
+    return {name: pair[place] for name, pair in of.moments.items()}
+
+
+def test_moments_of_equal_clocks_get_the_weighted_mean_bit_for_bit() -> None:
+    before, after = state(1, updates=7), state(2, updates=7)
+    merged, clock = merge_moments(before, after, (3.0, 1.0), AT.betas)
+    assert clock == 7
+    for place in (0, 1):
+        expected = merge(moment(before, place), moment(after, place), 3.0, 1.0)
+        assert_same({name: pair[place] for name, pair in merged.items()}, expected)
+
+
+def test_of_different_clocks_each_counts_as_what_adamw_would_make_of_it() -> None:
+    """A neighbour reborn two updates ago has small moments because they started at zero, not because it learnt."""
+    steady = torch.full((4,), 2.0)
+    old, young = (
+        StageState({"a": steady}, {"a": (steady * (1 - 0.9**t), steady**2 * (1 - 0.999**t))}, t) for t in (500, 2)
+    )
+    merged, clock = merge_moments(old, young, (1.0, 5.0), AT.betas)
+    assert clock == 500
+    torch.testing.assert_close(merged["a"][0] / (1 - 0.9**clock), steady)
+    torch.testing.assert_close(merged["a"][1] / (1 - 0.999**clock), steady**2)
+
+
+omegas = st.floats(1e-3, 1e3)
+betas = st.floats(0, 0.9999)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.tuples(omegas, omegas), st.tuples(betas, betas))
+def test_moments_agree_with_a_wide_reference(
+    t_before: int, t_after: int, omega: tuple[float, float], beta: tuple[float, float]
+) -> None:
+    before, after = state(1, updates=t_before), state(2, updates=t_after)
+    merged, clock = merge_moments(before, after, omega, beta)
+    assert clock == max(t_before, t_after)
+    share = omega[0] / sum(omega)
+    for name, place in ((name, place) for name in merged for place in (0, 1)):
+        sides = [s.moments[name][place].double() / (1 - beta[place] ** s.updates) for s in (before, after)]
+        wide = (share * sides[0] + (1 - share) * sides[1]) * (1 - beta[place] ** clock)
+        scale = wide.abs().max().item()
+        torch.testing.assert_close(merged[name][place].double(), wide, rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 3), (3, 0), (0, 0)])
+def test_without_moments_at_both_there_are_none(one: int, other: int) -> None:
+    assert merge_moments(state(1, updates=one), state(2, updates=other), (1.0, 1.0), AT.betas) == ({}, 0)
+
+
+def test_moments_are_merged_into_new_memory() -> None:
+    before, after = state(1), state(2)
+    merged, _ = merge_moments(before, after, (1.0, 1.0), AT.betas)
+    for pair in merged.values():
+        for tensor in pair:
+            tensor.zero_()
+    for place in (0, 1):
+        assert_same(moment(before, place), moment(state(1), place))
+        assert_same(moment(after, place), moment(state(2), place))

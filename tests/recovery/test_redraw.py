@@ -1,0 +1,60 @@
+"""Stages drawn anew: as random weights, or as the identity that learns again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from stage_states import assert_same, assert_same_state, losses, replica, weights
+from torch import Tensor
+
+from planaria.config import ModelConfig, RecoveryConfig
+from planaria.model.stages import build_stage
+from planaria.model.state import StageState
+from planaria.recovery.base import Workshop
+from planaria.recovery.redraw import Redraw
+
+MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
+CONFIG = RecoveryConfig(lr_scale=1.4)
+
+
+def draw() -> Mapping[str, Tensor]:
+    return {name: p.detach() for name, p in build_stage(MODEL, 2, 1, seed=9).named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", [Redraw.random(CONFIG), Redraw.skipped(CONFIG)])
+def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> None:
+    for lost in losses(4):
+        answer = strategy.donors(lost, replica(4, age=0))
+        assert answer.donors == dict.fromkeys(lost - {0}, ())
+        assert answer.refused.keys() == lost & {0} and not answer.rollback
+    assert strategy.copies(4) == ()
+
+
+def test_random_weights_are_those_that_are_drawn() -> None:
+    rebuilt = Redraw.random(CONFIG).rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    assert_same_state(rebuilt, StageState(dict(draw()), lr_scale=1.4))
+
+
+def test_the_identity_passes_its_input_on_and_learns_again() -> None:
+    rebuilt = Redraw.skipped(CONFIG).rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    assert (rebuilt.moments, rebuilt.updates, rebuilt.lr_scale) == ({}, 0, 1.4)
+    stage = build_stage(MODEL, 2, 2, seed=1)
+    stage.load_state_dict(rebuilt.weights)
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(stage(x), x)
+    stage(x).square().sum().backward()
+    moved = {name for name, p in stage.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    outputs = {name for name in rebuilt.weights if name.endswith(("o_proj.weight", "down_proj.weight"))}
+    assert len(outputs) == 4 and moved == outputs
+    assert_same(
+        {name: w for name, w in rebuilt.weights.items() if name not in outputs},
+        {name: w for name, w in draw().items() if name not in outputs},
+    )
+
+
+def test_what_was_drawn_is_left_alone() -> None:
+    drawn = {"layers.0.mlp.down_proj.weight": torch.ones(3), **weights(1)}
+    Redraw.skipped(CONFIG).rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
+    assert torch.equal(drawn["layers.0.mlp.down_proj.weight"], torch.ones(3))
