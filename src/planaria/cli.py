@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
     if rest:
         flag = rest[0].partition("=")[0]
-        known = [f"--{name}" for name, _ in recipe.fields()] if given.command in ("train", "plan") else []
+        known = [f"--{name}" for name, _ in recipe.fields()] if given.command in ("train", "plan", "compare") else []
         mend = nearest(flag, known) if flag.startswith("--") and known else f"see `planaria {given.command} --help`"
         raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else 'see `planaria train --help`'}")
     code: int = given.action(given)
@@ -59,6 +59,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     _add_training(commands)
+    _add_comparisons(commands)
     _add_models(commands)
     _add_faults(commands)
     return parser
@@ -76,6 +77,13 @@ def _add_training(commands: Any) -> None:
     plan = _command(commands, "plan", "draw the plan of one step, its simulated time and its lower bound", _plan)
     plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
     _add_fields(plan)
+
+
+def _add_comparisons(commands: Any) -> None:
+    compare = _command(commands, "compare", "race recovery strategies on the same failures; resumable", _compare)
+    compare.add_argument("recipe", type=Path, help="a TOML file with a [compare] table")
+    compare.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(compare)
 
 
 def _add_models(commands: Any) -> None:
@@ -172,6 +180,12 @@ def _plan(given: argparse.Namespace) -> int:
     check(config)
     print(describe(config))
     return 0
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from planaria.commands.compare import compare
+
+    return compare(given.recipe, _flags(given), given.quiet)
 
 
 def _generate(given: argparse.Namespace) -> int:

@@ -169,6 +169,8 @@ class RecoveryConfig(Section):
     """a rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"
     """optimizer moments of a stage rebuilt from neighbours: zero, their mean (weighted like the weights), or a copy"""
+    meanwhile: Literal["wait", "skip"] = "wait"
+    """while no worker is there for a lost block stage: wait for one, or train on with the stage skipped"""
     ends: EndsConfig = EndsConfig()
     echo: EchoConfig = EchoConfig()
     redundant: RedundantConfig = RedundantConfig()
@@ -190,8 +192,10 @@ class FleetConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: Natural = 100
-    """steps between durable states; 0 keeps only the one at the end"""
+    every: Natural | Literal["best"] = 100
+    """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
+    hourly: Fraction = 0.1
+    """for 'best': probability that a stage's worker fails within an hour"""
     keep: Positive = 2
     """newest durable states that are kept"""
 

@@ -69,12 +69,15 @@ class Spawn(Fact):
 
 
 class Form(Fact):
-    """The replica as it stands in a new generation. Everyone drops what is under way and goes on from ``step``."""
+    """The replica as it stands in a new generation. Everyone drops what is under way and goes on from ``step``.
+
+    Stages without a member are skipped: routes lead past them.
+    """
 
     kind: Literal["form"] = "form"
     generation: int
     step: int
-    outcome: Literal["started", "recovered", "relinked", "rolled back"]
+    outcome: Literal["started", "recovered", "relinked", "rolled back", "skipping"]
     members: list[Member]
     links: list[Link]
 

@@ -38,9 +38,12 @@ class RunStarted(Fact):
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
     eval_every: int = 0
     save_every: int = 0
+    """steps between checkpoints, at first"""
     spares: int = 0
+    routes: list[list[int]] = []
+    """all different ways that microbatches go, in training and in validation"""
     pairs: list[tuple[int, int]] = []
-    """stages (low, high) that need an edge"""
+    """stages (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
     recovery: RecoveryConfig = RecoveryConfig()
 
 
@@ -145,6 +148,15 @@ class StopRequested(Fact):
     reason: str
 
 
+class IntervalChosen(Fact):
+    """From now on a checkpoint is made every ``steps`` steps: that loses least, by what steps and saves took."""
+
+    kind: Literal["interval_chosen"] = "interval_chosen"
+    steps: int
+    step_s: float
+    save_s: float
+
+
 class FaultInjected(Fact):
     """Chaos struck: ``signal`` was sent to the worker that held ``stage``."""
 
@@ -177,6 +189,7 @@ Event = Annotated[
     | StageSaved
     | WorkerFailed
     | StopRequested
+    | IntervalChosen
     | FaultInjected
     | ZombieIgnored,
     Field(discriminator="kind"),

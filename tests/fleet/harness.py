@@ -270,6 +270,7 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 engine = InlineEngine(config, *streams)
             case d.Form():
                 engine.step = fact.step
+                engine.skip(set(range(config.pipeline.stages + 1)) - {m.stage for m in fact.members})
                 sources = {m.stage: m.source for m in fact.members if (fact.generation, m.stage) in linked}
                 engine.become(
                     {s: _state(config, checkpoints, s, source) for s, source in sources.items() if _known(source)}

@@ -10,9 +10,11 @@ import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
 from planaria import decisions as d
+from planaria import events as e
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.stage_file import read_stage
 from planaria.observe.logs import RunRecord
+from planaria.recovery.checkpoint import best_steps
 
 TOLERANCE = 1e-5
 KILLS = [
@@ -55,6 +57,16 @@ def test_a_rollback_brings_back_the_saved_state_bit_for_bit(tmp_path: Path) -> N
     assert final(record, 18) == final(unharmed, 18)
 
 
+def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Path) -> None:
+    config = tiny(tmp_path, steps=30, checkpoint={"every": "best", "hourly": 0.9, "keep": 99})
+    record = train(config)
+    (chosen,) = facts(record, e.IntervalChosen)
+    assert chosen.steps == best_steps(0.9, 5, chosen.step_s, chosen.save_s)
+    assert [seal.step for seal in facts(record, d.Seal)] == sorted(
+        {10, *range(chosen.steps, 31, chosen.steps), 30} - {*range(1, 10)}
+    )
+
+
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -88,7 +100,7 @@ def test_adjacent_stages_survive_if_their_echoes_lie_two_places_on(tmp_path: Pat
 
 
 def test_each_lost_stage_goes_to_the_first_strategy_that_can(tmp_path: Path) -> None:
-    """Stages 3 and 4 are each other's donors for CheckFree+, and stage 5 is not anyone's: the echo takes two of them."""
+    """Stages 3 and 4 are each other's donors for CheckFree+; their echoes lie two places on."""
     settings: dict[str, Any] = {
         "fleet": {"spares": 3},
         "pipeline": {"routing": "swapped"},

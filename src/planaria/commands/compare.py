@@ -23,6 +23,7 @@ from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
 from planaria.observe.comparison import show_table, write_comparison
 from planaria.observe.race_progress import RaceProgress
 from planaria.plan.build import plan_for
+from planaria.recovery.checkpoint import best_steps
 from planaria.routing import routing
 
 
@@ -30,8 +31,9 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     """Run the comparison in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
     comparison, arms = load(path, flags)
     clocks = {arm.name: clock_of(_clock_config(path, comparison, arm)) for arm in arms}
+    arms = [_settled(comparison, arm, clocks[arm.name]) for arm in arms]
     for arm in arms:
-        check(arm.config)
+        check(arm.config.model_copy(update={"engine": "inline"}))
     base = arms[0].config
     dataset = prepare(base.data, base.model.vocab, None if quiet else print)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
@@ -50,6 +52,17 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
         f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"
     )
     return 0
+
+
+def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:
+    """The arm with its best checkpoint interval as a number of steps, by the clock and the trace's rate."""
+    config, trace = arm.config, comparison.trace
+    if config.checkpoint.every != "best":
+        return arm
+    struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
+    every = best_steps(trace.hourly, len(struck), clock.step_s, clock.save_s)
+    checkpoint = config.checkpoint.model_copy(update={"every": every})
+    return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
 def _job(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Job:

@@ -111,6 +111,7 @@ class _Race:
         step, every, save = self.engine.step, self.config.train.eval_every, self.config.checkpoint.every
         if step % every == 0:
             self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
+        assert save != "best", "to be settled before the race"
         if save and step % save == 0:
             self.durable = (step, self._states())
             self.saved.append(self.tick)

@@ -111,6 +111,11 @@ def _(fact: e.StopRequested, state: RunState) -> RunState:
 
 
 @apply.register
+def _(fact: e.IntervalChosen, state: RunState) -> RunState:
+    return replace(state, save_every=fact.steps)
+
+
+@apply.register
 def _(fact: d.Spawn, state: RunState) -> RunState:
     return _set_worker(state, fact.worker, WorkerState(fact.incarnation, "starting"))
 
@@ -134,6 +139,7 @@ def _(fact: d.Form, state: RunState) -> RunState:
         attempts=state.attempts + 1,
         workers=_freeze(workers),
         holders=_freeze({m.stage: m.worker for m in fact.members}),
+        skipped=frozenset(range(state.settings.stages + 1)) - {m.stage for m in fact.members},
         origins=_freeze(origins),
         born=_freeze(born),
         lost=frozenset() if fact.outcome == "rolled back" else state.lost,

@@ -12,6 +12,7 @@ from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore, Manifest
 from planaria.config import RunConfig
 from planaria.control.apply import apply
+from planaria.control.cadence import Cadence
 from planaria.control.decide import decide
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
@@ -57,6 +58,9 @@ class Controller:
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos = observer, chaos
         self._store = CheckpointStore(folder / "checkpoints")
+        checkpoint = config.checkpoint
+        stages = config.pipeline.stages + 1
+        self._cadence = Cadence(checkpoint.hourly, stages) if checkpoint.every == "best" else None
         self._ending: d.Finish | None = None
         self._grace: tuple[float, int] | None = None
         self._zombies: set[tuple[str, int]] = set()
@@ -119,12 +123,16 @@ class Controller:
         self.state = apply(event, self.state)
         if isinstance(event, e.EdgeBroken) and self.state.suspects and not self._in_grace():
             self._grace = (t + GRACE_S, self.state.generation)
+        chosen: e.IntervalChosen | None = None
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
             self._carry_out(decision)
             self._chaos.on_decision(t, decision)
+            chosen = chosen or (self._cadence and self._cadence.on_decision(time.monotonic(), decision))
+        if chosen:
+            self._happened(chosen)
         if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.step != step:
             write_state(self._folder / "state.json", self.state)
 

@@ -30,19 +30,29 @@ def decide(state: RunState) -> d.Decision | None:
         return None
     if state.cannot:
         return _wind_up(state)
-    if state.vacant or state.lost or state.origins or set(state.settings.pairs) - state.links.keys():
-        return _form(state)
-    return _proceed(state)
+    return _form(state) if _is_broken(state) else _proceed(state)
 
 
-def _proceed(state: RunState) -> d.Decision:
-    """The replica is whole and idle: validate, save, train on, or finish, in this order."""
+def _is_broken(state: RunState) -> bool:
+    """Does a stage lack a worker or a state, or a pair of them an edge? What is being skipped may wait for a spare."""
+    stateless = (state.lost | state.origins.keys()) & state.holders.keys()
+    vacant = set(state.vacant)
+    unfilled = vacant - state.skipped or (vacant and state.with_status("spare"))
+    return bool(unfilled or stateless or state.pairs_of(state.holders) - state.links.keys())
+
+
+def _proceed(state: RunState) -> d.Decision | None:
+    """The replica is idle: validate, save, train on, or finish, in this order. What it skips, it does not save."""
     settings, step = state.settings, state.step
     done = step >= settings.steps
+    if state.skipped:
+        if not done and not state.stopping:
+            return d.RunStep(generation=state.generation, step=step)
+        return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
     evaluate = settings.eval_every and (done or step % settings.eval_every == 0)
     if evaluate and step > state.evaluated and not state.stopping:
         return d.RunStep(generation=state.generation, step=step, mode="evaluate")
-    save = done or state.stopping or (settings.save_every and step and step % settings.save_every == 0)
+    save = done or state.stopping or (state.save_every and step and step % state.save_every == 0)
     if save and state.saved != step:
         return d.Save(generation=state.generation, step=step)
     if done:
@@ -58,15 +68,25 @@ def _form(state: RunState) -> d.Decision | None:
     if plan.reason:
         return d.Cannot(lost=sorted(state.lost), reason=plan.reason)
     spares = state.with_status("spare")
-    if len(spares) < len(state.vacant):
+    if len(spares) < len(state.vacant) and (plan.rollback or not _may_skip(state)):
         return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
     holders = {**state.holders, **dict(zip(state.vacant, spares, strict=False))}
     if plan.rollback:
         step, origins = state.last_durable
         return _formation(state, holders, {stage: origins[stage] for stage in holders}, step, "rolled back")
     sources: dict[int, d.Source] = {stage: state.origins.get(stage, d.Keep()) for stage in holders}
-    sources |= {stage: d.Rebuild(by=by, donors=list(donors)) for stage, (by, donors) in plan.rebuilt.items()}
-    return _formation(state, holders, sources, state.step, _outcome(state))
+    for stage, (by, donors) in plan.rebuilt.items():
+        if stage in holders:
+            sources[stage] = d.Rebuild(by=by, donors=list(donors))
+    outcome = "skipping" if len(holders) <= state.settings.stages else _outcome(state)
+    return _formation(state, holders, sources, state.step, outcome)
+
+
+def _may_skip(state: RunState) -> bool:
+    """May training go on without the vacant stages until there are workers for them?"""
+    blocks_left = set(state.holders) - {0}
+    wanted = state.settings.recovery.meanwhile == "skip"
+    return wanted and state.formed >= 0 and 0 in state.holders and bool(blocks_left)
 
 
 def _outcome(state: RunState) -> str:
@@ -81,7 +101,7 @@ def _formation(
     generation = state.generation + 1
     kept = {pair: link for pair, link in state.links.items() if not set(pair) & set(state.vacant)}
     links = [
-        d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}")) for a, b in sorted(state.settings.pairs)
+        d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}")) for a, b in sorted(state.pairs_of(holders))
     ]
     members = [d.Member(stage=s, worker=holders[s], source=sources[s]) for s in sorted(holders)]
     return d.Form(generation=generation, step=step, outcome=outcome, members=members, links=links)  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
@@ -43,6 +44,8 @@ class RunState:
     """stages whose state died with their worker and is not rebuilt yet"""
     born: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """stage → committed steps when its present, or last, holder got it"""
+    skipped: frozenset[int] = frozenset()
+    """stages that the present generation does without"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     suspects: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
@@ -52,6 +55,7 @@ class RunState:
     """workers in a row that died before they had joined"""
     attempts: int = 0
     """generations formed since the last committed step"""
+    save_every: int = 0
     evaluated: int = -1
     saved: int = -1
     durable: Load | None = None
@@ -76,11 +80,20 @@ class RunState:
             step=settings.first_step,
             generation=settings.first_generation,
             origins=MappingProxyType(origins),
+            save_every=settings.save_every,
             evaluated=settings.first_step or -1,
             saved=settings.first_step if whole else -1,
             durable=Load(folder=folders.pop()) if whole else None,
             durable_step=settings.first_step if whole else -1,
         )
+
+    def pairs_of(self, present: Collection[int]) -> set[Pair]:
+        """The edges of a replica that has these stages only: routes lead past the others."""
+        found = {pair for pair in self.settings.pairs if set(pair) <= set(present)}
+        for route in self.settings.routes:
+            walk = [stage for stage in route if stage in present]
+            found |= {(min(a, b), max(a, b)) for a, b in pairwise(walk)}
+        return found
 
     @property
     def last_durable(self) -> tuple[int, Mapping[int, Source]]:

@@ -17,7 +17,6 @@ from planaria.engine.stopping import stop_signals
 from planaria.fleet.local import LocalFleet
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
-from planaria.recovery import recovery
 from planaria.routing import routing
 from planaria.transport.rendezvous import Rendezvous
 
@@ -40,13 +39,10 @@ def train(
     pipeline = config.pipeline
     plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
     require(plan)
-    natural = plan_for(pipeline, routing("full")(pipeline.stages, 1, 0)).edges
-    slots = recovery(config.recovery, pipeline.stages).slots
-    copied = {(min(slot.copy), max(slot.copy)) for slot in slots}
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
-    started = run_started(config, origin, plan.edges | natural | copied)
+    started = run_started(config, origin)
     controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.next_fault))
     try:
         with stop_signals() as asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from planaria.plan.order import topological_order
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
-from planaria.routing import routing
+from planaria.routing import routing, without
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class InlineEngine:
         """bytes of all messages that keep copies, so far"""
         self.moved_bytes = 0
         """bytes that donors gave to lost stages, so far"""
+        self.skipped: set[int] = set()
+        """block stages that training does without until they are rebuilt"""
         self._born = dict.fromkeys(self.runners, 0)
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
@@ -53,12 +55,14 @@ class InlineEngine:
     def train_step(self) -> StepResult:
         """Run and commit one step."""
         pipeline = self.config.pipeline
-        plan = plan_for(pipeline, self._route(pipeline.stages, pipeline.microbatches, self.step))
+        routes = without(self._route(pipeline.stages, pipeline.microbatches, self.step), self.skipped)
+        plan = plan_for(pipeline, routes)
+        present = {stage: runner for stage, runner in self.runners.items() if stage not in self.skipped}
         self._deliver("before")
         loss = self._carry_out(plan, self._train, self.step * pipeline.samples, train=True)
-        norms = {stage: runner.finish() or 0.0 for stage, runner in self.runners.items()}
+        norms = {stage: runner.finish() or 0.0 for stage, runner in present.items()}
         self._deliver("after")
-        for stage, runner in self.runners.items():
+        for stage, runner in present.items():
             runner.commit(self.step)
             self.keeping[stage].commit(self.step)
         result = StepResult(self.step, loss, norms)
@@ -69,7 +73,8 @@ class InlineEngine:
         """Mean validation loss over the recipe's validation microbatches, in nats."""
         assert self._validation is not None, "the engine was made without a validation stream"
         pipeline, count = self.config.pipeline, self.config.train.eval_microbatches
-        plan = plan_for(pipeline, routing("full")(pipeline.stages, count, self.step), backward=False)
+        routes = without(routing("full")(pipeline.stages, count, self.step), self.skipped)
+        plan = plan_for(pipeline, routes, backward=False)
         return self._carry_out(plan, self._validation, 0, train=False)
 
     def lose(self, stages: Sequence[int]) -> RecoveryPlan:
@@ -98,12 +103,19 @@ class InlineEngine:
             self.runners[stage].load(state)
             self.keeping[stage] = Keeping(self.config, stage, StageRunner)
             self._born[stage] = self.step
+        self.skip(self.skipped - set(states), set(states))
+
+    def skip(self, stages: Collection[int], reborn: Collection[int] = ()) -> None:
+        """Train on without ``stages``, whose state is gone, until they :meth:`become` something."""
+        self.skipped = set(stages)
         for keeping in self.keeping.values():
-            keeping.restart(set(states))
+            keeping.formed(set(reborn), self.skipped)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""
         for stage, keeping in self.keeping.items():
+            if stage in self.skipped:
+                continue
             send = keeping.before if moment == "before" else keeping.after
             for host, parcel, message in send(self.step, self.runners[stage]):
                 self.parcel_bytes += message.nbytes

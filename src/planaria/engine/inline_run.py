@@ -40,7 +40,7 @@ def train(
     streams = {split: Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")}
     engine = InlineEngine(config, streams["train"], streams["validation"])
     run = _InlineRun(config, folder, engine, observer, origin)
-    observer.on_event(time.monotonic(), run_started(config, origin, []))
+    observer.on_event(time.monotonic(), run_started(config, origin))
     engine.step = origin.step
     run.begin(origin.load)
     faults: dict[int, list[int]] = defaultdict(list)
@@ -132,7 +132,9 @@ class _InlineRun:
         done = self.engine.step == self.config.train.steps
         if done and every:
             self._evaluate()
-        if done or (self.config.checkpoint.every and self.engine.step % self.config.checkpoint.every == 0):
+        interval = self.config.checkpoint.every
+        assert interval != "best", "needs the fleet's own saves"
+        if done or (interval and self.engine.step % interval == 0):
             self.save(list(self.engine.runners))
 
     def _evaluate(self) -> None:

@@ -56,23 +56,36 @@ class Keeping:
 
     def __init__(self, config: RunConfig, stage: int, make: MakeRunner) -> None:
         self._chain = recovery(config.recovery, config.pipeline.stages)
-        self._senders: dict[int, Sender] = {}
-        self._holders: dict[int, Holder] = {}
+        self._absent: set[int] = set()
+        self._all_senders: dict[int, Sender] = {}
+        self._all_holders: dict[int, Holder] = {}
         for number, slot in enumerate(self._chain.slots):
             if stage in slot.copy:
                 original = _Original(config, slot.copy.stage, make)
                 sender, holder = self._chain.strategies[slot.by].keeper(slot.copy, original)
                 if slot.copy.stage == stage:
-                    self._senders[number] = sender
+                    self._all_senders[number] = sender
                 if slot.copy.host == stage:
-                    self._holders[number] = holder
+                    self._all_holders[number] = holder
 
-    def restart(self, reborn: set[int]) -> None:
-        """These stages have new holders: copies from or at them begin anew."""
-        for side in (self._senders, self._holders):
+    def formed(self, reborn: set[int], absent: set[int]) -> None:
+        """Copies from or at ``reborn`` stages begin anew; those that involve an ``absent`` one rest as they are."""
+        self._absent = absent
+        for side in (self._all_senders, self._all_holders):
             for number, keeper in side.items():
                 if reborn & set(self._chain.slots[number].copy):
                     keeper.restart()
+
+    @property
+    def _senders(self) -> dict[int, Sender]:
+        return {n: sender for n, sender in self._all_senders.items() if self._at_work(n)}
+
+    @property
+    def _holders(self) -> dict[int, Holder]:
+        return {n: holder for n, holder in self._all_holders.items() if self._at_work(n)}
+
+    def _at_work(self, number: int) -> bool:
+        return not self._absent & set(self._chain.slots[number].copy)
 
     def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
         """What to send at the beginning of ``step``: (host, parcel, bytes)."""
@@ -122,7 +135,7 @@ class Keeping:
 
     def kept(self, by: str, stage: int) -> StageState | None:
         """What this worker has kept of ``stage`` for the strategy ``by``; None if nothing."""
-        for number, holder in self._holders.items():
+        for number, holder in self._all_holders.items():
             slot = self._chain.slots[number]
             if (slot.by, slot.copy.stage) == (by, stage):
                 return holder.state()
@@ -131,7 +144,8 @@ class Keeping:
     @property
     def nbytes(self) -> int:
         """Memory that copies take here between steps, on either side."""
-        return sum(keeper.nbytes for keeper in self._keepers)
+        sent = sum(sender.nbytes for sender in self._all_senders.values())
+        return sent + sum(holder.nbytes for holder in self._all_holders.values())
 
     @property
     def _keepers(self) -> list[Sender | Holder]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planaria.config import RunConfig
+from planaria.control.cadence import PROBE
 from planaria.events import RunStarted
+from planaria.recovery import recovery
+from planaria.routing import routing
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,14 @@ class Origin:
 START = Origin()
 
 
-def run_started(config: RunConfig, origin: Origin, pairs: Iterable[tuple[int, int]]) -> RunStarted:
+def run_started(config: RunConfig, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
+    pipeline = config.pipeline
+    routes = {
+        *routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0),
+        *routing("full")(pipeline.stages, 1, 0),
+    }
+    copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     return RunStarted(
         name=config.name,
         seed=config.seed,
@@ -45,8 +54,9 @@ def run_started(config: RunConfig, origin: Origin, pairs: Iterable[tuple[int, in
         wall_time=time.time(),
         load=dict(origin.load),
         eval_every=config.train.eval_every,
-        save_every=config.checkpoint.every,
+        save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,
-        pairs=sorted(pairs),
+        routes=sorted(list(route) for route in routes),
+        pairs=sorted({(min(copy), max(copy)) for copy in copies}),
         recovery=config.recovery,
     )

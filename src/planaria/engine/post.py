@@ -32,10 +32,13 @@ class Post:
         self.links = Links(setup, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
+        self.absent: set[int] = set()
+        """stages that the present generation skips"""
         self.states: dict[int, Tensor] = {}
         """donor stage → its packed state, while a lost stage is being rebuilt here"""
         self.parcels: dict[tuple[int, int, Parcel], Tensor] = {}
         """what has come for the copies kept here, by generation, step and parcel"""
+        self._stages = pipeline.stages
         self._timeout_s = setup.config.fleet.timeout_s
         self._sent_before: dict[int, int] = {}
         self._broken: dict[Edge, str] = {}
@@ -44,6 +47,7 @@ class Post:
         """Take the place that ``form`` gives to ``stage``; what belongs to older generations is dropped."""
         self.states.clear()
         self.stage, self.generation = stage, form.generation
+        self.absent = set(range(self._stages + 1)) - {member.stage for member in form.members}
         self.advance(form.step)
         self.links.form(form, stage)
         # An edge may have broken while the controller was already forming this generation: it was told to the last one.

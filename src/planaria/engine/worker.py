@@ -29,7 +29,7 @@ from planaria.engine.sleeper import new_runner
 from planaria.errors import UserError
 from planaria.plan.actions import Plan, Route
 from planaria.plan.build import plan_for
-from planaria.routing import routing
+from planaria.routing import routing, without
 
 
 def main(setup: Setup, connection: Connection, worker: str, incarnation: int) -> NoReturn:
@@ -103,7 +103,8 @@ class Worker:
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner)
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.stage, new_runner)
-        self.keeping.restart({m.stage for m in form.members if not isinstance(m.source, d.Keep)})
+        reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
+        self.keeping.formed(reborn, self.post.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links
         self.post.wait_for(lambda: not links.unopened, "the edge to stage {}", lambda: links.unopened)
@@ -200,7 +201,7 @@ class Worker:
             routes = routing("full")(pipeline.stages, self.config.train.eval_microbatches, order.step)
         else:
             routes = routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, order.step)
-        return _cached_plan(pipeline, tuple(routes), order.mode == "train")
+        return _cached_plan(pipeline, tuple(without(routes, self.post.absent)), order.mode == "train")
 
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"

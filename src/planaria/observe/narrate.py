@@ -47,6 +47,7 @@ class Narrator:
         self.alive: set[str] = set()
         self.holders: dict[str, int] = {}
         """living member → the stage it holds"""
+        self._stages = 0
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
         self._generation = 0
@@ -63,6 +64,7 @@ class Narrator:
             self.step = fact.step
         elif isinstance(fact, RunStarted):
             self.step, self.alive, self.holders = fact.first_step, set(), {}
+            self._stages = fact.stages
             self._lost_at.clear()
         elif isinstance(fact, EdgeBroken):
             self._broken.add((min(fact.stage, fact.peer_stage), max(fact.stage, fact.peer_stage)))
@@ -93,6 +95,9 @@ class Narrator:
         broken, self._broken = sorted(self._broken), set()
         if form.outcome == "rolled back":
             return self._line("rollback", f"rolled back to step {form.step}")
+        if form.outcome == "skipping":
+            left_out = set(range(self._stages + 1)) - set(self.holders.values())
+            return self._line("relink", f"no worker for {stages(left_out)} yet: training on without")
         if form.outcome == "relinked":
             edges = ", ".join(f"{low}–{high}" for low, high in broken)
             return self._line("relink", f"broken edge {edges} replaced" if edges else "edges replaced")

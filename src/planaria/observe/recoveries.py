@@ -26,7 +26,7 @@ from planaria.events import (
 )
 from planaria.observe.logs import RunRecord
 
-Outcome = Literal["recovered", "rolled back", "relinked", "cannot", "unfinished"]
+Outcome = Literal["recovered", "rolled back", "relinked", "skipping", "cannot", "unfinished"]
 
 
 @dataclass(frozen=True)

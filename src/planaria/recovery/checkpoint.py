@@ -28,6 +28,18 @@ class Checkpoint(Keepless):
         raise LookupError("checkpoints come from disk")
 
 
+def best_steps(hourly: float, stages: int, step_s: float, save_s: float) -> int:
+    """Steps between checkpoints that lose the least, at least 1.
+
+    ``hourly`` is the probability that one of ``stages`` independent stages fails within an hour; ``step_s`` and
+    ``save_s`` are the seconds of a step and of a save.
+    """
+    rate = -stages * math.log1p(-hourly) / 3600.0
+    if rate == 0.0:
+        raise ValueError("without failures no checkpoint is best")
+    return max(1, round(best_interval(save_s, 1.0 / rate) / step_s))
+
+
 def best_interval(save_s: float, mean_time_to_failure_s: float) -> float:
     """Seconds of training between checkpoints that lose least (Daly 2006, doi 10.1016/j.future.2004.11.016, eq. 37).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from planaria.errors import UserError, nearest
 from planaria.routing.full import full
@@ -19,3 +19,8 @@ def routing(name: str) -> Routing:
     if name not in ROUTINGS:
         raise UserError(f"pipeline.routing = {name!r}: no such routing; {nearest(name, ROUTINGS)}")
     return ROUTINGS[name]
+
+
+def without(routes: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:
+    """The routes past the ``absent`` stages: a residual stage that is left out hands its input on unchanged."""
+    return [tuple(stage for stage in route if stage not in absent) for route in routes] if absent else list(routes)

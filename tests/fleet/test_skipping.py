@@ -1,0 +1,53 @@
+"""While there is no worker for a lost stage, training goes on past it; then the stage comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
+
+from planaria import decisions as d
+from planaria.chaos.trace import Fault
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        (2, {}),
+        (1, {"pipeline": {"routing": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}),
+        (4, {"recovery": {"strategy": "echo", "echo": {"every": 2}}}),
+        (3, {"recovery": {"strategy": "redundant"}}),
+    ],
+)
+def test_steps_are_committed_before_the_stage_has_a_worker_again(
+    tmp_path: Path, stage: int, settings: dict[str, Any]
+) -> None:
+    recovery = settings.get("recovery", {}) | {"meanwhile": "skip"}
+    config = tiny(tmp_path, steps=120, fleet={"spares": 0}, **(settings | {"recovery": recovery}))
+    record = train(config, [Fault(step=6, stage=stage, moment="forward", offset=0.5)])
+    assert outcomes(record) == ["started", "skipping", "recovered"] and ending(record).outcome == "finished"
+    _, skipping, whole = facts(record, d.Form)
+    assert {m.stage for m in skipping.members} == set(range(5)) - {stage}
+    assert skipping.step == 6 and whole.step > 6, "nothing was trained without the stage"
+    assert list(losses(record)) == list(range(120))
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+def test_the_ends_cannot_be_skipped(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "pipeline": {"routing": "swapped"},
+        "recovery": {"strategy": "checkfree_plus", "meanwhile": "skip"},
+    }
+    record = train(tiny(tmp_path, steps=12, fleet={"spares": 0}, **settings), [Fault(step=6, stage=0)])
+    assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"
+
+
+def test_a_run_does_not_end_with_a_stage_missing(tmp_path: Path) -> None:
+    config = tiny(tmp_path, steps=8, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
+    record = train(config, [Fault(step=6, stage=2, moment="forward")])
+    assert outcomes(record) == ["started", "skipping", "recovered"] and ending(record).outcome == "finished"
+    assert facts(record, d.Seal)[-1].stages == list(range(5))
