@@ -46,7 +46,11 @@ def run(arguments: list[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
     if rest:
         flag = rest[0].partition("=")[0]
-        known = [f"--{name}" for name, _ in recipe.fields()] if given.command in ("train", "plan", "compare") else []
+        known = (
+            [f"--{name}" for name, _ in recipe.fields()]
+            if given.command in ("train", "plan", "compare", "advise")
+            else []
+        )
         mend = nearest(flag, known) if flag.startswith("--") and known else f"see `planaria {given.command} --help`"
         raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else 'see `planaria train --help`'}")
     code: int = given.action(given)
@@ -84,6 +88,12 @@ def _add_comparisons(commands: Any) -> None:
     compare.add_argument("recipe", type=Path, help="a TOML file with a [compare] table")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     _add_fields(compare)
+
+    advise = _command(commands, "advise", "which recovery strategy suits a recipe, and how sure that is", _advise)
+    advise.add_argument(
+        "recipe", type=Path, help="a TOML file whose [network] says what things cost and how often they fail"
+    )
+    _add_fields(advise)
 
 
 def _add_models(commands: Any) -> None:
@@ -186,6 +196,12 @@ def _compare(given: argparse.Namespace) -> int:
     from planaria.commands.compare import compare
 
     return compare(given.recipe, _flags(given), given.quiet)
+
+
+def _advise(given: argparse.Namespace) -> int:
+    from planaria.commands.advise import advise
+
+    return advise(given.recipe, _flags(given))
 
 
 def _generate(given: argparse.Namespace) -> int:

@@ -194,8 +194,6 @@ class FleetConfig(Section):
 class CheckpointConfig(Section):
     every: Natural | Literal["best"] = 100
     """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
-    hourly: Fraction = 0.1
-    """for 'best': probability that a stage's worker fails within an hour"""
     keep: Positive = 2
     """newest durable states that are kept"""
 
@@ -213,6 +211,8 @@ class NetworkConfig(Section):
     """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
     replacement_s: Seconds = 0.0
     """seconds from a worker's death until its replacement is ready for a state"""
+    hourly: Fraction = 0.1
+    """probability that one worker fails within an hour; for advice, and for the best interval between checkpoints"""
     emulate: bool = False
     """make the fleet cost what this section says: stages sleep instead of computing, links delay what they carry"""
 

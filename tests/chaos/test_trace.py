@@ -53,11 +53,39 @@ def test_exemptions_change_nothing_for_the_others(seed: int, exempt: set[int]) -
     assert some == tuple(fault for fault in everyone if fault.stage not in exempt)
 
 
+@given(st.integers(), st.sets(st.integers(0, 5)))
+def test_ends_that_fail_change_nothing_for_the_others(seed: int, exempt: set[int]) -> None:
+    without = generate(seed, 0.3, 600.0, 5, 60, exempt, False).faults
+    with_ends = generate(seed, 0.3, 600.0, 5, 60, exempt, False, ends=True).faults
+    assert without == tuple(fault for fault in with_ends if fault.stage)
+    assert all(fault.stage for fault in with_ends) or 0 not in exempt
+
+
+def test_the_ends_fail_at_the_rate_of_any_stage() -> None:
+    p = per_step_probability(0.16, 600.0)
+    faults = generate(3, 0.16, 600.0, stages=1, steps=100_000, exempt=set(), forbid_adjacent=False, ends=True).faults
+    assert sum(fault.stage == 0 for fault in faults) / 1e5 == pytest.approx(p, rel=0.1)
+
+
+def test_the_ends_are_a_neighbour_of_the_first_and_the_last_stage() -> None:
+    def pairs(forbid_adjacent: bool) -> dict[int, int]:
+        """Stage → how often it and the next one on the ring fail in the same step."""
+        faults = generate(5, 0.5, 1800.0, 6, 3000, set(), forbid_adjacent, ends=True).faults
+        struck = {(fault.step, fault.stage) for fault in faults}
+        return {stage: sum((step, (stage + 1) % 7) in struck for step, s in struck if s == stage) for stage in range(7)}
+
+    assert not any(pairs(True).values())
+    assert min(pairs(False).values()) > 0.8 * 3000 * per_step_probability(0.5, 1800.0) ** 2
+
+
 def test_a_seed_is_a_trace() -> None:
     """The digest stands in papers and logs: it must not change from version to version of this file."""
     trace = generate(34107, 0.16, 91.3, 6, 1000, {1, 6}, True)
     assert digest(trace) == digest(generate(34107, 0.16, 91.3, 6, 1000, {6, 1}, True))
     assert digest(trace) != digest(generate(34108, 0.16, 91.3, 6, 1000, {1, 6}, True))
+    with_ends = generate(34107, 0.16, 91.3, 6, 1000, {1, 6}, True, ends=True)
+    assert digest(with_ends) == digest(generate(34107, 0.16, 91.3, 6, 1000, {1, 6}, True, ends=True))
+    assert digest(with_ends) != digest(trace)
     assert (
         digest(Trace(faults=(Fault(step=3, stage=2),)))
         == "7f64493594fc407093493418bb9f696aa05553305873d0ed580eba4bb678f249"

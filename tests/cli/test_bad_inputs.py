@@ -100,6 +100,27 @@ def write(text: str) -> Callable[[Path], None]:
         ("[model]\nheads = 4\nkv_heads = 3", ["model.heads = 4", "model.kv_heads = 3"]),
         ("[model]\nlayers = 6\n[pipeline]\nstages = 4", ["model.layers = 6", "pipeline.stages = 4"]),
         ('[recovery]\nstrategy = "checkfre"', ["recovery.strategy", "did you mean 'checkfree'"]),
+        (
+            '[recovery]\nstrategy = "checkfree, chekpoint"',
+            ["recovery.strategy = 'checkfree, chekpoint'", "no strategy 'chekpoint'", "did you mean 'checkpoint'"],
+        ),
+        ('[recovery]\nstrategy = "echo, "', ["recovery.strategy = 'echo, '", "no strategy ''"]),
+        ('[recovery]\nstrategy = "echo, checkfree, echo"', ["recovery.strategy", "'echo' is there twice", "remove one"]),
+        (
+            '[recovery]\nstrategy = "checkfree_plus"',
+            ["recovery.strategy = 'checkfree_plus'", "pipeline.routing = 'swapped'", "'full'"],
+        ),
+        (
+            '[pipeline]\nrouting = "swapped"\nstages = 3\n[model]\nlayers = 3',
+            ["pipeline.routing = 'swapped'", "4 block stages or more, not 3", "raise pipeline.stages"],
+        ),
+        ("[recovery.echo]\nbits = 3", ["bad.toml", "recovery.echo.bits = 3", "2, 4 or 8"]),
+        (
+            '[recovery]\nstrategy = "echo"\n[recovery.echo]\ndistance = 5',
+            ["recovery.echo.distance = 5", "at most 4 places", "lower it"],
+        ),
+        ("[recovery.ends]\nevery = 0", ["bad.toml", "recovery.ends.every = 0", "greater than 0"]),
+        ('[recovery]\notherwise = "rollback"', ["recovery.otherwise", "unknown key"]),
         ('[pipeline]\nrouting = "ful"', ["pipeline.routing", "did you mean 'full'"]),
         ("[network]\nforward_s = [1.0, 2.0]", ["network.forward_s", "2 numbers"]),
         ('[train]\nprecision = "bf16"', ["bf16", "cuda"]),
@@ -145,10 +166,6 @@ def test_checkpoint_without_resume(home: Path, capfd: pytest.CaptureFixture[str]
 
 def test_dry_run_of_a_resumption(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistake(capfd, home, ["train", "--resume", home / "runs" / "small", "--dry-run"], "--dry-run")
-
-
-def test_rollback_inline(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    mistake(capfd, home, train(home, "--recovery.otherwise", "rollback"), "recovery.otherwise", "'fleet'")
 
 
 def test_a_loss_that_is_not_a_number(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

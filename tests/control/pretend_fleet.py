@@ -100,6 +100,12 @@ class PretendFleet:
         gone = self.alive.pop(worker)
         self.happened(e.WorkerLost(worker=worker, incarnation=gone.incarnation, cause="connection", detail="killed"))
 
+    def lose_stage(self, stage: int) -> None:
+        """The holder of ``stage`` dies, if there is one."""
+        worker = self.state.holders.get(stage)
+        if worker in self.alive:
+            self.lose(worker)
+
     def break_edge(self, pair: tuple[int, int]) -> None:
         """The holder of the lower stage finds its edge broken."""
         worker = self.state.holders.get(pair[0])

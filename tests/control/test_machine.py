@@ -65,9 +65,12 @@ starts = st.builds(
 class ControlMachine(RuleBasedStateMachine):
     fleet: PretendFleet
 
-    @initialize(start=starts)
-    def begin(self, start: e.RunStarted) -> None:
+    @initialize(start=starts, peaceful=st.integers(0, 3))
+    def begin(self, start: e.RunStarted, peaceful: int) -> None:
+        """Most of what can go wrong is possible only after some commits: give the run some untroubled ones."""
         self.fleet = PretendFleet(start)
+        while self.fleet.pending() and self.fleet.state.step < start.first_step + peaceful:
+            self.fleet.work(self.fleet.pending()[0])
 
     @precondition(lambda self: self.fleet.pending())
     @rule(picks=st.lists(st.integers(0, 9), min_size=1, max_size=30))
@@ -88,10 +91,20 @@ class ControlMachine(RuleBasedStateMachine):
     def a_worker_dies(self, pick: int) -> None:
         self.fleet.lose(list(self.fleet.alive)[pick % len(self.fleet.alive)])
 
-    @precondition(lambda self: self.fleet.alive and STAGES // 2 in self.fleet.state.holders)
+    @precondition(lambda self: self.fleet.alive)
     @rule()
     def the_holder_of_a_middle_stage_dies(self) -> None:
-        self.fleet.lose(self.fleet.state.holders[STAGES // 2])
+        self.fleet.lose_stage(STAGES // 2)
+
+    @precondition(lambda self: self.fleet.alive)
+    @rule(stage=st.integers(0, STAGES), away=st.sampled_from([-1, 1]))
+    def neighbours_die_one_after_the_other(self, stage: int, away: int) -> None:
+        """The second dies just when the first is rebuilt, and keeps nothing of others yet."""
+        self.fleet.lose_stage(stage)
+        for _ in range(100):
+            if self.fleet.pending() and self.fleet.state.phase != "run":
+                self.fleet.work(self.fleet.pending()[0])
+        self.fleet.lose_stage((stage + away) % (STAGES + 1))
 
     @precondition(lambda self: self.fleet.alive)
     @rule(pair=st.sampled_from(PAIRS))

@@ -58,7 +58,7 @@ def test_a_rollback_brings_back_the_saved_state_bit_for_bit(tmp_path: Path) -> N
 
 
 def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Path) -> None:
-    config = tiny(tmp_path, steps=30, checkpoint={"every": "best", "hourly": 0.9, "keep": 99})
+    config = tiny(tmp_path, steps=30, checkpoint={"every": "best", "keep": 99}, network={"hourly": 0.9})
     record = train(config)
     (chosen,) = facts(record, e.IntervalChosen)
     assert chosen.steps == best_steps(0.9, 5, chosen.step_s, chosen.save_s)

@@ -68,8 +68,8 @@ def check(config: RunConfig) -> None:
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
         )
-    if config.checkpoint.every == "best" and not config.checkpoint.hourly:
-        raise UserError("checkpoint.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+    if config.checkpoint.every == "best" and not config.network.hourly:
+        raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
     if "checkfree_plus" in names(config.recovery) and pipeline.routing != "swapped":
         raise UserError(
             f"recovery.strategy = {config.recovery.strategy!r} needs pipeline.routing = 'swapped', not "

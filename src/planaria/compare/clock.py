@@ -34,6 +34,8 @@ class Clock:
     """one checkpoint: every worker uploads its own stage while training stands still"""
     load_s: float
     """all workers read their stages back"""
+    donated_s: float
+    """the state of one block stage over one link: about what a donor gives"""
     replacement_s: float
     bandwidth: float
     """bytes per second of a link; infinite where the recipe gives none"""
@@ -66,7 +68,9 @@ def clock_of(config: RunConfig) -> Clock:
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
-    return Clock(busy + max(sent, default=0.0) / bandwidth, plain, moved, moved, network.replacement_s, bandwidth)
+    donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
+    step = busy + max(sent, default=0.0) / bandwidth
+    return Clock(step, plain, moved, moved, donated, network.replacement_s, bandwidth)
 
 
 def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:

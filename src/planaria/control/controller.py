@@ -58,9 +58,8 @@ class Controller:
         self._config, self._fleet, self._folder = config, fleet, folder
         self._observer, self._chaos = observer, chaos
         self._store = CheckpointStore(folder / "checkpoints")
-        checkpoint = config.checkpoint
-        stages = config.pipeline.stages + 1
-        self._cadence = Cadence(checkpoint.hourly, stages) if checkpoint.every == "best" else None
+        measure = config.checkpoint.every == "best"
+        self._cadence = Cadence(config.network.hourly, config.pipeline.stages + 1) if measure else None
         self._ending: d.Finish | None = None
         self._grace: tuple[float, int] | None = None
         self._zombies: set[tuple[str, int]] = set()

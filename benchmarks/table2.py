@@ -1,0 +1,176 @@
+"""CheckFree's Table 2 (arXiv 2506.15461) recomputed: hours that a model of 500 million parameters needs, by strategy.
+
+Taken from the paper: seconds of an iteration, failure rates, hours. Recomputed: checkpointing, by simulating its
+rollbacks until the iterations of a run without failures have lasted; and redundancy, whose iterations are those. What
+CheckFree and CheckFree+ need only training can tell: their iterations are taken as published. The claims: redundancy
+comes out as published; a checkpoint every 10 iterations, or at the best interval, with its uploads and downloads paid
+for, needs fewer hours than CheckFree+ is published with, at every rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.common import Cell, Claim, Row, conclude, parser, start
+from benchmarks.rollback import STAGES, simulated, struck
+from planaria.chaos.trace import per_step_probability
+from planaria.recovery.checkpoint import best_steps, rollback_mean
+
+NAME = "table2"
+HOUR = 3600.0
+USEFUL = 10_000
+"""iterations without failures to the loss of 2.85: those of redundancy, 419.56 h at 151.04 s"""
+REDUNDANT_S, REDUNDANT_H = 151.04, 419.56
+SAVED_EVERY = 100
+"""iterations between checkpoints, as published for this size"""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One rate of the table, as published. Times of an iteration in seconds, of training in hours."""
+
+    hourly: float
+    p: float
+    """failures per stage and iteration that the training was given"""
+    checkpoint_s: float
+    checkpoint_h: float
+    checkfree_s: float
+    """CheckFree's and CheckFree+'s alike"""
+    checkfree: int
+    """iterations"""
+    checkfree_h: float
+    plus: int
+    plus_h: float
+
+    @property
+    def formula_p(self) -> float:
+        """What the hourly rate comes to in one iteration."""
+        return per_step_probability(self.hourly, self.checkpoint_s)
+
+    def break_even(self, hours: float) -> float:
+        """Redundancy takes fewer than ``hours`` while its iteration takes less than so many plain ones."""
+        return hours * HOUR / (USEFUL * self.checkfree_s)
+
+
+RATES = (
+    Rate(0.05, 0.0009, 91.35, 558.23, 91.32, 14_500, 367.81, 14_000, 355.13),
+    Rate(0.10, 0.002, 91.35, 621.67, 91.32, 16_000, 405.87, 14_500, 367.81),
+    Rate(0.16, 0.004, 92.14, 634.35, 92.12, 22_000, 562.96, 18_000, 460.60),
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How often a checkpoint is made, and the seconds that uploading it stops training for, as reading it back does.
+
+    ``every`` None is the best interval for the rate and the upload.
+    """
+
+    every: int | None
+    upload_s: float
+
+    def interval(self, rate: Rate, p: float) -> int:
+        """Iterations between checkpoints."""
+        hourly = 1.0 - (1.0 - p) ** (HOUR / rate.checkpoint_s)
+        return self.every or best_steps(hourly, STAGES, rate.checkpoint_s, self.upload_s)
+
+    def hours(self, rate: Rate, p: float, traces: Sequence[frozenset[int]], by_steps: bool = False) -> list[float]:
+        """Of training, for each trace drawn with ``p``."""
+        outcomes = [simulated(USEFUL, self.interval(rate, p), trace, by_steps) for trace in traces]
+        return [(o.ticks * rate.checkpoint_s + (o.saves + o.rollbacks) * self.upload_s) / HOUR for o in outcomes]
+
+    def row(self, rate: Rate, traces: Sequence[frozenset[int]], by_formula: Sequence[frozenset[int]]) -> Row:
+        """This policy at this rate, with both failure probabilities."""
+        hours = self.hours(rate, rate.p, traces)
+        formula = self.hours(rate, rate.formula_p, by_formula)
+        published = rate.checkpoint_h if self.every == SAVED_EVERY else None
+        intervals = dict.fromkeys(str(self.interval(rate, p)) for p in (rate.p, rate.formula_p))
+        name = f"saved every {self.every}" if self.every else f"saved best: {' or '.join(intervals)}"
+        claimed = self.every is None or self.every <= 10
+        return Row(
+            what=f"{rate.hourly:.0%} {name}, {self.upload_s:g} s",
+            values=[statistics.mean(hours)],
+            limit=f"{USEFUL * rate.checkpoint_s / HOUR:.0f}: no failure",
+            claim=Claim(high=rate.plus_h) if claimed else None,
+            beside=_beside(rate, statistics.mean(hours), published)
+            | {
+                "p by formula": f"{statistics.mean(formula):.1f}",
+                "committed": f"{statistics.mean(self.hours(rate, rate.p, traces, by_steps=True)):.1f}",
+            },
+        )
+
+
+def _beside(rate: Rate, hours: float, published: float | None) -> dict[str, Cell]:
+    """The published hours, how far the recomputed ones are from them, and what redundancy may cost to beat them."""
+    parted = "" if published is None else f"{hours / published - 1.0:+z.1%}"
+    shown = "" if published is None else f"{published:.2f}"
+    return {"published": shown, "parts by": parted, "break-even": f"{rate.break_even(hours):.2f}"}
+
+
+def redundant_row() -> Row:
+    """The same at every rate: nothing is lost."""
+    hours = USEFUL * REDUNDANT_S / HOUR
+    return Row(
+        what="any  redundant",
+        values=[hours],
+        limit="",
+        claim=Claim(low=REDUNDANT_H - 0.01, high=REDUNDANT_H + 0.01),
+        beside=_beside(RATES[0], hours, REDUNDANT_H) | {"break-even": ""},
+    )
+
+
+def rate_rows(given: argparse.Namespace, rate: Rate) -> list[Row]:
+    """Every arm at one rate."""
+    seeds = range(1, given.traces + 1)
+    traces, by_formula = ([struck(p, seed, USEFUL) for seed in seeds] for p in (rate.p, rate.formula_p))
+    policies = [Policy(every, given.upload_s) for every in (SAVED_EVERY, 50, 10, None)]
+    rows = [policy.row(rate, traces, by_formula) for policy in [*policies, Policy(None, 0.0)]]
+    arms = {"CheckFree": (rate.checkfree, rate.checkfree_h), "CheckFree+": (rate.plus, rate.plus_h)}
+    for arm, (iterations, published) in arms.items():
+        hours = iterations * rate.checkfree_s / HOUR
+        what = f"{rate.hourly:.0%} {arm}, {iterations:,} iterations"
+        rows.append(Row(what, [hours], "as published", beside=_beside(rate, hours, published)))
+    return rows
+
+
+def explaining_p(rate: Rate) -> float:
+    """The p per stage and iteration that would explain the published hours of checkpointing."""
+    low, high = 0.0, 0.1
+    ratio = rate.checkpoint_h * HOUR / (USEFUL * rate.checkpoint_s)
+    for _ in range(50):
+        p = (low + high) / 2.0
+        needed = rollback_mean(SAVED_EVERY, 1.0 - (1.0 - p) ** STAGES, "ticks")
+        low, high = (p, high) if needed < ratio else (low, p)
+    return low
+
+
+def main() -> int:
+    flags = parser(NAME, __doc__)
+    flags.add_argument(
+        "--upload-s",
+        type=float,
+        default=12.9,
+        help="seconds of one upload; 12.9 is a stage with its moments, 805 MB, at 500 Mbit/s",
+    )
+    flags.add_argument("--traces", type=int, default=12, help="simulated for each rate and p")
+    given = flags.parse_args()
+    rows = [redundant_row(), *(row for rate in RATES for row in rate_rows(given, rate))]
+    explained = ", ".join(f"{explaining_p(rate):.4f} at {rate.hourly:.0%}" for rate in RATES)
+    given_p = "; ".join(f"{rate.hourly:.0%}: {rate.p:g}, by formula {rate.formula_p:.5f}" for rate in RATES)
+    notes = [
+        "measured: hours, mean of the traces, with the p that the paper's training was given; checkpoints count",
+        "  iterations that were carried out, as published (committed: only those that lasted, as planaria does)",
+        f"p per stage and iteration: {given_p}",
+        f"the published hours of checkpoints every {SAVED_EVERY} would take p = {explained}",
+        "saved best: iterations between checkpoints, with either p; after the comma: seconds of an upload",
+        "break-even: redundancy takes fewer hours than the arm while its iteration takes less than so many plain",
+        f"  ones; as published it takes {' / '.join(f'{REDUNDANT_S / rate.checkfree_s:.2f}' for rate in RATES)}",
+    ]
+    return conclude(NAME, given, rows, notes)
+
+
+if __name__ == "__main__":
+    start(main)

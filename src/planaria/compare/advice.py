@@ -1,0 +1,119 @@
+"""Which way of coping to choose, how sure that is, and where another one would win. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planaria.chaos.trace import per_step_probability
+from planaria.compare.clock import clock_of, costs_of_copies
+from planaria.compare.predict import Experience, Failures, Prediction, predict, ways
+from planaria.config import RunConfig
+from planaria.model.stages import parameter_count
+from planaria.network.costs import FP32_BYTES
+
+SPAN = 100.0
+"""break-evens are looked for within this factor of the recipe's own number, either way"""
+_HALVINGS = 20
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """One way of coping: what it is likely to take, and what it keeps."""
+
+    prediction: Prediction
+    chain: str
+    routing: str
+    step_bytes: float
+    memory: float
+    """of copies, over all stages' weights and moments"""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """At ``value`` of the setting ``what``, ``other`` becomes better than the way that is advised."""
+
+    what: str
+    value: float
+    other: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All ways, the best first."""
+
+    ways: Sequence[Weighed]
+    rivals: Sequence[str]
+    """ways that could be better than the first, given how far apart the races were that experience comes from"""
+    break_evens: Sequence[BreakEven]
+
+
+def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
+    """Every way of coping with the failures of the recipe's [network], fewest hours first."""
+    found = []
+    for name, way in ways(config).items():
+        clock = clock_of(way)
+        rate = per_step_probability(config.network.hourly, clock.step_s)
+        failures = Failures(rate, frozenset(range(config.pipeline.stages + 1)))
+        costs = [cost for _, cost in costs_of_copies(way)]
+        state = 3 * FP32_BYTES * parameter_count(config.model)
+        found.append(
+            Weighed(
+                predict(name, way, clock, failures, experience),
+                way.recovery.strategy,
+                way.pipeline.routing,
+                sum(cost.step_bytes for cost in costs),
+                sum(cost.host_memory + cost.own_memory for cost in costs) / state,
+            )
+        )
+    return sorted(found, key=lambda w: w.prediction.hours.mean)
+
+
+def advise(config: RunConfig, experience: Experience) -> Advice:
+    """Weigh all ways, and look for the nearest numbers at which the best would no longer be the best."""
+    found = weigh(config, experience)
+    best = found[0].prediction
+    rivals = [w.prediction.name for w in found[1:] if w.prediction.hours.low < best.hours.high]
+    network = config.network
+    dials: list[tuple[str, float | None]] = [
+        ("network.hourly", network.hourly),
+        ("network.bandwidth", network.bandwidth),
+        ("network.store_bandwidth", network.store_bandwidth),
+        ("network.replacement_s", network.replacement_s or None),
+    ]
+    breaks = []
+    for what, value in dials:
+        if value is not None:
+            breaks += _break_evens(config, experience, best.name, what, value)
+    return Advice(found, rivals, breaks)
+
+
+def _break_evens(config: RunConfig, experience: Experience, best: str, what: str, value: float) -> list[BreakEven]:
+    """Going up and down from ``value``: the first numbers at which another way is better."""
+
+    def winner(number: float) -> str:
+        network = config.network.model_copy(update={what.partition(".")[2]: number})
+        return weigh(config.model_copy(update={"network": network}), experience)[0].prediction.name
+
+    found = []
+    for factor in (1.0 / SPAN, SPAN):
+        far = value * factor
+        if what == "network.hourly":
+            far = min(far, 0.99)
+        if (at := _first_change(winner, best, value, far)) is not None:
+            found.append(BreakEven(what, at, winner(at)))
+    return found
+
+
+def _first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
+    """Between ``near``, where ``best`` wins, and ``far``: about the nearest number where it loses, if there is one."""
+    steps: list[float] = [near * math.exp(math.log(far / near) * i / 8) for i in range(9)]
+    beyond = next((i for i, number in enumerate(steps) if winner(number) != best), None)
+    if not beyond:
+        return None
+    inside, outside = steps[beyond - 1], steps[beyond]
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(inside * outside)
+        inside, outside = (inside, middle) if winner(middle) != best else (middle, outside)
+    return outside
