@@ -69,7 +69,18 @@ class Harm:
     later: list[float]
 
 
-def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig) -> RunConfig:
+def add_model_flags(flags: argparse.ArgumentParser) -> None:
+    """The size of the small model, and how many processes train it."""
+    flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
+    flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is 0.8 million parameters")
+    flags.add_argument(
+        "--vocab", type=int, default=1024, help="that of recipes/recovery.toml, whose tokenizer may be in the cache"
+    )
+    flags.add_argument("--samples", type=int, default=12, help="in one step, of 64 tokens each")
+    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
+
+
+def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig, routing: str = "full") -> RunConfig:
     """One layer a stage; the corpus and its tokenizer come from the user's cache if they are there."""
     return RunConfig(
         name=NAME,
@@ -78,9 +89,11 @@ def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig) -> Ru
         model=ModelConfig(
             vocab=given.vocab, dim=given.dim, layers=given.stages, hidden=given.dim * 11 // 4, context=64
         ),
-        pipeline=PipelineConfig(stages=given.stages, microbatches=2, microbatch_size=given.samples // 2),
+        pipeline=PipelineConfig(
+            stages=given.stages, microbatches=2, microbatch_size=given.samples // 2, routing=routing
+        ),
         optim=OptimConfig(lr=2e-3, warmup=20),
-        train=TrainConfig(steps=given.steps + given.after, eval_microbatches=16),
+        train=TrainConfig(eval_microbatches=16),
         recovery=recovery,
     )
 
@@ -135,10 +148,11 @@ def measure(given: argparse.Namespace) -> tuple[dict[int, tuple[float, float]], 
         list(pool.map(train, repeat(given), given.seeds))
         print(f"trained {len(given.seeds)} seeds for {given.steps - WARM} steps", flush=True)
         arms = list(product([None, *RULES], given.seeds))
+        rules, seeds = [rule for rule, _ in arms], [seed for _, seed in arms]
         losses: dict[tuple[str | None, int], list[tuple[float, float]]] = {}
-        for arm, found in zip(arms, pool.map(losses_of, repeat(given), *zip(*[(s, r) for r, s in arms])), strict=True):
-            losses[arm] = found
-            print(f"seed {arm[1]}, {arm[0] or 'nothing lost'}: {shown(found)}", flush=True)
+        for (rule, seed), found in zip(arms, pool.map(losses_of, repeat(given), seeds, rules), strict=True):
+            losses[rule, seed] = found
+            print(f"seed {seed}, {rule or 'nothing lost'}: {shown(found)}", flush=True)
     free = {seed: losses[None, seed][0] for seed in given.seeds}
     harm = {
         rule: {
@@ -171,9 +185,9 @@ def rows_of(harm: dict[str, dict[int, Harm]]) -> list[Row]:
                 claim=LATER if rule in AVERAGES else None,
                 beside={
                     "at once": f"{statistics.mean(at_once):+.3f}",
-                    "by stage and seed": f"{min(at_once):+.3f} … {max(at_once):+.3f}",
+                    "at once, each": f"{min(at_once):+.3f} … {max(at_once):+.3f}",
                     "later": f"{statistics.mean(later):+.3f}",
-                    "by stage and seed ": f"{min(later):+.3f} … {max(later):+.3f}",
+                    "later, each": f"{min(later):+.3f} … {max(later):+.3f}",
                 },
                 judged="worst",
             )
@@ -188,11 +202,7 @@ def main() -> int:
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--steps", type=int, default=300, help="before the loss")
     flags.add_argument("--after", type=int, default=50, help="steps after the loss")
-    flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
-    flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is about a million parameters")
-    flags.add_argument("--vocab", type=int, default=2048, help="the demo's, so that its tokenizer is in the cache")
-    flags.add_argument("--samples", type=int, default=12, help="in one step, of 64 tokens each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
+    add_model_flags(flags)
     given = flags.parse_args()
     prepare(recipe(given, 0, RecoveryConfig()).data, given.vocab, print)
     free, harm = measure(given)

@@ -2,9 +2,9 @@
 
 Taken from the paper: seconds of an iteration, failure rates, hours. Recomputed: checkpointing, by simulating its
 rollbacks until the iterations of a run without failures have lasted; and redundancy, whose iterations are those. What
-CheckFree and CheckFree+ need only training can tell: their iterations are taken as published. The claims: redundancy
-comes out as published; a checkpoint every 10 iterations, or at the best interval, with its uploads and downloads paid
-for, needs fewer hours than CheckFree+ is published with, at every rate.
+CheckFree and CheckFree+ need only training can tell: their iterations are taken as published. The claims: 10,000
+iterations without failures are what redundancy's hours say; a checkpoint every 10 iterations, or at the best interval,
+with its uploads and downloads paid for, needs fewer hours than CheckFree+ is published with, at every rate.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from planaria.engine.inline import InlineEngine
 from planaria.engine.optimizer import learning_rate
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.model.stages import Llama, global_name
-from planaria.recovery.checkfree import merge
+from planaria.recovery.chain import Plan
+from planaria.recovery.merging import merge
 
 Recipe = Callable[..., RunConfig]
 
@@ -34,12 +35,21 @@ def pipeline_gradients(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tu
     return engine_of(config).train_step().loss, caught
 
 
-def plain_gradients(config: RunConfig) -> tuple[float, dict[str, Tensor]]:
-    """The same of the whole model in one piece, by ordinary backpropagation over the same samples."""
+def plain_gradients(config: RunConfig, orders: Sequence[Sequence[int]]) -> tuple[float, dict[str, Tensor]]:
+    """The same of the whole model in one process, by ordinary backpropagation over the same samples.
+
+    Microbatch i goes through the block stages in the order ``orders[i]``.
+    """
     stream = Stream(dataset_of(config), "train", config.model.context, config.seed)
-    model = Llama(config.model, seed=config.seed)
-    count, size = config.pipeline.microbatches, config.pipeline.microbatch_size
-    loss = torch.stack([model.loss(*stream.batch(i * size, size)) for i in range(count)]).mean()
+    model = Llama(config.model, config.pipeline.stages, seed=config.seed)
+    losses = []
+    for i, order in enumerate(orders):
+        tokens, targets = stream.batch(i * config.pipeline.microbatch_size, config.pipeline.microbatch_size)
+        x = model.ends.embed(tokens)
+        for stage in order:
+            x = model.stages[stage - 1](x)
+        losses.append(model.ends.loss(x, targets))
+    loss = torch.stack(losses).mean()
     loss.backward()
     model.ends.fold_gradients()
     gradients = {}
@@ -48,6 +58,13 @@ def plain_gradients(config: RunConfig) -> tuple[float, dict[str, Tensor]]:
             assert parameter.grad is not None
             gradients[global_name(config.model, len(model.stages), stage, name)] = parameter.grad
     return loss.item(), gradients
+
+
+def same_gradients(found: tuple[float, dict[str, Tensor]], expected: tuple[float, dict[str, Tensor]]) -> None:
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert (found[1][name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def states(engine: InlineEngine) -> dict[int, dict[str, bytes]]:
@@ -67,20 +84,28 @@ def test_gradients_are_those_of_backpropagation_in_one_piece(
     tied: bool, order: str, in_flight: int | None, config: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = config(model={"tied": tied}, pipeline={"order": order, "in_flight": in_flight}, optim={"clip": 0.0})
-    loss, gradients = pipeline_gradients(recipe, monkeypatch)
-    expected_loss, expected = plain_gradients(recipe)
-    assert loss == pytest.approx(expected_loss, rel=1e-6)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+    same_gradients(pipeline_gradients(recipe, monkeypatch), plain_gradients(recipe, [(1, 2, 3, 4)] * 4))
+
+
+@pytest.mark.parametrize(
+    ("stages", "crossed"), [(4, (2, 1, 4, 3)), (6, (2, 1, 3, 4, 6, 5))], ids=["pairs only", "middle stages"]
+)
+def test_gradients_of_swapped_routes_are_those_of_backpropagation(
+    stages: int, crossed: tuple[int, ...], config: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routing = {"routing": "swapped", "stages": stages, "microbatches": 3}
+    recipe = config(model={"layers": stages}, pipeline=routing, optim={"clip": 0.0})
+    orders = [range(1, stages + 1), crossed, range(1, stages + 1)]
+    same_gradients(pipeline_gradients(recipe, monkeypatch), plain_gradients(recipe, orders))
 
 
 def test_gradients_do_not_depend_on_the_order_of_work(config: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: every stage adds microbatches up in their own order, whoever was ready first."""
     plans = [{"order": order, "in_flight": n} for order in ("1f1b", "gpipe") for n in (1, 2, 4)]
-    found = [pipeline_gradients(config(pipeline=plan), monkeypatch)[1] for plan in plans]
-    for gradients in found[1:]:
-        assert all(torch.equal(gradients[name], found[0][name]) for name in found[0])
+    found = [pipeline_gradients(config(pipeline=plan), monkeypatch) for plan in plans]
+    for loss, gradients in found[1:]:
+        assert loss == found[0][0]
+        assert all(torch.equal(gradients[name], tensor) for name, tensor in found[0][1].items())
 
 
 def test_the_same_run_twice_is_the_same_bit_for_bit(config: Recipe) -> None:
@@ -133,17 +158,16 @@ def test_what_is_lost_is_rebuilt_by_the_formula(config: Recipe) -> None:
     engine = engine_of(config())
     losses(engine, 3)
     before = states(engine)
-    donors = {stage: engine.runners[stage].donor() for stage in (1, 3)}
-    assert donors[1].grad_norm is not None
-    assert donors[3].grad_norm is not None
-    omegas = donors[1].grad_norm ** 2, donors[3].grad_norm ** 2
-    expected = merge(donors[1].weights, donors[3].weights, *omegas)
+    one, other = (engine.runners[stage].state() for stage in (1, 3))
+    assert one.grad_norm is not None
+    assert other.grad_norm is not None
+    expected = merge(one.weights, other.weights, one.grad_norm**2, other.grad_norm**2)
     lost = engine.runners[2]
     with torch.no_grad():
         for parameter in lost.parameters.values():
             parameter.fill_(math.nan)
 
-    assert engine.lose([2]) == ""
+    assert engine.lose([2]) == Plan({2: ("checkfree", (1, 3))}, rollback=False, reason="")
 
     reborn = lost.state()
     assert reborn.weights.keys() == expected.keys()
@@ -173,21 +197,26 @@ def test_a_reborn_stage_learns_a_tenth_faster_however_often_it_is_lost(config: R
 def test_two_stages_that_are_not_neighbours_are_rebuilt_at_once(config: Recipe) -> None:
     engine = engine_of(config(model={"layers": 5}, pipeline={"stages": 5}))
     losses(engine, 2)
-    given = {s: engine.runners[s].donor() for s in (1, 3, 5)}
-    assert engine.lose([4, 2]) == ""
+    given = {s: engine.runners[s].state() for s in (1, 3, 5)}
+    assert engine.lose([4, 2]).rebuilt == {2: ("checkfree", (1, 3)), 4: ("checkfree", (3, 5))}
     for stage in (2, 4):
-        expected = engine._recovery.rebuild(stage, {s: given[s] for s in (stage - 1, stage + 1)})
+        one, other = given[stage - 1], given[stage + 1]
+        assert one.grad_norm is not None
+        assert other.grad_norm is not None
+        expected = merge(one.weights, other.weights, one.grad_norm**2, other.grad_norm**2)
         state = engine.runners[stage].state()
         assert all(torch.equal(state.weights[name], tensor) for name, tensor in expected.items())
     assert math.isfinite(engine.train_step().loss)
 
 
-@pytest.mark.parametrize("stages", [[0], [1], [4], [2, 3]])
+@pytest.mark.parametrize("stages", [[0], [1], [4], [2, 3], [1, 3]])
 def test_what_cannot_be_rebuilt_leaves_the_others_alone(stages: list[int], config: Recipe) -> None:
     engine = engine_of(config())
     engine.train_step()
     before = states(engine)
-    assert "CheckFree cannot rebuild" in engine.lose(stages)
+    plan = engine.lose(stages)
+    assert not plan.rollback
+    assert plan.reason.startswith("checkfree cannot, ")
     assert states(engine) == before
 
 

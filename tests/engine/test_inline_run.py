@@ -15,6 +15,8 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.engine import inline_run
 from planaria.engine.origin import START, Origin
+from planaria.observe.ledger import prove_exactly_once
+from planaria.observe.logs import RunRecord
 
 Recipe = Callable[..., RunConfig]
 STAGES = range(5)
@@ -125,3 +127,62 @@ def test_a_resumed_run_is_not_struck_by_the_blow_that_ended_it(config: Recipe, t
     assert ending == d.Finish(outcome="finished")
     assert list(log.losses()) == list(range(3, 10))
     assert [f.step for f in log.facts if isinstance(f, e.FaultInjected)] == [6]
+
+
+def record(config: RunConfig, folder: Path, log: Log) -> RunRecord:
+    return RunRecord(folder, config, [(float(t), fact) for t, fact in enumerate(log.facts)], [], [])
+
+
+def tries(log: Log) -> list[tuple[int, float]]:
+    """(step, loss) of every training step that was carried out, in order."""
+    reports = [fact for fact in log.facts if isinstance(fact, e.StageReady)]
+    return [(r.step, r.loss) for r in reports if r.loss is not None and r.grad_norm is not None]
+
+
+@pytest.mark.parametrize(("every", "back_to"), [(2, 2), (4, 0)], ids=["to a checkpoint", "to the beginning"])
+def test_after_a_rollback_the_same_steps_come_again(every: int, back_to: int, config: Recipe, tmp_path: Path) -> None:
+    recipe = config(train={"steps": 6}, checkpoint={"every": every}, recovery={"strategy": "checkpoint"})
+    _, untroubled = run(recipe, tmp_path / "untroubled")
+    ending, log = run(recipe, tmp_path / "struck", kill(3, 2), kill(3, 0))
+    assert ending == d.Finish(outcome="finished")
+    once = tries(untroubled)
+    assert tries(log) == once[:3] + once[back_to:], "the same losses, bit for bit"
+    assert [(f.step, f.stage) for f in log.facts if isinstance(f, e.FaultInjected)] == [(3, 0), (3, 2)]
+    assert [(f.step, f.outcome) for f in log.facts if isinstance(f, d.Form)] == [(back_to, "rolled back")]
+    assert not prove_exactly_once(record(recipe, tmp_path, log))
+    for stage in STAGES:
+        ends = [stage_file(tmp_path / f / "checkpoints" / "step-00000006", stage) for f in ("struck", "untroubled")]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_only_what_nothing_else_can_rebuild_is_rolled_back(config: Recipe, tmp_path: Path) -> None:
+    chain = {"strategy": "checkfree, checkpoint"}
+    recipe = config(train={"steps": 6}, checkpoint={"every": 2}, recovery=chain)
+    ending, log = run(recipe, tmp_path, kill(1, 2), kill(3, 2), kill(5, 1), kill(5, 3))
+    assert ending == d.Finish(outcome="finished")
+    assert [step for step, _ in tries(log)] == [0, 1, 2, 3, 4, 4, 5]
+    assert [f.step for f in log.facts if isinstance(f, d.Form)] == [4]
+    assert not prove_exactly_once(record(recipe, tmp_path, log))
+
+
+def test_a_resumed_run_does_not_roll_back_beyond_where_it_took_up(config: Recipe, tmp_path: Path) -> None:
+    recipe = config(train={"steps": 6}, checkpoint={"every": 3}, recovery={"strategy": "checkpoint"})
+    _, through = run(recipe, tmp_path / "through")
+    copy_checkpoint(tmp_path / "through", tmp_path / "resumed", 3)
+    ending, log = run(recipe, tmp_path / "resumed", kill(5, 1), origin=resumed(tmp_path, 3))
+    assert ending == d.Finish(outcome="finished")
+    once = dict(tries(through))
+    assert tries(log) == [(step, once[step]) for step in (3, 4, 3, 4, 5)]
+    assert not prove_exactly_once(record(recipe, tmp_path, log))
+
+
+def test_a_stage_of_a_run_that_was_resumed_in_part_is_rolled_back_to_the_seed(config: Recipe, tmp_path: Path) -> None:
+    """Its newest checkpoint is partial: a stage that it lacks begins anew, after every rollback."""
+    recipe = config(train={"steps": 6}, recovery={"strategy": "checkpoint"})
+    run(config(train={"steps": 6}), tmp_path, kill(3, 1))
+    load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
+    ending, log = run(recipe, tmp_path, kill(5, 0), origin=Origin(3, 0, load, struck=True))
+    assert ending == d.Finish(outcome="finished")
+    again = tries(log)
+    assert [step for step, _ in again] == [3, 4, 3, 4, 5]
+    assert again[:2] == again[2:4]

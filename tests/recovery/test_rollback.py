@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from planaria.recovery.checkpoint import Rollback, rollback, rollback_mean
 
+Counted = Literal["steps", "ticks"]
 USEFUL, EVERY = st.integers(0, 200), st.integers(1, 60)
-COUNTED = st.sampled_from(["steps", "ticks"])
+COUNTED: st.SearchStrategy[Counted] = st.sampled_from(["steps", "ticks"])
 STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
 
 
@@ -29,7 +31,7 @@ STRUCK = st.frozensets(st.integers(0, 300), max_size=40)
         # Initial weights are still there before the first tick.
         (3, 5, {0}, Rollback(3, 0, 0), Rollback(3, 0, 0)),
         # Nothing is saved in time: from the beginning again, until the failures are over.
-        (3, 5, {1, 2, 3}, Rollback(6, 0, 3), Rollback(5, 1, 3)),
+        (3, 5, {1, 2, 3}, Rollback(6, 0, 3), Rollback(6, 1, 3)),
         # What strikes after the end strikes nothing.
         (2, 1, {2, 3}, Rollback(2, 2, 0), Rollback(2, 2, 0)),
     ],
@@ -40,39 +42,43 @@ def test_known_courses(useful: int, every: int, struck: set[int], by_steps: Roll
 
 
 @given(USEFUL, EVERY, COUNTED)
-def test_without_failures_every_step_is_useful(useful: int, every: int, counted: str) -> None:
-    assert rollback(useful, every, (), counted) == Rollback(useful, useful // every, 0)  # type: ignore[arg-type]
+def test_without_failures_every_step_is_useful(useful: int, every: int, counted: Counted) -> None:
+    assert rollback(useful, every, (), counted) == Rollback(useful, useful // every, 0)
 
 
 @given(USEFUL, STRUCK, COUNTED)
-def test_with_a_save_after_every_step_failures_lose_nothing(useful: int, struck: frozenset[int], counted: str) -> None:
+def test_with_a_save_after_every_step_failures_lose_nothing(
+    useful: int, struck: frozenset[int], counted: Counted
+) -> None:
     met = len(struck & set(range(1, useful)))
-    assert rollback(useful, 1, struck, counted) == Rollback(useful, useful, met)  # type: ignore[arg-type]
+    assert rollback(useful, 1, struck, counted) == Rollback(useful, useful, met)
 
 
 @given(USEFUL, EVERY, STRUCK, COUNTED)
-def test_a_failure_loses_less_than_an_interval(useful: int, every: int, struck: frozenset[int], counted: str) -> None:
-    outcome = rollback(useful, every, struck, counted)  # type: ignore[arg-type]
+def test_a_failure_loses_less_than_an_interval(
+    useful: int, every: int, struck: frozenset[int], counted: Counted
+) -> None:
+    outcome = rollback(useful, every, struck, counted)
     assert useful <= outcome.ticks <= useful + outcome.rollbacks * (every - 1)
     assert outcome.rollbacks == len(struck & set(range(1, outcome.ticks)))
 
 
 @given(USEFUL, EVERY, STRUCK, STRUCK, COUNTED)
 def test_more_failures_never_help(
-    useful: int, every: int, struck: frozenset[int], more: frozenset[int], counted: str
+    useful: int, every: int, struck: frozenset[int], more: frozenset[int], counted: Counted
 ) -> None:
-    few, many = (rollback(useful, every, faults, counted) for faults in (struck, struck | more))  # type: ignore[arg-type]
+    few, many = (rollback(useful, every, faults, counted) for faults in (struck, struck | more))
     assert few.ticks <= many.ticks
 
 
 @pytest.mark.parametrize("counted", ["steps", "ticks"])
 @pytest.mark.parametrize(("every", "p"), [(1, 0.1), (7, 0.02), (50, 0.02)])
-def test_a_long_course_takes_its_mean(every: int, p: float, counted: str) -> None:
+def test_a_long_course_takes_its_mean(every: int, p: float, counted: Counted) -> None:
     useful, rng = 100_000, random.Random(34107)
     struck = {tick for tick in range(4 * useful) if rng.random() < p}
-    outcome = rollback(useful, every, struck, counted)  # type: ignore[arg-type]
+    outcome = rollback(useful, every, struck, counted)
     assert outcome.ticks < 4 * useful
-    assert outcome.ticks / useful == pytest.approx(rollback_mean(every, p, counted), rel=0.02)  # type: ignore[arg-type]
+    assert outcome.ticks / useful == pytest.approx(rollback_mean(every, p, counted), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +95,8 @@ def test_without_failures_the_mean_is_one() -> None:
 
 
 @pytest.mark.parametrize("counted", ["steps", "ticks"])
-def test_rare_failures_lose_half_an_interval_each(counted: str) -> None:
-    lost = rollback_mean(100, 1e-6, counted) - 1.0  # type: ignore[arg-type]
+def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
+    lost = rollback_mean(100, 1e-6, counted) - 1.0
     assert lost == pytest.approx(1e-6 * 99 / 2, rel=1e-3)
 
 

@@ -9,9 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Point
-
-SMOOTHED = 3
-"""validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
+from planaria.compare.spec import SMOOTHED
 
 
 def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:

@@ -15,6 +15,8 @@ from planaria.errors import UserError
 
 FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
+SMOOTHED = 3
+"""validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
 FREE_TO_DIFFER = ("recovery", "checkpoint", "pipeline.routing", "name")
 """all that arms may change; with other text, seeds, sizes or budgets they would not be comparable"""
 
@@ -69,6 +71,12 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
         raise UserError(f"{path}: has no [compare] table; `planaria train {path}` trains it, see docs/compare.md")
     comparison = _comparison(table, path)
     base = recipe.from_tree(tree, flags, path)
+    validations = int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
+    if validations < SMOOTHED:
+        raise UserError(
+            f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
+            f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
+        )
     arms = [Arm(name=FAULT_FREE, config=base, faults=False)]
     for name, changes in comparison.arms.items():
         faults = changes.pop("faults", True)

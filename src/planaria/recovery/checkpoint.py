@@ -94,9 +94,9 @@ def rollback(
 def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "steps") -> float:
     """Mean ticks for each useful step of a long :func:`rollback`, when every tick is struck with probability ``p``.
 
-    With q = 1 − p and f = ``every``, from one save to the next: f ticks keep what follows their last failure, 1 + q + …
-    + q^(f−1) = (1 − q^f) / p steps on average; f steps take one tick, and then f − 1 in a row that are not struck, which
-    are reached after (q^−(f−1) − 1) / p ticks on average.
+    With q = 1 − p and f = ``every``, from one save to the next: f ticks keep what follows their last failure,
+    1 + q + … + q^(f−1) = (1 − q^f) / p steps on average; f steps take one tick, and then f − 1 in a row that are not
+    struck, which are reached after (q^−(f−1) − 1) / p ticks on average.
     """
     if p == 0.0:
         return 1.0
