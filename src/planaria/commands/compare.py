@@ -119,6 +119,8 @@ def _compared(
             Scored(
                 name=arm.name,
                 changes=_changes(base, arm.config),
+                faults=arm.faults,
+                routing=arm.config.pipeline.routing,
                 runs=score(courses[free], courses[arm.name], pair, digests, comparison.target_at, scale),
                 step_s=clock.step_s,
                 save_s=clock.save_s,

@@ -63,8 +63,10 @@ class Run(_Record):
     ratio: float | None
     """ticks over the fault-free arm's with the same seed"""
     hours_ratio: float | None
-    final: float
-    """the last smoothed loss"""
+    final: float | None
+    """the last smoothed loss; None if the arm stopped before there was one"""
+    saves: int
+    """checkpoints that were made before the target, or in all where it was not reached"""
     failures: int
     """losses that were met before the target, or in all where it was not reached"""
     steps_lost: int
@@ -78,6 +80,9 @@ class Scored(_Record):
     name: str
     changes: dict[str, str]
     """what the arm changes of the recipe"""
+    faults: bool
+    """whether the failures struck it"""
+    routing: str
     runs: list[Run]
     step_s: float
     """seconds of one step by the clock"""
@@ -97,6 +102,11 @@ class Scored(_Record):
         if any(value is None for value in values):
             return None
         return statistics.fmean(values), min(values), max(values)
+
+    @property
+    def missed(self) -> int:
+        """Seeds with which the target was not reached."""
+        return sum(run.ticks is None for run in self.runs)
 
 
 class Failures(_Record):
@@ -120,6 +130,15 @@ class Compared(_Record):
     hourly: float
     failures: list[Failures]
     arms: list[Scored]
+
+    def ranked(self) -> list[Scored]:
+        """The fault-free arm, then the others by their mean hours to the target; last those that missed it."""
+
+        def rank(arm: Scored) -> tuple[int, float]:
+            hours = arm.spread("hours")
+            return (arm.missed, hours[0] if hours else 0.0)
+
+        return [self.arms[0], *sorted(self.arms[1:], key=rank)]
 
 
 def score(
@@ -149,7 +168,8 @@ def score(
                 hours=hours,
                 ratio=None if ticks is None else ticks / reference,
                 hours_ratio=None if hours is None else hours / fair if fair else None,
-                final=smoothed(own.points)[-1][1],
+                final=next((loss for _, loss in reversed(smoothed(own.points))), None),
+                saves=sum(1 for tick in own.saved if tick <= until),
                 failures=sum(1 for met in own.met if met.tick < until),
                 steps_lost=sum(met.steps_lost for met in own.met),
                 stopped=own.stopped,

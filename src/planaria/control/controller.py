@@ -129,7 +129,8 @@ class Controller:
             self._observer.on_decision(t, decision)
             self._carry_out(decision)
             self._chaos.on_decision(t, decision)
-            chosen = chosen or (self._cadence and self._cadence.on_decision(time.monotonic(), decision))
+            if self._cadence is not None:
+                chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         if chosen:
             self._happened(chosen)
         if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.step != step:
