@@ -30,7 +30,7 @@ from planaria.routing import routing
 def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     """Run the comparison in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
     comparison, arms = load(path, flags)
-    clocks = {arm.name: clock_of(_clock_config(path, comparison, arm)) for arm in arms}
+    clocks = {arm.name: clock_of(clock_config(path, comparison, arm)) for arm in arms}
     arms = [_settled(comparison, arm, clocks[arm.name]) for arm in arms]
     for arm in arms:
         check(arm.config.model_copy(update={"engine": "inline"}))
@@ -79,7 +79,7 @@ def _by_arm(jobs: list[Job], results: list[Result]) -> dict[str, dict[int, Resul
     return found
 
 
-def _clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
+def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
     """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe."""
     if not comparison.clock:
         return arm.config
@@ -108,7 +108,7 @@ def _compared(
     free = arms[0].name
     scored = []
     for arm in arms:
-        config, clock = _clock_config(path, comparison, arm), clocks[arm.name]
+        config, clock = clock_config(path, comparison, arm), clocks[arm.name]
         scale = stage_parameters(config.model, config.pipeline.stages, 1) / stage_parameters(
             base.model, base.pipeline.stages, 1
         )
