@@ -60,7 +60,7 @@ WAYS = [
     redundant(True),
     redundant(False),
 ]
-LINK_S = 0.008
+LINK_S = 0.012
 """seconds of one activation on the slow link"""
 
 
@@ -211,7 +211,7 @@ class Race:
 
     def config(self, way: RecoveryConfig, steps: int) -> RunConfig:
         """Sleeping stages; on a slow link an activation takes :data:`LINK_S`."""
-        case = even(4, 8, "1f1b", 0.006, 0.012)
+        case = even(4, 8, "1f1b", 0.010, 0.020)
         plain = case.config(f"{slug(way)}-time", steps + SKIP)
         model = plain.model.model_copy(update={"context": self.context})
         bandwidth = FP32_BYTES * self.context * model.dim / LINK_S if self.slow else None

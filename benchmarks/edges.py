@@ -21,9 +21,10 @@ from benchmarks import ladder
 from benchmarks.common import Claim, Row, conclude, parser, start
 from planaria.compare.race import Point
 from planaria.compare.results import smoothed, ticks_to
+from planaria.compare.spec import SMOOTHED
 from planaria.config import RecoveryConfig
 from planaria.data.shards import prepare
-from planaria.errors import RunStopped
+from planaria.errors import RunStopped, UserError
 
 NAME = "edges"
 FIRST, LAST, STEPS = Claim(high=0.2), Claim(high=0.5), Claim(high=1.35)
@@ -112,9 +113,13 @@ def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--steps", type=int, default=600)
-    flags.add_argument("--every", type=int, default=20, help="steps between validations; three make one loss")
+    flags.add_argument("--every", type=int, default=20, help=f"steps between validations; {SMOOTHED} make one loss")
     ladder.add_model_flags(flags)
     given = flags.parse_args()
+    if given.steps < SMOOTHED * given.every:
+        raise UserError(
+            f"--steps {given.steps}: a loss is the mean of {SMOOTHED} validations; lower --every or train on"
+        )
     prepare(ladder.recipe(given, 0, COPY).data, given.vocab, print)
     notes = [
         "measured: swapped / full, worst seed",

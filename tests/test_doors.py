@@ -15,6 +15,8 @@ LEVELS = (
     ("plan",),
     ("fleet", "transport", "checkpoint"),
     ("engine", "control"),
+    ("compare",),
+    ("compare",),
     ("observe",),
     ("commands",),
     ("cli",),

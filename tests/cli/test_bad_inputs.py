@@ -105,7 +105,7 @@ def write(text: str) -> Callable[[Path], None]:
             ["recovery.strategy = 'checkfree, chekpoint'", "no strategy 'chekpoint'", "did you mean 'checkpoint'"],
         ),
         ('[recovery]\nstrategy = "echo, "', ["recovery.strategy = 'echo, '", "no strategy ''"]),
-        ('[recovery]\nstrategy = "echo, checkfree, echo"', ["recovery.strategy", "'echo' is there twice", "remove one"]),
+        ('[recovery]\nstrategy = "echo, checkfree, echo"', ["strategy", "'echo' is there twice", "remove one"]),
         (
             '[recovery]\nstrategy = "checkfree_plus"',
             ["recovery.strategy = 'checkfree_plus'", "pipeline.routing = 'swapped'", "'full'"],

@@ -1,52 +1,26 @@
 """A fleet without processes: workers that do as they are told, one message at a time, under the real apply and decide.
 
-The workers know what real ones know (how many updates their state has seen, and since how many commits they have kept
-copies of others), so whatever the controller decides is held against the truth, not against its own book-keeping.
+The workers know what real ones know (how many updates their state has seen, and through which steps they have kept
+copies of which other stages), so whatever the controller decides is held against the truth, not against its own
+book-keeping.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from itertools import pairwise
+
+from pretender import Gift, Pretender, is_whole
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.config import RecoveryConfig
 from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
 from planaria.control.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 
-Gift = tuple[int, int, int]
-"""generation, lost stage, donor stage"""
-
 MOST_DECISIONS = 30
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""
-
-
-def commits_until_whole(config: RecoveryConfig, by: str, lost: int) -> int:
-    """Commits after which the host of a strategy's copy of the stage ``lost`` can give it whole."""
-    if by == "checkfree_plus":
-        return 1 if lost == 0 else 0
-    return {"redundant": 1, "echo": config.echo.every}.get(by, 0)
-
-
-@dataclass
-class Pretender:
-    """One incarnation of a worker. ``updates`` counts the updates in its stage's state; None while it has none.
-
-    ``commits`` counts those that it has made since it got its stage: what it keeps of others began with it.
-    """
-
-    incarnation: int
-    joined: bool = False
-    stage: int = -1
-    generation: int = 0
-    updates: int | None = None
-    commits: int = 0
-    wants: set[Gift] = field(default_factory=set)
-    orders: deque[d.Order] = field(default_factory=deque)
 
 
 class PretendFleet:
@@ -88,7 +62,9 @@ class PretendFleet:
                 self._report(worker, e.StageReady, step=run.step, loss=loss, grad_norm=norm)
             case d.Commit() as commit if commit.generation == me.generation:
                 assert me.updates == commit.step
-                me.updates, me.commits = commit.step + 1, me.commits + 1
+                me.updates = commit.step + 1
+                for other in me.others:
+                    me.kept[other].add(commit.step)
                 self._report(worker, e.StageCommitted, step=commit.step)
             case d.Save() as save:
                 assert me.updates == save.step, "a stage without the state of this step is being saved"
@@ -157,8 +133,9 @@ class PretendFleet:
         if isinstance(mine.source, d.Keep):
             assert (me.stage, me.updates) == (mine.stage, form.step), "a worker keeps a state that is not of this step"
         else:
-            me.commits = 0
+            me.kept.clear()
         me.stage, me.generation, me.updates = mine.stage, form.generation, form.step
+        me.others = {m.stage for m in form.members} - {mine.stage}
         if isinstance(mine.source, d.Rebuild):
             me.updates = None
             me.wants = {(form.generation, mine.stage, donor) for donor in mine.source.donors}
@@ -175,8 +152,9 @@ class PretendFleet:
         for member in form.members:
             if isinstance(member.source, d.Rebuild) and me.stage in member.source.donors:
                 assert not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
-                wanted = commits_until_whole(self.started.recovery, member.source.by, member.stage)
-                assert me.commits >= wanted, f"stage {me.stage} has no whole copy of stage {member.stage}"
+                steps, by = me.kept[member.stage], member.source.by
+                whole = is_whole(self.started.recovery, by, member.stage, steps)
+                assert whole, f"stage {me.stage} has no whole copy of stage {member.stage}"
                 self.gifts.add((form.generation, member.stage, me.stage))
 
     def _carry_out(self, decision: d.Decision) -> None:
@@ -202,13 +180,13 @@ class PretendFleet:
                 self._judge_form(decision, before)
             case d.RunStep():
                 assert (decision.generation, decision.step) == (self.state.generation, self.next_step)
-                self._judge_whole()
+                self._judge_holders(decision.mode)
                 self.ready.clear()
             case d.Commit():
                 self.ages = {stage: age + 1 for stage, age in self.ages.items()}
                 assert decision.generation == self.state.generation
                 assert decision.step == self.next_step, "a step is committed twice, or left out"
-                assert self._reported_ready(decision) == set(range(self.started.stages + 1))
+                assert self._reported_ready(decision) == self.state.holders.keys()
                 self.next_step += 1
             case d.Save():
                 self.saved_by.clear()
@@ -228,7 +206,12 @@ class PretendFleet:
         assert self.cannot is None
         assert form.generation > before.generation, "generations must grow"
         stages, workers = [m.stage for m in form.members], [m.worker for m in form.members]
-        assert stages == list(range(self.started.stages + 1))
+        whole = stages == list(range(self.started.stages + 1))
+        assert (form.outcome == "skipping") == (not whole)
+        if not whole:
+            assert self.started.recovery.meanwhile == "skip"
+            assert stages == sorted(set(stages)) and stages[0] == 0 and len(stages) > 1
+            assert before.holders.keys() <= set(stages), "a stage that has a worker is left out"
         assert len(set(workers)) == len(workers), "two stages for one worker"
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
@@ -238,11 +221,13 @@ class PretendFleet:
             self._judge_rollback(form, before)
         else:
             sources = {m.stage: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
-            assert {stage: (s.by, tuple(s.donors)) for stage, s in sources.items()} == plan.rebuilt
-            assert not before.lost & {donor for s in sources.values() for donor in s.donors}, "a donor that is lost"
+            rebuilt = {stage: (s.by, tuple(s.donors)) for stage, s in sources.items()}
+            assert rebuilt == {stage: how for stage, how in plan.rebuilt.items() if stage in stages}
+            donors = {donor for s in sources.values() for donor in s.donors}
+            assert donors <= set(stages) - before.lost, "a donor that is lost or not there"
         self.ages |= {m.stage: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
-        assert {(link.low, link.high) for link in form.links} == set(self.started.pairs)
+        assert {(link.low, link.high) for link in form.links} == self._edges(set(stages))
         for link in form.links:  # a new holder has none of the old one's edges
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
@@ -257,8 +242,13 @@ class PretendFleet:
         self.next_step = self.started.first_step if before.durable is None else before.durable_step
 
     def _answer(self, before: RunState) -> Plan:
-        """What the recipe's strategies say to what is lost, given how long the stages truly have their holders."""
-        return recovery(self.started.recovery, self.started.stages).plan(before.lost, self.ages)
+        """What the recipe's strategies say to what is lost, to the controller's knowledge.
+
+        Does it know too much, a donor lacks what it is asked for; too little it may only where stages were skipped.
+        """
+        skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
+        assert skipped or before.ages == self.ages
+        return recovery(self.started.recovery, self.started.stages).plan(before.lost, before.ages)
 
     def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:
         """No strategy has an answer, or trying again has led nowhere too often."""
@@ -267,11 +257,19 @@ class PretendFleet:
         assert (cannot.lost, cannot.reason) == (sorted(before.lost), self._answer(before).reason)
         assert cannot.reason
 
-    def _judge_whole(self) -> None:
-        """Every stage has one living holder whose state is of this step."""
-        assert set(self.state.holders) == set(range(self.started.stages + 1))
-        assert len(set(self.state.holders.values())) == len(self.state.holders)
-        for stage, worker in self.state.holders.items():
+    def _edges(self, present: set[int]) -> set[tuple[int, int]]:
+        """Between neighbours on the routes past what is not there, and between a stage and the host of its copy."""
+        walks = [[stage for stage in route if stage in present] for route in self.started.routes]
+        pairs = [*self.started.pairs, *(pair for walk in walks for pair in pairwise(walk))]
+        return {(min(p), max(p)) for p in pairs if set(p) <= present}
+
+    def _judge_holders(self, mode: str) -> None:
+        """Every stage, or in training every one that is not skipped, has one living holder of this step's state."""
+        holders = self.state.holders
+        absent = self.state.skipped if mode == "train" else set()
+        assert holders.keys() == set(range(self.started.stages + 1)) - absent
+        assert len(set(holders.values())) == len(holders)
+        for stage, worker in holders.items():
             assert (self.alive[worker].stage, self.alive[worker].updates) == (stage, self.next_step)
 
     def _reported_ready(self, commit: d.Commit) -> set[int]:

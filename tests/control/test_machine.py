@@ -29,7 +29,7 @@ CHAINS = [
 def started(**changed: Any) -> e.RunStarted:
     plain: dict[str, Any] = {
         "name": "run", "seed": 1, "stages": STAGES, "steps": 4, "first_step": 0, "samples_per_step": 8,
-        "wall_time": 0.0, "spares": 1, "pairs": PAIRS,
+        "wall_time": 0.0, "spares": 1, "pairs": PAIRS, "routes": [[0, 1, 2, 3, 4, 0], [0, 2, 1, 4, 3, 0]],
     }  # fmt: skip
     return e.RunStarted.model_validate(plain | changed)
 

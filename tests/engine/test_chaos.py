@@ -48,10 +48,7 @@ def steps(made: TraceChaos, t: float, *numbers: int, length: float = 1.0) -> flo
 
 def rebuild(step: int, lost: int) -> d.Form:
     source = d.Rebuild(by="checkfree", donors=[lost - 1, lost + 1])
-    members = [
-        d.Member(stage=s, worker=w, source=source if s == lost else d.Keep())
-        for s, w in HOLDERS.items()
-    ]
+    members = [d.Member(stage=s, worker=w, source=source if s == lost else d.Keep()) for s, w in HOLDERS.items()]
     return d.Form(generation=2, step=step, outcome="recovered", members=members, links=[])
 
 

@@ -177,9 +177,13 @@ def test_a_resumed_run_does_not_roll_back_beyond_where_it_took_up(config: Recipe
 
 
 def test_a_stage_of_a_run_that_was_resumed_in_part_is_rolled_back_to_the_seed(config: Recipe, tmp_path: Path) -> None:
-    """Its newest checkpoint is partial: a stage that it lacks begins anew, after every rollback."""
+    """Its newest checkpoint is partial: a stage that it lacks begins anew, after every rollback.
+
+    An older checkpoint, though whole, is of a past that the resumption has left behind.
+    """
     recipe = config(train={"steps": 6}, recovery={"strategy": "checkpoint"})
-    run(config(train={"steps": 6}), tmp_path, kill(3, 1))
+    run(config(train={"steps": 6}, checkpoint={"every": 2}), tmp_path, kill(3, 1))
+    assert saved(tmp_path) == ["step-00000002", "step-00000003.partial"]
     load = dict.fromkeys([0, 2, 3, 4], "step-00000003.partial")
     ending, log = run(recipe, tmp_path, kill(5, 0), origin=Origin(3, 0, load, struck=True))
     assert ending == d.Finish(outcome="finished")

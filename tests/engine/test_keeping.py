@@ -202,16 +202,21 @@ def test_a_host_that_dies_loses_what_it_kept_until_it_is_whole_again(
 ) -> None:
     engine = engine_of(config(pipeline=SWAPPED, recovery=recovery))
     losses(engine, 3)
+    before = everything(engine)[host]
     assert lose(engine, host).reason == ""
+    if "redundant" in recovery["strategy"]:
+        assert everything(engine)[host] == before, "its own state is another's to give"
+    if recovery["strategy"] != "echo":  # which allots its memory at once
+        assert engine.keeping[host].nbytes == 0
     for _ in range(steps):
-        before = everything(engine)
+        untouched = everything(engine)
         assert "not whole yet" in engine.lose([original]).reason
-        assert everything(engine) == before
+        assert everything(engine) == untouched
         losses(engine, 1)
-    before = everything(engine)[original][0]
+    weights = everything(engine)[original][0]
     assert lose(engine, original).reason == ""
     if recovery["strategy"] != "echo" and "ends" not in recovery:
-        assert everything(engine)[original][0] == before
+        assert everything(engine)[original][0] == weights
 
 
 def half_a_step(engine: InlineEngine) -> None:

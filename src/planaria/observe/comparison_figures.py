@@ -84,7 +84,7 @@ def _bands(arm: Scored) -> tuple[list[float], list[float], list[float], list[flo
     if first >= last:
         return None
     grid = np.linspace(first, last, GRID)
-    drawn = np.array([np.interp(grid, *zip(*curve, strict=True)) for curve in arm.curves])
+    drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in arm.curves])
     return grid.tolist(), drawn.min(0).tolist(), drawn.mean(0).tolist(), drawn.max(0).tolist()
 
 
@@ -94,7 +94,7 @@ def _faint(colour: str) -> str:
 
 
 def hours_figure(found: Compared) -> go.Figure:
-    """Hours to the target: mean over seeds as a bar, least to most as a whisker; the dotted line is without failures."""
+    """Hours to the target: mean over seeds as a bar, least to most as a whisker; dotted: without failures."""
     arms, shade = found.ranked(), colours(found)
     rows = [label(arm.name) for arm in arms]
     fig = figure(80 + ROW * len(rows), x="hours to target", bargap=0.3, showlegend=False)

@@ -27,7 +27,7 @@ class RaceProgress:
     def __enter__(self) -> Self:
         if not self._quiet and self._stream.isatty():
             self._bars = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 TimeRemainingColumn(),
@@ -44,7 +44,7 @@ class RaceProgress:
             self._bars.stop()
 
     def told(self, arm: str, seed: int, ticks: int) -> None:
-        """``ticks`` of this run are done; a run that stopped early counts as done when it says its last one."""
+        """``ticks`` of this run are done. One that stopped early never says that it is done; its line stays."""
         run = (arm, seed)
         with self._lock:
             before, self._done[run] = self._done[run], ticks

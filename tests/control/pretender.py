@@ -1,0 +1,39 @@
+"""What one worker of the pretended fleet knows."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from planaria import decisions as d
+from planaria.config import RecoveryConfig
+
+Gift = tuple[int, int, int]
+"""generation, lost stage, donor stage"""
+
+
+def is_whole(config: RecoveryConfig, by: str, lost: int, steps: set[int]) -> bool:
+    """Can the host of a strategy's copy of the stage ``lost`` give it, having kept it through these ``steps``?"""
+    if by == "echo":
+        return {step % config.echo.every for step in steps} == set(range(config.echo.every))
+    if by == "redundant" or (by == "checkfree_plus" and lost == 0):
+        return bool(steps)
+    return True  # it gives of its own
+
+
+@dataclass
+class Pretender:
+    """One incarnation of a worker. ``updates`` counts the updates in its stage's state; None while it has none.
+
+    ``kept`` has the committed steps that other stages took part in since it got its own: what it can know of them.
+    """
+
+    incarnation: int
+    joined: bool = False
+    stage: int = -1
+    generation: int = 0
+    updates: int | None = None
+    kept: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    others: set[int] = field(default_factory=set)
+    wants: set[Gift] = field(default_factory=set)
+    orders: deque[d.Order] = field(default_factory=deque)

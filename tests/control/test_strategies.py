@@ -1,0 +1,77 @@
+"""What the controller makes of the strategies' answers: who rebuilds from whom, and who goes back to where."""
+
+from __future__ import annotations
+
+import pytest
+from test_decide import STAGES, fleet, last, work_until
+
+from planaria import decisions as d
+
+
+def test_with_checkpoints_everyone_goes_back_to_the_last_one() -> None:
+    made = fleet(save_every=2, recovery={"strategy": "checkpoint"})
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[2])
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (2, "rolled back")
+    assert {m.source for m in form.members} == {d.Load(folder="step-00000002")}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert [f.step for f in made.history if isinstance(f, d.Commit)] == [0, 1, 2, 2, 3, 4, 5]
+
+
+def test_without_a_checkpoint_a_rollback_leads_to_the_beginning() -> None:
+    made = fleet(save_every=4, recovery={"strategy": "checkfree, checkpoint"})
+    work_until(made, "run", 3)
+    made.lose(made.state.holders[0])
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (0, "rolled back")
+    assert {m.source for m in form.members} == {d.Fresh()}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert [f.step for f in made.history if isinstance(f, d.Commit)] == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_resumed_run_without_a_checkpoint_of_its_own_rolls_back_to_where_it_took_up() -> None:
+    load = {stage: "a" if stage else "b" for stage in range(STAGES)}
+    made = fleet(first_step=2, load=load, recovery={"strategy": "checkpoint"})
+    work_until(made, "run", 4)
+    made.lose(made.state.holders[3])
+    form = last(made, d.Form)
+    assert (form.step, form.outcome) == (2, "rolled back")
+    sources = [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(STAGES + 1)]
+    assert [m.source for m in form.members] == sources
+
+
+def test_each_lost_stage_goes_to_the_first_strategy_that_can() -> None:
+    made = fleet(recovery={"strategy": "checkfree, echo", "echo": {"every": 2}}, spares=2)
+    work_until(made, "run", 3)
+    for stage in (1, 3):
+        made.lose(made.state.holders[stage])
+    form = last(made, d.Form)
+    assert form.members[1].source == d.Rebuild(by="echo", donors=[2])
+    assert form.members[3].source == d.Rebuild(by="checkfree", donors=[2, 4])
+
+
+@pytest.mark.parametrize(("strategy", "commits"), [("redundant", 1), ("echo", 2), ("checkfree_plus", 1)])
+def test_who_has_just_come_has_nothing_to_give_yet(strategy: str, commits: int) -> None:
+    """The host of a copy is rebuilt; until its copy is whole again, the loss of the original ends the run."""
+    original, host = (0, 1) if strategy == "checkfree_plus" else (2, 1 if strategy == "redundant" else 3)
+    for waited in range(commits + 1):
+        made = fleet(recovery={"strategy": strategy, "echo": {"every": 2}}, spares=2)
+        work_until(made, "run", 3)
+        made.lose(made.state.holders[host])
+        work_until(made, "run", 3 + waited)
+        made.lose(made.state.holders[original])
+        assert (made.cannot is None) == (waited == commits)
+        if made.cannot is not None:
+            assert "not whole yet" in made.cannot.reason
+            assert made.cannot.lost == [original]
+
+
+def test_a_twin_is_whole_as_soon_as_a_commit_is_over_in_which_its_original_died() -> None:
+    made = fleet(recovery={"strategy": "redundant"})
+    work_until(made, "commit", 0)
+    made.lose(made.state.holders[2])
+    work_until(made, "link", 1)
+    assert last(made, d.Form).members[2].source == d.Rebuild(by="redundant", donors=[1])

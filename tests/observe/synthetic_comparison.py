@@ -1,0 +1,117 @@
+"""A comparison that nobody ran: courses by formula, scored by the real arithmetic."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from dataclasses import dataclass
+
+from planaria.compare.clock import Clock
+from planaria.compare.race import Course, Met, Point
+from planaria.compare.results import Compared, Failures, Scored, curve, score
+
+SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
+MISSING = "redraw <b>&"
+"""the arm that does not reach the target"""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a synthetic arm copes."""
+
+    changes: dict[str, str]
+    faults: bool = True
+    slower: float = 1.0
+    """steps to any loss, over the fault-free arm's"""
+    setback: float = 0.0
+    """steps that a failure costs"""
+    step_s: float = 91.3
+    save: int = 0
+    """steps between checkpoints"""
+    traffic: float = 0.0
+    memory: float = 0.0
+
+
+MANNERS = {
+    "fault-free": Manner({}, faults=False),
+    "checkfree-plus": Manner(
+        {"pipeline.routing": "swapped", "recovery.strategy": "checkfree_plus"}, slower=1.05, setback=6, traffic=0.004
+    ),
+    "checkpoint-50": Manner({"recovery.strategy": "checkpoint", "checkpoint.every": "50"}, setback=25, save=50),
+    "redundant": Manner({"recovery.strategy": "redundant"}, step_s=129.0, traffic=0.52, memory=1.0),
+    MISSING: Manner({"recovery.strategy": "random"}, setback=60),
+}
+
+
+def faults(seed: int) -> list[tuple[int, int]]:
+    """(step, stage) of about 15 failures."""
+    draw = random.Random(seed)
+    return sorted((draw.randrange(1, STEPS), draw.randint(1, STAGES)) for _ in range(12 + seed))
+
+
+def digest(seed: int) -> str:
+    return hashlib.sha256(str(seed).encode()).hexdigest()
+
+
+def loss(progress: float, seed: int) -> float:
+    """Of the fault-free arm after so many steps."""
+    return 2.1 + 0.02 * seed + 4.5 * math.exp(-max(progress, 0.0) / 60) + 1.2 * math.exp(-max(progress, 0.0) / 420)
+
+
+def course(manner: Manner, seed: int) -> Course:
+    """Progress is ticks without what failures took so far; a setback shows in the loss at once."""
+    struck = [step for step, _ in faults(seed)] if manner.faults else []
+    noise = random.Random(f"{seed} {sorted(manner.changes)}")
+    points = []
+    for tick in range(EVERY, STEPS + 1, EVERY):
+        progress = (tick - manner.setback * sum(step < tick for step in struck)) / manner.slower
+        points.append(Point(tick=tick, step=tick, loss=loss(progress, seed) + noise.gauss(0, 0.004)))
+    return Course(
+        points=points,
+        met=[
+            Met(tick=tick, stages=[2], outcome="2: x", moved_bytes=10**6, rolled_back=bool(manner.save), steps_lost=0)
+            for tick in struck
+        ],
+        ticks=STEPS,
+        saved=list(range(manner.save, STEPS + 1, manner.save)) if manner.save else [],
+        parcel_bytes=0,
+        kept_bytes=0,
+        stopped="tick 990: stage 2 is out of reach" if manner.setback > 50 and seed == SEEDS[0] else "",
+    )
+
+
+def clock(manner: Manner) -> Clock:
+    return Clock(manner.step_s, 91.3, 60.0, 60.0, 3.0, 30.0, 125e6)
+
+
+def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compared:
+    """What the comparison found."""
+    courses = {name: {seed: course(manner, seed) for seed in SEEDS} for name, manner in manners.items()}
+    first, digests = next(iter(manners)), {seed: digest(seed) for seed in SEEDS}
+    arms = [
+        Scored(
+            name=name,
+            changes=manner.changes,
+            faults=manner.faults,
+            routing=manner.changes.get("pipeline.routing", "full"),
+            runs=score(courses[first], courses[name], (clock(manners[first]), clock(manner)), digests, 0.6, 250.0),
+            step_s=manner.step_s,
+            save_s=60.0,
+            step_bytes=manner.traffic * 1e9,
+            traffic=manner.traffic,
+            memory=manner.memory,
+            curves=[curve(one, clock(manner), 250.0) for one in courses[name].values()],
+        )
+        for name, manner in manners.items()
+    ]
+    return Compared(
+        name="<i>worms",
+        clock="llama_500m.toml",
+        steps=STEPS,
+        stages=STAGES,
+        target_at=0.6,
+        hourly=hourly,
+        failures=[Failures(seed=seed, digest=digest(seed), faults=faults(seed)) for seed in SEEDS],
+        arms=arms,
+    )
