@@ -47,7 +47,11 @@ starts = st.builds(
     save_every=st.sampled_from([0, 1, 2]),
     recovery=st.sampled_from(CHAINS).flatmap(
         lambda strategy: st.fixed_dictionaries(
-            {"strategy": st.just(strategy), "echo": st.fixed_dictionaries({"every": st.integers(1, 3)})}
+            {
+                "strategy": st.just(strategy),
+                "meanwhile": st.sampled_from(["wait", "skip"]),
+                "echo": st.fixed_dictionaries({"every": st.integers(1, 3)}),
+            }
         )
     ),
     resumed=st.sampled_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pretend_fleet import PretendFleet
 from test_decide import STAGES, fleet, last, work_until
 
 from planaria import decisions as d
@@ -75,3 +76,41 @@ def test_a_twin_is_whole_as_soon_as_a_commit_is_over_in_which_its_original_died(
     made.lose(made.state.holders[2])
     work_until(made, "link", 1)
     assert last(made, d.Form).members[2].source == d.Rebuild(by="redundant", donors=[1])
+
+
+def skipping(strategy: str, **changed: object) -> PretendFleet:
+    recovery = {"strategy": strategy, "meanwhile": "skip", "echo": {"every": 4}}
+    return fleet(steps=9, spares=0, recovery=recovery, routes=[[0, 1, 2, 3, 4, 0]], **changed)
+
+
+def commit_without(made: PretendFleet, steps: int) -> None:
+    """Train on while the worker that was started for what is missing does not come up."""
+    goal = made.state.step + steps
+    while made.state.step < goal:
+        made.work(next(worker for worker in made.pending() if made.alive[worker].joined))
+
+
+@pytest.mark.parametrize(("strategy", "host"), [("echo, checkfree", 3), ("redundant, checkfree", 1)])
+def test_a_copy_gets_no_older_while_its_original_is_skipped(strategy: str, host: int) -> None:
+    """What was not whole when the stage was lost is not whole when it comes back, however many steps were trained."""
+    made = skipping(strategy)
+    work_until(made, "run", 2)
+    made.lose(made.state.holders[host])
+    while made.state.vacant or made.state.phase != "run":
+        made.work(made.pending()[-1])  # the newest first: the host is rebuilt, and has hardly begun to copy
+    made.lose(made.state.holders[2])
+    commit_without(made, 5)
+    assert last(made, d.Form).outcome == "skipping"
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_a_stage_whose_state_can_be_had_exactly_is_not_skipped() -> None:
+    """It could come back only as it was before the others moved on, and until then be taken for somebody's donor."""
+    made = skipping("checkfree")
+    work_until(made, "run", 0)
+    made.lose(made.state.holders[3])
+    assert made.state.phase == "idle"
+    made.behave()
+    assert [f.outcome for f in made.history if isinstance(f, d.Form)] == ["started", "recovered"]
+    assert made.ending == d.Finish(outcome="finished")

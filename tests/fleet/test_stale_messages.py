@@ -110,7 +110,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Post, Conne
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", 1)
     post = Post(setup, "w2", Desk(theirs, heartbeat_s=1.0))
-    post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}), state_bytes=64)
+    post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     return post, ours
 
 
@@ -119,7 +119,7 @@ def test_links_keep_an_edge_whose_id_stays_and_give_up_one_whose_id_changes(offi
     before, replaced = post.links.edges[1], post.links.edges[3]
     assert set(post.links.edges) == {1, 3}, "stage 2 has no part in the edge 0-1"
     post.hear(Opened(before, 0.0))
-    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}), state_bytes=64)
+    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     assert post.links.edges[1] is before and not before.abandoned  # type: ignore[attr-defined]
     assert post.links.edges[3] is not replaced and replaced.abandoned  # type: ignore[attr-defined]
     assert post.links.unopened == [3]
@@ -127,10 +127,10 @@ def test_links_keep_an_edge_whose_id_stays_and_give_up_one_whose_id_changes(offi
 
 def test_both_ends_of_a_rebuild_have_an_edge_for_it_until_it_is_over(office: tuple[Post, Connection]) -> None:
     post, _ = office
-    post.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(donors=[2, 4])}), state_bytes=64)
+    post.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
     (gift,) = post.links.transfers.values()
     assert (gift.spec.link_id, gift.spec.peer) == ("g2:state:2>3", 3)
-    post.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(donors=[1, 3])}), state_bytes=64)
+    post.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
     assert gift.abandoned  # type: ignore[attr-defined]
     assert {edge.spec.link_id for edge in post.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
     post.links.end_transfers()
@@ -143,7 +143,7 @@ def test_what_an_edge_of_an_older_generation_left_in_the_inbox_is_ignored(
 ) -> None:
     post, controller = office
     old: Any = post.links.edges[3]
-    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}), state_bytes=64)
+    post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
         "frame": Arrived(old, *frame(2, 7)),
         "state": Arrived(old, *frame(2, 7, content=Content.STATE)),

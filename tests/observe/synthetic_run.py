@@ -110,7 +110,7 @@ class Synthesis:
     def _form(self, step: int, outcome: str, reborn: int | None = None) -> None:
         self.generation += 1
         members = [
-            Member(stage=s, worker=w, source=Rebuild(donors=[s - 1, s + 1]) if s == reborn else Keep())
+            Member(stage=s, worker=w, source=Rebuild(by="checkfree", donors=[s - 1, s + 1]) if s == reborn else Keep())
             for s, w in self.holders.items()
         ]
         links = [Link(low=s, high=s + 1, id=f"{s}.{self.generation}") for s in range(STAGES)]

@@ -53,10 +53,10 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert faults == [
         "step 12  ⚡ SIGKILL sent to worker w2 (stage 2), during a forward",
         "step 12  ✗ worker w2 (stage 2) lost: connection closed (reset by peer)",
-        "step 12  ✓ stage 2 reborn in w5 from stages 1, 3 in 0.14 s",
+        "step 12  ✓ stage 2 reborn in w5 from stages 1, 3 (checkfree) in 0.14 s",
         "step 27  ⚡ SIGKILL sent to worker w3 (stage 3), during a forward",
         "step 27  ✗ worker w3 (stage 3) lost: connection closed (reset by peer)",
-        "step 27  ✓ stage 3 reborn in w6 from stages 2, 4 in 0.14 s",
+        "step 27  ✓ stage 3 reborn in w6 from stages 2, 4 (checkfree) in 0.14 s",
     ]
     assert "validation" in lines[-1] and "tokens/s" in lines[-1] and "5 + 1 workers" in lines[-1]
 

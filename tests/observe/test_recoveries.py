@@ -33,7 +33,8 @@ def started(first: int = 0) -> RunStarted:
 
 def form(generation: int, workers: str, outcome: str = "recovered", step: int = 3, reborn: int | None = None) -> Form:
     members = [
-        Member(stage=s, worker=w, source=Rebuild(donors=[0]) if s == reborn else Keep()) for s, w in enumerate(workers)
+        Member(stage=s, worker=w, source=Rebuild(by="checkfree", donors=[0]) if s == reborn else Keep())
+        for s, w in enumerate(workers)
     ]
     return Form(generation=generation, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
 

@@ -48,7 +48,7 @@ class Contest:
         name = f"{job.arm}.{job.config.seed}"
         out, log = self._folder / f"{name}.json", self._folder / f"{name}.log"
         if (result := finished(out, job)) is not None:
-            told(job, result.course.ticks)
+            told(job, job.config.train.steps)
             return result
         if self._stopping.is_set():
             raise RunStopped("stopped")
@@ -70,6 +70,7 @@ class Contest:
         result = finished(out, job)
         if code or result is None:
             raise RunStopped(f"{job.arm} with seed {job.config.seed} ended with exit code {code}; see {log}")
+        told(job, job.config.train.steps)  # also if it stopped before
         request.unlink()
         log.unlink()
         return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from planaria.compare.results import Compared, Scored
@@ -22,18 +24,20 @@ def without_failures(found: Compared, arm: Scored) -> float:
 def hours_at(found: Compared, arm: Scored, hourly: float, step_s: float | None = None) -> float | None:
     """Hours to the target at another failure rate; None if the arm did not reach it. ``step_s`` replaces its own.
 
-    On a straight line: with r₀ the ratio without failures, r the one that was raced at rate h₀, and H the hours of the
-    raced arm less those of its steps, hours(h) = T · step · (r₀ + (r − r₀) h / h₀) + H h / h₀, for T fault-free steps.
+    On a straight line: with r₀ the ratio without failures, r the one that was raced at rate h₀, D the hours that
+    failures stopped the raced arm, U those of its uploads, and m = log(1 − h) / log(1 − h₀) times as many failures,
+    hours(h) = T · step · (r₀ + (r − r₀) m) + D m + U, for T fault-free steps.
     """
     raced, ticks, hours = arm.spread("ratio"), arm.spread("ticks"), arm.spread("hours")
     if raced is None or ticks is None or hours is None:
         return None
     free = ticks[0] / raced[0]
     still = without_failures(found, arm)
-    more = hourly / found.hourly
+    more = math.log1p(-hourly) / math.log1p(-found.hourly)
     step = arm.step_s if step_s is None else step_s
-    down = hours[0] - ticks[0] * arm.step_s / 3600
-    return free * step * (still + (raced[0] - still) * more) / 3600 + down * more
+    uploads = statistics.fmean(run.saves for run in arm.runs) * arm.save_s / 3600
+    down = hours[0] - ticks[0] * arm.step_s / 3600 - uploads
+    return free * step * (still + (raced[0] - still) * more) / 3600 + down * more + uploads
 
 
 def winners(found: Compared, rates: Sequence[float], costs: Sequence[float], redundant: str | None) -> list[list[str]]:

@@ -123,13 +123,13 @@ def _(fact: d.Spawn, state: RunState) -> RunState:
 @apply.register
 def _(fact: d.Form, state: RunState) -> RunState:
     workers = dict(state.workers)
-    origins, born = dict(state.origins), dict(state.born)
+    origins, ages = dict(state.origins), dict(state.ages)
     for member in fact.members:
         workers[member.worker] = replace(workers[member.worker], status="member")
         if isinstance(member.source, d.Fresh | d.Load):
             origins[member.stage] = member.source
         if not isinstance(member.source, d.Keep):
-            born[member.stage] = fact.step
+            ages[member.stage] = 0
     return replace(
         state,
         phase="link",
@@ -141,7 +141,7 @@ def _(fact: d.Form, state: RunState) -> RunState:
         holders=_freeze({m.stage: m.worker for m in fact.members}),
         skipped=frozenset(range(state.settings.stages + 1)) - {m.stage for m in fact.members},
         origins=_freeze(origins),
-        born=_freeze(born),
+        ages=_freeze(ages),
         lost=frozenset() if fact.outcome == "rolled back" else state.lost,
         links=_freeze({(link.low, link.high): link.id for link in fact.links}),
         suspects=frozenset(),
@@ -159,7 +159,14 @@ def _(fact: d.RunStep, state: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Commit, state: RunState) -> RunState:
-    return replace(state, phase="commit", waiting=frozenset(state.holders.values()))
+    state = replace(state, phase="commit", waiting=frozenset(state.holders.values()))
+    rested = state.rested | state.skipped
+    if state.skipped:  # copies from and at the skipped stages rest; nobody's count as older for it
+        return replace(state, rested=rested)
+    # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
+    anew = {stage for pair in state.settings.pairs if rested & set(pair) for stage in pair}
+    ages = {stage: 1 if stage in anew else age + 1 for stage, age in state.ages.items()}
+    return replace(state, ages=_freeze(ages), rested=frozenset())
 
 
 @apply.register

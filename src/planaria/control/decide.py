@@ -83,10 +83,13 @@ def _form(state: RunState) -> d.Decision | None:
 
 
 def _may_skip(state: RunState) -> bool:
-    """May training go on without the vacant stages until there are workers for them?"""
+    """May training go on without the vacant stages until there are workers for them?
+
+    Not while the state of one can be had exactly: a stage that is skipped is lost, and never anyone's donor.
+    """
     blocks_left = set(state.holders) - {0}
-    wanted = state.settings.recovery.meanwhile == "skip"
-    return wanted and state.formed >= 0 and 0 in state.holders and bool(blocks_left)
+    wanted = state.settings.recovery.meanwhile == "skip" and 0 in state.holders
+    return wanted and state.formed >= 0 and bool(blocks_left) and state.lost >= set(state.vacant)
 
 
 def _outcome(state: RunState) -> str:

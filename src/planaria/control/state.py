@@ -42,8 +42,10 @@ class RunState:
     """stages whose state does not exist in any worker yet and comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """stages whose state died with their worker and is not rebuilt yet"""
-    born: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """stage → committed steps when its present, or last, holder got it"""
+    ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """stage → commits of its present, or last, holder, through which it kept its copies of others up to date"""
+    rested: frozenset[int] = frozenset()
+    """stages that were skipped since the last commit of the whole replica: their copies have missed steps"""
     skipped: frozenset[int] = frozenset()
     """stages that the present generation does without"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -101,11 +103,6 @@ class RunState:
         if self.durable is None:
             return self.settings.first_step, RunState.start(self.settings).origins
         return self.durable_step, dict.fromkeys(range(self.settings.stages + 1), self.durable)
-
-    @property
-    def ages(self) -> dict[int, int]:
-        """Steps committed since each stage's present, or last, holder got it."""
-        return {stage: self.step - born for stage, born in self.born.items()}
 
     @property
     def vacant(self) -> tuple[int, ...]:

@@ -47,7 +47,8 @@ class InlineEngine:
         """bytes that donors gave to lost stages, so far"""
         self.skipped: set[int] = set()
         """block stages that training does without until they are rebuilt"""
-        self._born = dict.fromkeys(self.runners, 0)
+        self._ages = dict.fromkeys(self.runners, 0)
+        self._rested: set[int] = set()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
         self._route = routing(config.pipeline.routing)
@@ -65,6 +66,7 @@ class InlineEngine:
         for stage, runner in present.items():
             runner.commit(self.step)
             self.keeping[stage].commit(self.step)
+        self._grow_older()
         result = StepResult(self.step, loss, norms)
         self.step += 1
         return result
@@ -82,7 +84,7 @@ class InlineEngine:
 
         Returns what was done. Where that is a rollback, or nothing can be done, the survivors are untouched.
         """
-        plan = self._chain.plan(frozenset(stages), {stage: self.step - born for stage, born in self._born.items()})
+        plan = self._chain.plan(frozenset(stages), self._ages)
         rebuilt = {}
         for stage, (by, donors) in plan.rebuilt.items() if not plan.reason else ():
             given = {donor: self._given(by, stage, donor) for donor in donors}
@@ -102,7 +104,7 @@ class InlineEngine:
         for stage, state in states.items():
             self.runners[stage].load(state)
             self.keeping[stage] = Keeping(self.config, stage, StageRunner)
-            self._born[stage] = self.step
+            self._ages[stage] = 0
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, stages: Collection[int], reborn: Collection[int] = ()) -> None:
@@ -110,6 +112,15 @@ class InlineEngine:
         self.skipped = set(stages)
         for keeping in self.keeping.values():
             keeping.formed(set(reborn), self.skipped)
+
+    def _grow_older(self) -> None:
+        """One commit more for whoever keeps copies; as in ``control.apply``, none while stages are skipped."""
+        self._rested |= self.skipped
+        if not self.skipped:
+            copies = [slot.copy for slot in self._chain.slots]
+            anew = {stage for copy in copies if self._rested & set(copy) for stage in copy}
+            self._ages = {stage: 1 if stage in anew else age + 1 for stage, age in self._ages.items()}
+            self._rested.clear()
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""

@@ -71,9 +71,12 @@ class Keeping:
     def formed(self, reborn: set[int], absent: set[int]) -> None:
         """Copies from or at ``reborn`` stages begin anew; those that involve an ``absent`` one rest as they are."""
         self._absent = absent
+        # Parts of one stage at several hosts begin anew together, so that they always belong to one version.
+        anew = {(slot.by, slot.copy.stage) for slot in self._chain.slots if reborn & set(slot.copy)}
         for side in (self._all_senders, self._all_holders):
             for number, keeper in side.items():
-                if reborn & set(self._chain.slots[number].copy):
+                slot = self._chain.slots[number]
+                if (slot.by, slot.copy.stage) in anew:
                     keeper.restart()
 
     @property
