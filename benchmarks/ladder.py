@@ -70,18 +70,7 @@ class Harm:
     later: list[float]
 
 
-def add_model_flags(flags: argparse.ArgumentParser) -> None:
-    """The size of the small model, and how many processes train it."""
-    flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
-    flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is 0.8 million parameters")
-    flags.add_argument(
-        "--vocab", type=int, default=1024, help="that of recipes/recovery.toml, whose tokenizer may be in the cache"
-    )
-    flags.add_argument("--samples", type=int, default=10, help="in one step, of 64 tokens each")
-    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
-
-
-def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig, routing: str = "full") -> RunConfig:
+def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig) -> RunConfig:
     """One layer a stage; the corpus and its tokenizer come from the user's cache if they are there."""
     return RunConfig(
         name=NAME,
@@ -90,9 +79,7 @@ def recipe(given: argparse.Namespace, seed: int, recovery: RecoveryConfig, routi
         model=ModelConfig(
             vocab=given.vocab, dim=given.dim, layers=given.stages, hidden=given.dim * 11 // 4, context=64
         ),
-        pipeline=PipelineConfig(
-            stages=given.stages, microbatches=2, microbatch_size=given.samples // 2, routing=routing
-        ),
+        pipeline=PipelineConfig(stages=given.stages, microbatches=2, microbatch_size=given.samples // 2),
         optim=OptimConfig(lr=2e-3, warmup=20),
         train=TrainConfig(eval_microbatches=16),
         recovery=recovery,
@@ -203,7 +190,13 @@ def main() -> int:
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--steps", type=int, default=300, help="before the loss")
     flags.add_argument("--after", type=int, default=50, help="steps after the loss")
-    add_model_flags(flags)
+    flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
+    flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is 0.8 million parameters")
+    flags.add_argument(
+        "--vocab", type=int, default=1024, help="that of recipes/recovery.toml, whose tokenizer may be in the cache"
+    )
+    flags.add_argument("--samples", type=int, default=10, help="in one step, of 64 tokens each")
+    flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
     given = flags.parse_args()
     if given.steps < WARM:
         raise UserError(f"--steps {given.steps}: copies are whole after {WARM} steps; give {WARM} or more")
