@@ -103,3 +103,15 @@ def test_time_grows_with_the_plan_and_not_with_its_square() -> None:
     """A plan of 200 stages and 200 microbatches, 80,000 actions, is a matter of a second."""
     result = simulate(build([(0, *range(1, 201), 0)] * 200, "gpipe", 200), UNIT, 0)
     assert result.step_s == (200 + 200) * 3
+
+
+def test_a_shadow_keeps_its_worker_busy_and_nobody_waiting_for_its_output() -> None:
+    """Stage 1 sends on before it computes for stage 2; with a second microbatch, that one waits for it."""
+    network = NetworkConfig(forward_s=[0.0, 1.0, 4.0], backward_s=[0.0])
+    route = (0, 1, 2, 0)
+    alone = simulate(build([route], "1f1b", 1), Costs(network, {1: 2}), 0)
+    assert alone.step_s == pytest.approx(5.0)
+    plain, shadowed = (simulate(build([route] * 2, "gpipe", 2), Costs(network, s), 0) for s in ({}, {1: 2}))
+    assert plain.starts[1][:2] == pytest.approx([0.0, 1.0])
+    assert shadowed.starts[1][:2] == pytest.approx([0.0, 5.0])
+    assert shadowed.starts[2][0] == plain.starts[2][0] == pytest.approx(1.0)

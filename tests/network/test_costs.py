@@ -43,3 +43,10 @@ def test_prices_are_whole_nanoseconds() -> None:
 
 def test_message_is_one_fp32_activation() -> None:
     assert message_bytes(ModelConfig(dim=64, heads=4, context=32), PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4
+
+
+def test_a_shadow_costs_the_next_stages_forward_where_a_worker_hands_on() -> None:
+    costs = Costs(NetworkConfig(forward_s=[0.1, 0.2, 0.3], backward_s=[1.0]), {0: 1, 1: 2})
+    visits = ((0, 0), (1, 1), (2, 2), (0, 3))
+    assert [costs.shadow("forward", stage, hop) for stage, hop in visits] == [0.2, 0.3, 0, 0]
+    assert [costs.shadow("backward", stage, hop) for stage, hop in visits] == [0, 0, 0, 0]

@@ -30,12 +30,6 @@ class Costs:
 
         Raises UserError if the recipe gives costs for fewer stages than that.
         """
-        own = self._own(kind, stage, hop)
-        leaves = stage > 0 or hop == 0  # the ends hand on at their first visit only
-        shadows = kind == "forward" and stage in self.shadowed and leaves
-        return own + (self._own(kind, self.shadowed[stage], 1) if shadows else 0.0)
-
-    def _own(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
         field = f"{kind}_s"
         seconds: list[float] = getattr(self.network, field)
         if not seconds or (stage == 0 and hop == 0):
@@ -48,6 +42,11 @@ class Costs:
                 f"give one number, or one for each of the stages 0..S"
             )
         return seconds[stage]
+
+    def shadow(self, kind: Literal["forward", "backward"], stage: int, hop: int) -> float:
+        """Seconds that a worker goes on computing for a stage it shadows, once it has sent its own output."""
+        hands_on = kind == "forward" and (stage > 0 or hop == 0)  # the ends do at their first visit only
+        return self.compute(kind, self.shadowed[stage], 1) if hands_on and stage in self.shadowed else 0.0
 
     def transmit(self, low: int, high: int, bytes: int) -> float:
         """Seconds that a message of ``bytes`` keeps one direction of the link between two stages busy."""
@@ -76,6 +75,8 @@ class Prices:
     def __init__(self, costs: Costs, message_bytes: int) -> None:
         self.compute = cache(lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)))
         """like :meth:`Costs.compute`"""
+        self.shadow = cache(lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop)))
+        """like :meth:`Costs.shadow`"""
         self.transmit = cache(lambda low, high: _ticks(costs.transmit(low, high, message_bytes)))
         """like :meth:`Costs.transmit`"""
         self.carry = cache(lambda low, high: _ticks(costs.carry(low, high, message_bytes)))

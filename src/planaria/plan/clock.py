@@ -13,6 +13,9 @@ from planaria.network.costs import Prices
 from planaria.plan.actions import Action, Plan
 from planaria.plan.graph import deadlock, graph
 
+_ENDS, _ARRIVES, _FREE = range(3)
+"""an action ends and sends its output; a message is there; a worker is through with the stage that it shadows"""
+
 
 class Clock:
     """One simulation under way. Actions go by their numbers in ``graph``; times are nanoseconds."""
@@ -25,8 +28,8 @@ class Clock:
         self.idle = dict.fromkeys(plan.actions, True)
         self.woken: set[int] = set()
         """stages to which something happened in this instant"""
-        self.events: list[tuple[int, int, bool]] = []
-        """(time, action, whether its message arrives or the action itself ends), earliest first"""
+        self.events: list[tuple[int, int, int]] = []
+        """(time, action, what happens), earliest first"""
         self.ran: dict[int, list[int]] = {stage: [] for stage in plan.actions}
         self.starts = [0] * len(self.waits)
         self.ends = [0] * len(self.waits)
@@ -43,11 +46,13 @@ class Clock:
         while self.events:
             now = self.events[0][0]
             while self.events and self.events[0][0] == now:
-                _, number, arrives = heapq.heappop(self.events)
-                if arrives:
+                _, number, what = heapq.heappop(self.events)
+                if what == _ARRIVES:
                     self._satisfy(number)
-                else:
+                elif what == _ENDS:
                     self._end(number, now)
+                else:
+                    self._free(number)
             self._choose(now)
         if any(self.waits):
             raise deadlock(self.graph, [n for ran in self.ran.values() for n in ran])
@@ -63,17 +68,24 @@ class Clock:
                 self.idle[stage] = False
                 self.ran[stage].append(number)
                 self.starts[number], self.ends[number] = now, end
-                heapq.heappush(self.events, (end, number, False))
+                heapq.heappush(self.events, (end, number, _ENDS))
         self.woken.clear()
 
     def _end(self, number: int, now: int) -> None:
         action = self.graph.actions[number]
-        self.idle[action.stage] = True
-        self.woken.add(action.stage)
+        if shadow := self.prices.shadow(action.kind, action.stage, action.hop):
+            heapq.heappush(self.events, (now + shadow, number, _FREE))
+        else:
+            self._free(number)
         for later in self.graph.local[number]:
             self._satisfy(later)
         if (receiver := self.graph.receiver[number]) >= 0:
             self._send(action, receiver, now)
+
+    def _free(self, number: int) -> None:
+        stage = self.graph.actions[number].stage
+        self.idle[stage] = True
+        self.woken.add(stage)
 
     def _send(self, action: Action, receiver: int, now: int) -> None:
         """Puts the output of ``action`` on its way to the action ``receiver``."""
@@ -86,7 +98,7 @@ class Clock:
         if arrival == now:
             self._satisfy(receiver)
         else:
-            heapq.heappush(self.events, (arrival, receiver, True))
+            heapq.heappush(self.events, (arrival, receiver, _ARRIVES))
 
     def _satisfy(self, number: int) -> None:
         """One of the things that an action waits for is there."""
