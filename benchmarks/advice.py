@@ -22,15 +22,17 @@ from planaria.commands.compare import clock_config
 from planaria.compare.clock import Clock, clock_of
 from planaria.compare.contest import Contest
 from planaria.compare.contestant import Job
-from planaria.compare.predict import Failures, Prediction, predict, ways
+from planaria.compare.experience import learn
+from planaria.compare.predict import Failures, Prediction, is_known, predict, ways
 from planaria.compare.race import Course
-from planaria.compare.results import loss_at, ticks_to
+from planaria.compare.results import Compared, loss_at, ticks_to
 from planaria.compare.spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.recovery.checkpoint import rollback
 
 NAME = "advice"
+EXPERIENCE = ROOT / "src" / "planaria" / "compare" / "experience.json"
 TRAINED = ("checkfree", "checkfree_plus", "echo (2 bits)")
 
 
@@ -60,7 +62,10 @@ def main() -> int:
     flags.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "recovery.toml")
     flags.add_argument("--seeds", type=int, nargs="+", default=[5, 6])
     flags.add_argument("--steps", type=int, default=0, help="ticks of each race; the recipe's unless given")
+    flags.add_argument("--learn", type=Path, metavar="FILE", help="take experience from this comparison.json, and stop")
     given = flags.parse_args()
+    if given.learn:
+        return relearn(given.learn)
     comparison, arms = load(given.recipe, {"train.steps": str(given.steps)} if given.steps else {})
     courses = raced(given, comparison, arms[0].config)
     rows, right, errors = [], 0, []
@@ -72,6 +77,15 @@ def main() -> int:
     rows.append(Row(f"right winner in {right} of {len(SETTINGS)}", [right], "all", Claim(low=7)))
     rows.append(Row("hours, predicted off by, %", errors, "0", Claim(high=15.0), judged="worst"))
     return conclude(NAME, given, rows, ["hours of all ways, predicted over raced; winners by mean over seeds"])
+
+
+def relearn(file: Path) -> int:
+    """Write what a comparison teaches into the package."""
+    found = Compared.model_validate_json(file.read_bytes())
+    learnt = learn(found, f"{found.name}, seeds {', '.join(str(one.seed) for one in found.failures)}")
+    EXPERIENCE.write_text(learnt.model_dump_json(indent=1) + "\n")
+    print(f"{EXPERIENCE.relative_to(ROOT)}: {learnt}")
+    return 0
 
 
 def raced(given: argparse.Namespace, comparison: Comparison, base: RunConfig) -> dict[tuple[str, float, int], Course]:
@@ -117,7 +131,7 @@ def judged(
     rate = per_step_probability(setting.hourly, comparison.trace.step_s)
     failures = Failures(rate, frozenset(range(1, base.pipeline.stages + 1)))
     for name, config in clocks.items():
-        if name.startswith("echo") and name not in TRAINED:
+        if (name.startswith("echo") and name not in TRAINED) or not is_known(config, experience()):
             continue
         clock = clock_of(config)
         useful = config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})})

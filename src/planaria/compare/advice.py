@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planaria.chaos.trace import per_step_probability
 from planaria.compare.clock import clock_of, costs_of_copies
-from planaria.compare.predict import Experience, Failures, Prediction, predict, ways
+from planaria.compare.predict import Experience, Failures, Prediction, is_known, predict, ways
 from planaria.config import RunConfig
 from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES
@@ -50,9 +50,11 @@ class Advice:
 
 
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
-    """Every way of coping with the failures of the recipe's [network], fewest hours first."""
+    """Every way of coping with the failures of the recipe's [network] that there is experience of, fewest hours first."""
     found = []
     for name, way in ways(config).items():
+        if not is_known(way, experience):
+            continue
         clock = clock_of(way)
         rate = per_step_probability(config.network.hourly, clock.step_s)
         failures = Failures(rate, frozenset(range(config.pipeline.stages + 1)))

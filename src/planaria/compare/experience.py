@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from planaria.compare.predict import Experience, Range
+from planaria.compare.predict import EXACT, Experience, Range
 from planaria.compare.results import Compared, Run, Scored
 from planaria.errors import UserError
 
@@ -25,7 +25,7 @@ def learn(found: Compared, source: str) -> Experience:
     lost: dict[str, list[float]] = {}
     for arm in found.arms:
         by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
-        if arm.faults and by not in ("checkpoint", "redundant"):
+        if arm.faults and by not in EXACT:
             unharmed = swapped[0] if arm.routing == "swapped" else free
             lost.setdefault(by, []).extend(_per_failure(arm, unharmed, source))
     ratios = [

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planaria.compare.clock import Clock
 from planaria.config import PipelineConfig, RunConfig, Section
-from planaria.recovery import recovery
+from planaria.recovery import names, recovery
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 
 
@@ -34,7 +34,16 @@ class Experience(BaseModel):
     swapped: Range
     """steps to a loss with swapped routing, over those with full routing, without failures"""
     steps_lost: dict[str, Range]
-    """strategy → steps to a loss that one failure adds; strategies that are exact are not listed"""
+    """strategy → steps to a loss that one failure adds; exact ones, and those nobody has raced yet, are not listed"""
+
+
+EXACT = frozenset({"redundant", "checkpoint"})
+"""strategies that bring back the very state: nobody need have raced them"""
+
+
+def is_known(config: RunConfig, experience: Experience) -> bool:
+    """Has every strategy of the recipe's chain been raced, or is it exact?"""
+    return set(names(config.recovery)) <= EXACT | experience.steps_lost.keys()
 
 
 @dataclass(frozen=True)
