@@ -50,7 +50,7 @@ class Advice:
 
 
 def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
-    """Every way of coping with the failures of the recipe's [network] that there is experience of, fewest hours first."""
+    """Every way of coping with the failures of a recipe's [network] that was raced or is exact; fewest hours first."""
     found = []
     for name, way in ways(config).items():
         if not is_known(way, experience):

@@ -162,9 +162,10 @@ def _winners(found: Compared) -> Iterator[str]:
         "Where each strategy wins",
         "Fewest hours to the target if stages failed at another rate (across), or if redundant computation took longer "
         "or less long (up); the star is what it took here. hours(h) = T · step · (r₀ + (r − r₀) · m) + D · m + U, "
-        "where T is the fault-free arm's steps, r₀ an arm's ratio of steps without failures, r the raced one, D the hours "
-        "that failures stopped the raced arm, U those of its uploads, and m how many times as many failures there are at "
-        "rate h. A straight line through two points: far from the raced rate it is a guess. Arms stay as raced, checkpoint intervals too. Whoever missed the target is out."
+        "where T is the fault-free arm's steps, r₀ an arm's ratio of steps without failures, r the raced one, D the "
+        "hours that failures stopped the raced arm, U those of its uploads, and m how many times as many failures "
+        "there are at rate h. A straight line through two points: far from the raced rate it is a guess. Arms stay as "
+        "raced, checkpoint intervals too. Whoever missed the target is out."
         + ("" if redundant_arm(found) else " No arm here computes redundantly, so nothing changes upwards."),
         page.chart(winners_figure(found), "winners"),
         page.subheading("Hours to the target at other failure rates, each with its own step"),
