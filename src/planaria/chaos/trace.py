@@ -148,10 +148,9 @@ def generate(
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {_first(error)}") from None
     p = per_step_probability(hourly, step_s)
-    drawn = {}
+    drawn: dict[tuple[int, int], float] = {}
     for stage in set(range(0 if ends else 1, stages + 1)) - exempt:
-        stream = random.Random(f"planaria trace {seed} stage {stage}")
-        drawn.update({(step, stage): u for step in range(steps) if (u := stream.random()) < p})
+        drawn |= _drawn(seed, stage, steps, p)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
         together = {fault.stage for fault in faults[-stages:] if fault.step == step}
@@ -159,6 +158,12 @@ def generate(
             # Given that u < p, u/p is itself uniform in [0, 1): when in the step the fault strikes.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
     return Trace(generated=origin, faults=tuple(faults))
+
+
+def _drawn(seed: int, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
+    """(step, stage) → the random number that was below ``p``."""
+    stream = random.Random(f"planaria trace {seed} stage {stage}")
+    return {(step, stage): u for step in range(steps) if (u := stream.random()) < p}
 
 
 def _neighbours(stage: int, stages: int) -> set[int]:

@@ -12,7 +12,7 @@ from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies
 from planaria.compare.contest import Contest
 from planaria.compare.contestant import Job, Result
-from planaria.compare.results import Compared, Failures, Scored, curve, score
+from planaria.compare.results import Compared, Failures, Run, Scored, curve, score
 from planaria.compare.spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
@@ -105,31 +105,13 @@ def _compared(
     base = arms[0].config
     courses = {name: {seed: result.course for seed, result in by.items()} for name, by in results.items()}
     digests = {seed: digest(trace) for seed, trace in traces.items()}
-    free = arms[0].name
     scored = []
     for arm in arms:
-        config, clock = clock_config(path, comparison, arm), clocks[arm.name]
-        scale = stage_parameters(config.model, config.pipeline.stages, 1) / stage_parameters(
-            base.model, base.pipeline.stages, 1
-        )
-        pair = (clocks[free], clock)
-        costs = [cost for _, cost in costs_of_copies(config)] if arm.faults else []
-        state = 3 * FP32_BYTES * parameter_count(config.model)
-        scored.append(
-            Scored(
-                name=arm.name,
-                changes=_changes(base, arm.config),
-                faults=arm.faults,
-                routing=arm.config.pipeline.routing,
-                runs=score(courses[free], courses[arm.name], pair, digests, comparison.target_at, scale),
-                step_s=clock.step_s,
-                save_s=clock.save_s,
-                step_bytes=sum(cost.step_bytes for cost in costs),
-                traffic=sum(cost.step_bytes for cost in costs) / _activation_bytes(config),
-                memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
-                curves=[curve(course, clock, scale) for course in courses[arm.name].values()],
-            )
-        )
+        pair = (clocks[arms[0].name], clocks[arm.name])
+        scale = _scale(base, clock_config(path, comparison, arm))
+        runs = score(courses[arms[0].name], courses[arm.name], pair, digests, comparison.target_at, scale)
+        curves = [curve(course, clocks[arm.name], scale) for course in courses[arm.name].values()]
+        scored.append(_scored(base, arm, clock_config(path, comparison, arm), clocks[arm.name], runs, curves))
     return Compared(
         name=base.name,
         clock=comparison.clock or str(path),
@@ -142,6 +124,38 @@ def _compared(
             for seed, trace in traces.items()
         ],
         arms=scored,
+    )
+
+
+def _scale(raced: RunConfig, clocked: RunConfig) -> float:
+    """Parameters of a block stage of the model that the clock is for, over those of the raced one."""
+    ours, theirs = (stage_parameters(c.model, c.pipeline.stages, 1) for c in (raced, clocked))
+    return theirs / ours
+
+
+def _scored(
+    base: RunConfig,
+    arm: Arm,
+    clocked: RunConfig,
+    clock: Clock,
+    runs: list[Run],
+    curves: list[list[tuple[float, float]]],
+) -> Scored:
+    """An arm's runs, and what its copies cost in the model that the clock is for."""
+    costs = [cost for _, cost in costs_of_copies(clocked)] if arm.faults else []
+    state = 3 * FP32_BYTES * parameter_count(clocked.model)
+    return Scored(
+        name=arm.name,
+        changes=_changes(base, arm.config),
+        faults=arm.faults,
+        routing=arm.config.pipeline.routing,
+        runs=runs,
+        step_s=clock.step_s,
+        save_s=clock.save_s,
+        step_bytes=sum(cost.step_bytes for cost in costs),
+        traffic=sum(cost.step_bytes for cost in costs) / _activation_bytes(clocked),
+        memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
+        curves=curves,
     )
 
 
