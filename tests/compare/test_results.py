@@ -31,9 +31,7 @@ def course(*losses: float, met: list[Met] | None = None, saved: list[int] | None
 
 
 def clock(step_s: float = 36.0) -> Clock:
-    return Clock(
-        step_s=step_s, plain_s=36.0, save_s=360.0, load_s=180.0, donated_s=1.0, replacement_s=60.0, bandwidth=100.0
-    )
+    return Clock(step_s=step_s, save_s=360.0, load_s=180.0, donated_s=1.0, replacement_s=60.0, bandwidth=100.0)
 
 
 def met(tick: int, rolled_back: bool = False, moved: int = 0, lost: int = 0) -> Met:
@@ -130,7 +128,7 @@ def test_an_arm_may_stop_before_it_has_a_loss() -> None:
 
 def test_steps_without_a_price_take_no_hours_and_have_no_ratio_of_them() -> None:
     free = course(9.0, 7.0, 5.0)
-    still = Clock(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, math.inf)
+    still = Clock(0.0, 0.0, 0.0, 0.0, 0.0, math.inf)
     (run,) = score({1: free}, {1: free}, (still, still), {1: "d"}, 1.0, 1.0)
     assert (run.hours, run.hours_ratio, run.ratio) == (0.0, None, 1.0)
 

@@ -82,7 +82,7 @@ def course(manner: Manner, seed: int) -> Course:
 
 
 def clock(manner: Manner) -> Clock:
-    return Clock(manner.step_s, 91.3, 60.0, 60.0, 3.0, 30.0, 125e6)
+    return Clock(manner.step_s, 60.0, 60.0, 3.0, 30.0, 125e6)
 
 
 def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compared:

@@ -28,8 +28,6 @@ class Clock:
 
     step_s: float
     """one step, with what copies add to it"""
-    plain_s: float
-    """one step of the same plan without any copies"""
     save_s: float
     """one checkpoint: every worker uploads its own stage while training stands still"""
     load_s: float
@@ -70,7 +68,7 @@ def clock_of(config: RunConfig) -> Clock:
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth
-    return Clock(step, plain, moved, moved, donated, network.replacement_s, bandwidth)
+    return Clock(step, moved, moved, donated, network.replacement_s, bandwidth)
 
 
 def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:

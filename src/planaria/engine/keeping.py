@@ -56,7 +56,6 @@ class Keeping:
 
     def __init__(self, config: RunConfig, stage: int, make: MakeRunner) -> None:
         self._chain = recovery(config.recovery, config.pipeline.stages)
-        self._absent: set[int] = set()
         self._all_senders: dict[int, Sender] = {}
         self._all_holders: dict[int, Holder] = {}
         for number, slot in enumerate(self._chain.slots):
@@ -67,10 +66,13 @@ class Keeping:
                     self._all_senders[number] = sender
                 if slot.copy.host == stage:
                     self._all_holders[number] = holder
+        # Those at work; every action asks for them, so they change with the formation only.
+        self._senders, self._holders = self._all_senders, self._all_holders
 
     def formed(self, reborn: set[int], absent: set[int]) -> None:
         """Copies from or at ``reborn`` stages begin anew; those that involve an ``absent`` one rest as they are."""
-        self._absent = absent
+        self._senders = {n: s for n, s in self._all_senders.items() if not absent & set(self._chain.slots[n].copy)}
+        self._holders = {n: h for n, h in self._all_holders.items() if not absent & set(self._chain.slots[n].copy)}
         # Parts of one stage at several hosts begin anew together, so that they always belong to one version.
         anew = {(slot.by, slot.copy.stage) for slot in self._chain.slots if reborn & set(slot.copy)}
         for side in (self._all_senders, self._all_holders):
@@ -79,21 +81,13 @@ class Keeping:
                 if (slot.by, slot.copy.stage) in anew:
                     keeper.restart()
 
-    @property
-    def _senders(self) -> dict[int, Sender]:
-        return {n: sender for n, sender in self._all_senders.items() if self._at_work(n)}
-
-    @property
-    def _holders(self) -> dict[int, Holder]:
-        return {n: holder for n, holder in self._all_holders.items() if self._at_work(n)}
-
-    def _at_work(self, number: int) -> bool:
-        return not self._absent & set(self._chain.slots[number].copy)
-
     def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
         """What to send at the beginning of ``step``: (host, parcel, bytes)."""
+        if not self._senders:
+            return
+        state = runner.state()
         for number, sender in self._senders.items():
-            message = sender.before(step, runner.state())
+            message = sender.before(step, state)
             if message is not None:
                 yield self._chain.slots[number].copy.host, Parcel(number, "before"), message
 
@@ -111,8 +105,9 @@ class Keeping:
         gradients = runner.gradients()
         if any(sender.updates_first(step) for sender in self._senders.values()):
             runner.prepare(step)
+        state = runner.state()
         for number, sender in self._senders.items():
-            message = sender.after(step, runner.state(), gradients)
+            message = sender.after(step, state, gradients)
             if message is not None:
                 yield self._chain.slots[number].copy.host, Parcel(number, "after"), message
 

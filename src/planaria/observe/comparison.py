@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.text import Text
 from planaria.compare.results import Compared, Run, Scored
 from planaria.compare.spec import SMOOTHED
 from planaria.compare.winners import hours_at, without_failures
-from planaria.errors import UserError
 from planaria.observe import page
 from planaria.observe.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.observe.winner_figure import redundant_arm, winners_figure
@@ -59,13 +57,7 @@ def write_comparison(found: Compared, file: Path) -> Path:
     :raises UserError: when it cannot be written.
     """
     text = page.document(f"{found.name} compared · planaria", _body(found))
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(file)
-    except OSError as error:
-        raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
-    return file
+    return page.write(file, text)
 
 
 def _cells(arm: Scored) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from planaria.errors import UserError
 from planaria.observe.theme import BLUE, FONT, GREEN, INK, MUTED, PAPER, RED, RULE
 
 STYLE = f"""
@@ -58,6 +61,20 @@ def document(title: str, body: Iterable[str]) -> str:
         + "\n".join(body)
         + "\n</main></body></html>\n"
     )
+
+
+def write(file: Path, text: str) -> Path:
+    """Write a page, whole or not at all; its path.
+
+    :raises UserError: when that is impossible.
+    """
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
+    return file
 
 
 def heading(name: str, badge: str, good: bool, summary: str) -> str:

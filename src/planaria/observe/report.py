@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,6 @@ from pydantic import BaseModel
 
 from planaria.config import RunConfig
 from planaria.decisions import Finish
-from planaria.errors import UserError
 from planaria.events import RunStarted
 from planaria.observe import page
 from planaria.observe.figures import bytes_figure, holdings_figure, loss_figure, recovery_figure, recovery_name
@@ -33,13 +31,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     record = read_run(folder)
     out = out or folder / "report.html"
     text = page.document(f"{record.config.name} · planaria", _body(record))
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(out)
-    except OSError as error:
-        raise UserError(f"{out}: the report cannot be written ({error.strerror}); choose another place") from error
-    return out
+    return page.write(out, text)
 
 
 def _body(record: RunRecord) -> Iterator[str]:
