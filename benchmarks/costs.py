@@ -28,6 +28,7 @@ from planaria.config import (
     PipelineConfig,
     RecoveryConfig,
     RedundantConfig,
+    RoutingConfig,
     RunConfig,
     TrainConfig,
 )
@@ -102,7 +103,8 @@ def small(given: argparse.Namespace, way: RecoveryConfig) -> RunConfig:
         name=slug(way),
         out=str(RUNS),
         model=ModelConfig(vocab=VOCAB, dim=given.dim, layers=4, hidden=given.dim * 11 // 4, context=32, tied=False),
-        pipeline=PipelineConfig(stages=4, microbatches=4, microbatch_size=1, routing=routing_of(way)),
+        pipeline=PipelineConfig(stages=4, microbatches=4, microbatch_size=1),
+        routing=RoutingConfig(kind=routing_of(way)),
         data=bytes_data(),
         train=TrainConfig(steps=2 * ROUND, eval_every=0),
         recovery=way,
@@ -148,13 +150,13 @@ def counted_on_fleet(config: RunConfig) -> float:
     from planaria.engine.simulate import simulate
     from planaria.network.costs import UNIT, message_bytes
     from planaria.plan.build import plan_for
-    from planaria.routing import routing
+    from planaria.routing import routes
 
     record = run_fleet(config)
     require_finished(record)
     sent = sum(sum(worked.sent_bytes.values()) for _, worked in record.worked if worked.step >= ROUND)
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    plan = plan_for(pipeline, routes(config, 0))
     return sent / ROUND - sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 
@@ -219,7 +221,7 @@ class Race:
             update={
                 "model": model,
                 "recovery": way,
-                "pipeline": plain.pipeline.model_copy(update={"routing": routing_of(self.way)}),
+                "routing": RoutingConfig(kind=routing_of(self.way)),
                 "network": plain.network.model_copy(update={"bandwidth": bandwidth}),
             }
         )

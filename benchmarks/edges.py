@@ -27,7 +27,16 @@ from benchmarks.ladder import engine_for
 from planaria.compare.race import Point
 from planaria.compare.results import smoothed, ticks_to
 from planaria.compare.spec import SMOOTHED
-from planaria.config import DataConfig, ModelConfig, OptimConfig, PipelineConfig, RecoveryConfig, RunConfig, TrainConfig
+from planaria.config import (
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    PipelineConfig,
+    RecoveryConfig,
+    RoutingConfig,
+    RunConfig,
+    TrainConfig,
+)
 from planaria.data.shards import prepare
 from planaria.errors import RunStopped, UserError
 
@@ -55,9 +64,8 @@ def recipe(given: argparse.Namespace, seed: int, routing: str) -> RunConfig:
         seed=seed,
         model=ModelConfig(vocab=VOCAB, dim=given.dim, layers=2 * given.stages, hidden=given.dim * 11 // 4, context=96),
         data=DataConfig(tokenizer="bytes"),
-        pipeline=PipelineConfig(
-            stages=given.stages, microbatches=2, microbatch_size=given.samples // 2, routing=routing
-        ),
+        pipeline=PipelineConfig(stages=given.stages, microbatches=2, microbatch_size=given.samples // 2),
+        routing=RoutingConfig(kind=routing),
         optim=OptimConfig(lr=2e-3, warmup=20),
         train=TrainConfig(steps=given.steps),
         recovery=RecoveryConfig(strategy="copy"),

@@ -82,10 +82,10 @@ def measure(case: Case, name: str, steps: int) -> Outcome:
     from planaria.network.costs import Costs, message_bytes
     from planaria.plan.bound import lower_bound
     from planaria.plan.build import plan_for
-    from planaria.routing import routing
+    from planaria.routing import full
 
     config = case.config(name, steps + SKIP)
-    plan = plan_for(config.pipeline, routing("full")(case.stages, case.microbatches, 0))
+    plan = plan_for(config.pipeline, full(case.stages, case.microbatches))
     costs, size = Costs(config.network), message_bytes(config.model, config.pipeline)
     bound = lower_bound(plan, costs, size)
     record = run_fleet(config)

@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
         (["train", "recipes/demo.toml", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
         (["train", "recipes/demo.toml", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
         (["train"], "train: give a recipe such as recipes/demo.toml, or --resume runs/NAME"),
-        (["train", "recipes/demo.toml", "--pipeline.routing", "ful", "--dry-run"], "did you mean 'full'?"),
+        (["train", "recipes/demo.toml", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
         (["train", "recipes/demo.toml", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "recipes/demmo.toml"], "recipes/demmo.toml: no such recipe; did you mean 'demo.toml'?"),
         (["train", "recipes/demo.toml", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),

@@ -78,8 +78,17 @@ def _add_training(commands: Any) -> None:
     train.add_argument("--quiet", action="store_true", help="no progress display")
     _add_fields(train)
 
-    plan = _command(commands, "plan", "draw the plan of one step, its simulated time and its lower bound", _plan)
+    plan = _command(
+        commands,
+        "plan",
+        "draw the plan of one step; on a topology, search for an arrangement of its nodes and for routes",
+        _plan,
+    )
     plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    plan.add_argument("--skip", metavar="SHARE", help="the same as --routing.skip")
+    plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
+    plan.add_argument("--to", type=Path, metavar="FILE", help="the schedule; a page of the same name lies beside it")
+    plan.add_argument("--quiet", action="store_true", help="no progress display")
     _add_fields(plan)
 
 
@@ -104,6 +113,16 @@ def _add_models(commands: Any) -> None:
     generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
     generate.add_argument("--top-k", type=int, default=40, help="draw among so many (default %(default)s)")
     generate.add_argument("--seed", type=int, default=0)
+
+    evaluate = _command(commands, "eval", "a run's validation perplexity, whole and with stages left out", _eval)
+    evaluate.add_argument("run", type=Path)
+    evaluate.add_argument(
+        "--omit", default="0.25,0.5", metavar="SHARES", help="of the block stages to leave out (default %(default)s)"
+    )
+    evaluate.add_argument(
+        "--subsets", type=int, default=64, help="most subsets to try of each size (default %(default)s)"
+    )
+    evaluate.add_argument("--microbatches", type=int, help="validation text; as train.eval_microbatches unless given")
 
     export = _command(commands, "export", "write a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path)
@@ -186,7 +205,12 @@ def _plan(given: argparse.Namespace) -> int:
     from planaria.commands.plan import describe
     from planaria.commands.train import check
 
-    config = recipe.load(given.recipe, _flags(given))
+    flags = _flags(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
+    config = recipe.load(given.recipe, flags)
+    if config.network.topology is not None or given.skip is not None:
+        from planaria.commands.schedule import plan_routes
+
+        return plan_routes(config, given.recipe, given.budget, given.to, given.quiet)
     check(config)
     print(describe(config))
     return 0
@@ -209,6 +233,12 @@ def _generate(given: argparse.Namespace) -> int:
 
     print(complete(given.run, given.prompt, given.tokens, given.temperature, given.top_k, given.seed))
     return 0
+
+
+def _eval(given: argparse.Namespace) -> int:
+    from planaria.commands.evaluate import evaluate
+
+    return evaluate(given.run, given.omit, given.subsets, given.microbatches)
 
 
 def _export(given: argparse.Namespace) -> int:

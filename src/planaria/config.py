@@ -30,7 +30,9 @@ class ModelConfig(Section):
     dim: Positive = 128
     """width of the residual stream"""
     layers: Positive = 4
-    """decoder layers in all block stages together"""
+    """decoder layers in all stages together"""
+    ends_layers: Natural = 0
+    """how many of them, the first, the ends run themselves: no route skips or swaps these"""
     heads: Positive = 4
     """query heads"""
     kv_heads: Positive | None = None
@@ -79,13 +81,28 @@ class PipelineConfig(Section):
     """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
     """most microbatches under way at once; two for each worker under 1f1b, all under gpipe unless given"""
-    routing: str = "full"
-    """which way microbatches go through the stages"""
 
     @property
     def samples(self) -> int:
         """Samples in one step."""
         return self.microbatches * self.microbatch_size
+
+
+class RoutingConfig(Section):
+    kind: str = "full"
+    """which way microbatches go through the stages: full, swapped, skipping (at random), or given (by routes)"""
+    skip: Fraction = 0.0
+    """skipping and `planaria plan`: the share of the block stages that each microbatch leaves out"""
+    swaps: Natural = 2
+    """skipping and `planaria plan`: steps back to the stage just before the furthest that a route may take"""
+    jump: Positive = 4
+    """skipping and `planaria plan`: places a route may go beyond its furthest stage at once"""
+    data_nodes: Positive = 1
+    """`planaria plan`: ends workers, each of which lets in its share of the step's microbatches"""
+    routes: list[list[Natural]] = []
+    """given: the stages that each microbatch of a step visits, from 0 to 0"""
+    schedule: str | None = None
+    """a file that `planaria plan` wrote: its routes are the given ones"""
 
 
 class DataConfig(Section):
@@ -203,6 +220,14 @@ class NetworkConfig(Section):
     """seconds of one microbatch's forward at stages 0..S (one number: all alike); simulate's costs"""
     backward_s: list[Seconds] = []
     """seconds of one microbatch's backward at stages 0..S (one number: all alike)"""
+    entry_forward_s: Seconds = 0.0
+    """planning: seconds of one microbatch's forward at its data node, before it sets out"""
+    entry_backward_s: Seconds = 0.0
+    """planning: seconds of the backward with which it ends there"""
+    topology: str | None = None
+    """planning: TOML file of sites, links and nodes, beside the recipe or at this path"""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """times on the topology's links are multiplied by this"""
     latency_s: Seconds = 0.0
     """one-way latency between neighbouring workers"""
     bandwidth: Annotated[float, Field(gt=0)] | None = None
@@ -235,6 +260,7 @@ class RunConfig(Section):
     """text that the trained model completes at the end of the run"""
     model: ModelConfig = ModelConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    routing: RoutingConfig = RoutingConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
@@ -246,9 +272,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.model.layers % self.pipeline.stages:
+        own, cut = self.model.ends_layers, self.model.layers - self.model.ends_layers
+        if cut < self.pipeline.stages or cut % self.pipeline.stages:
+            less = f", less model.ends_layers = {own}," if own else ""
             raise ValueError(
-                f"model.layers = {self.model.layers} does not divide into pipeline.stages = {self.pipeline.stages}"
+                f"model.layers = {self.model.layers}{less} does not divide into pipeline.stages = "
+                f"{self.pipeline.stages}"
             )
         for field in ("forward_s", "backward_s"):
             given = len(getattr(self.network, field))

@@ -108,11 +108,11 @@ def write(text: str) -> Callable[[Path], None]:
         ('[recovery]\nstrategy = "echo, checkfree, echo"', ["strategy", "'echo' is there twice", "remove one"]),
         (
             '[recovery]\nstrategy = "checkfree_plus"',
-            ["recovery.strategy = 'checkfree_plus'", "pipeline.routing = 'swapped'", "'full'"],
+            ["recovery.strategy = 'checkfree_plus'", "routing.kind = 'swapped'", "'full'"],
         ),
         (
-            '[pipeline]\nrouting = "swapped"\nstages = 3\n[model]\nlayers = 3',
-            ["pipeline.routing = 'swapped'", "4 block stages or more, not 3", "raise pipeline.stages"],
+            '[routing]\nkind = "swapped"\n[pipeline]\nstages = 3\n[model]\nlayers = 3',
+            ["routing.kind = 'swapped'", "4 block stages or more, not 3", "raise pipeline.stages"],
         ),
         ("[recovery.echo]\nbits = 3", ["bad.toml", "recovery.echo.bits = 3", "2, 4 or 8"]),
         (
@@ -121,7 +121,7 @@ def write(text: str) -> Callable[[Path], None]:
         ),
         ("[recovery.ends]\nevery = 0", ["bad.toml", "recovery.ends.every = 0", "greater than 0"]),
         ('[recovery]\notherwise = "rollback"', ["recovery.otherwise", "unknown key"]),
-        ('[pipeline]\nrouting = "ful"', ["pipeline.routing", "did you mean 'full'"]),
+        ('[routing]\nkind = "ful"', ["routing.kind", "did you mean 'full'"]),
         ("[network]\nforward_s = [1.0, 2.0]", ["network.forward_s", "2 numbers"]),
         ('[train]\nprecision = "bf16"', ["bf16", "cuda"]),
     ],
@@ -317,7 +317,7 @@ def test_disk_full(home: Path, run: Path, engine: str) -> None:
     code = f"{limit}\nfrom planaria.cli import main\nif __name__ == '__main__': main({arguments!r})"
     (home / "limited.py").write_text(code)
     checkpoints = _files(run / "checkpoints")
-    done = subprocess.run([sys.executable, home / "limited.py"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, home / "limited.py"], capture_output=True, text=True, timeout=110)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "cannot write" in done.stderr and "stage-" in done.stderr

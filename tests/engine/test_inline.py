@@ -18,6 +18,7 @@ from planaria.engine.runner import NonFinite, StageRunner
 from planaria.model.stages import Llama, global_name
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
+from planaria.routing import routes
 
 Recipe = Callable[..., RunConfig]
 
@@ -93,8 +94,12 @@ def test_gradients_are_those_of_backpropagation_in_one_piece(
 def test_gradients_of_swapped_routes_are_those_of_backpropagation(
     stages: int, crossed: tuple[int, ...], config: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    routing = {"routing": "swapped", "stages": stages, "microbatches": 3}
-    recipe = config(model={"layers": stages}, pipeline=routing, optim={"clip": 0.0})
+    recipe = config(
+        model={"layers": stages},
+        pipeline={"stages": stages, "microbatches": 3},
+        routing={"kind": "swapped"},
+        optim={"clip": 0.0},
+    )
     orders = [range(1, stages + 1), crossed, range(1, stages + 1)]
     same_gradients(pipeline_gradients(recipe, monkeypatch), plain_gradients(recipe, orders))
 
@@ -252,3 +257,25 @@ def test_training_recovers_from_the_loss_of_a_middle_stage(config: Recipe) -> No
         worse.append(other.evaluate() - untroubled)
     assert min(jumps) > 0.3, "the loss of a stage did no harm: this test tests nothing"
     assert statistics.mean(worse) <= 0.05
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_gradients_of_skipping_routes_are_means_over_what_a_stage_saw(
+    own: int, config: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = config(
+        model={"layers": 6 + own, "ends_layers": own},
+        pipeline={"stages": 6, "microbatches": 5},
+        routing={"kind": "skipping", "skip": 0.4, "swaps": 2},
+        optim={"clip": 0.0},
+    )
+    orders = [route[1:-1] for route in routes(recipe, 0)]
+    assert {len(order) for order in orders} == {4} and any(list(order) != sorted(order) for order in orders)
+    loss, expected = plain_gradients(recipe, orders)
+    for stage in range(1, 7):
+        seen = sum(stage in order for order in orders)
+        assert 0 < seen < 5
+        for name, gradient in expected.items():
+            if name.startswith(f"model.layers.{own + stage - 1}."):
+                gradient.mul_(5 / seen)
+    same_gradients(pipeline_gradients(recipe, monkeypatch), (loss, expected))

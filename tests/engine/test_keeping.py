@@ -16,12 +16,12 @@ from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
 from planaria.plan.build import plan_for
 from planaria.recovery.chain import Plan
-from planaria.routing import routing
+from planaria.routing import routes
 
 Recipe = Callable[..., RunConfig]
 CLOCKED = {"warmup": 5, "schedule": "cosine", "weight_decay": 0.1, "clip": 0.5}
 """an optimizer to which it matters which step it is, how often it has stepped, and what norms it saw"""
-SWAPPED = {"routing": "swapped"}
+SWAPPED = {"kind": "swapped"}
 
 
 def raw(state: StageState) -> tuple[Any, ...]:
@@ -56,9 +56,9 @@ def lose(engine: InlineEngine, *stages: int) -> Plan:
     ids=lambda recovery: recovery["strategy"],
 )
 def test_what_is_kept_changes_no_loss(recovery: dict[str, Any], config: Recipe) -> None:
-    pipeline = SWAPPED if "plus" in recovery["strategy"] else {}
-    plain = engine_of(config(pipeline=pipeline, optim=CLOCKED))
-    keeping = engine_of(config(pipeline=pipeline, optim=CLOCKED, recovery=recovery))
+    routing = SWAPPED if "plus" in recovery["strategy"] else {}
+    plain = engine_of(config(routing=routing, optim=CLOCKED))
+    keeping = engine_of(config(routing=routing, optim=CLOCKED, recovery=recovery))
     assert losses(keeping, 6) == losses(plain, 6)
     assert everything(keeping) == everything(plain)
     assert (keeping.parcel_bytes > 0) == (recovery["strategy"] != "identity, checkpoint")
@@ -107,7 +107,7 @@ def test_neighbouring_twins_are_lost_together(config: Recipe) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> None:
-    recipe = config(model={"tied": tied}, pipeline=SWAPPED, optim=CLOCKED, recovery={"strategy": "checkfree_plus"})
+    recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery={"strategy": "checkfree_plus"})
     engine = engine_of(recipe)
     for _ in range(3):
         losses(engine, 1)
@@ -121,7 +121,7 @@ def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> No
 @pytest.mark.parametrize("tied", [True, False])
 def test_with_mirrored_moments_the_ends_go_on_as_if_nothing_had_been(tied: bool, config: Recipe) -> None:
     recovery = {"strategy": "checkfree_plus", "ends": {"moments": True}}
-    recipe = config(model={"tied": tied}, pipeline=SWAPPED, optim=CLOCKED, recovery=recovery)
+    recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery=recovery)
     struck, untroubled = engine_of(recipe), engine_of(recipe)
     for engine in (struck, untroubled):
         losses(engine, 4)
@@ -132,7 +132,7 @@ def test_with_mirrored_moments_the_ends_go_on_as_if_nothing_had_been(tied: bool,
 
 def test_seldom_mirrored_ends_come_back_as_they_were_when_last_mirrored(config: Recipe) -> None:
     recovery = {"strategy": "checkfree_plus", "ends": {"every": 3, "moments": True}}
-    engine = engine_of(config(pipeline=SWAPPED, optim=CLOCKED, recovery=recovery))
+    engine = engine_of(config(routing=SWAPPED, optim=CLOCKED, recovery=recovery))
     history = []
     for committed, mirrored in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 6), (7, 6)]:
         losses(engine, 1)
@@ -143,7 +143,7 @@ def test_seldom_mirrored_ends_come_back_as_they_were_when_last_mirrored(config: 
 
 
 def test_outer_stages_become_their_partners(config: Recipe) -> None:
-    engine = engine_of(config(pipeline=SWAPPED, recovery={"strategy": "checkfree_plus"}))
+    engine = engine_of(config(routing=SWAPPED, recovery={"strategy": "checkfree_plus"}))
     losses(engine, 2)
     assert lose(engine, 1, 4).rebuilt == {1: ("checkfree_plus", (2,)), 4: ("checkfree_plus", (3,))}
     for stage, partner in ((1, 2), (4, 3)):
@@ -200,7 +200,7 @@ def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) ->
 def test_a_host_that_dies_loses_what_it_kept_until_it_is_whole_again(
     recovery: dict[str, Any], original: int, host: int, steps: int, config: Recipe
 ) -> None:
-    engine = engine_of(config(pipeline=SWAPPED, recovery=recovery))
+    engine = engine_of(config(routing=SWAPPED, recovery=recovery))
     losses(engine, 3)
     before = everything(engine)[host]
     assert lose(engine, host).reason == ""
@@ -223,7 +223,7 @@ def half_a_step(engine: InlineEngine) -> None:
     """All of a step but its commit; then it is dropped, as when some other worker dies."""
     pipeline = engine.config.pipeline
     engine._deliver("before")
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, engine.step))
+    plan = plan_for(pipeline, routes(engine.config, engine.step))
     engine._carry_out(plan, engine._train, engine.step * pipeline.samples, train=True)
     for runner in engine.runners.values():
         runner.finish()
@@ -243,7 +243,7 @@ def half_a_step(engine: InlineEngine) -> None:
     ids=lambda recovery: recovery["strategy"],
 )
 def test_a_dropped_step_leaves_what_is_kept_as_it_was(recovery: dict[str, Any], config: Recipe) -> None:
-    recipe = config(pipeline=SWAPPED, optim=CLOCKED, recovery=recovery)
+    recipe = config(routing=SWAPPED, optim=CLOCKED, recovery=recovery)
     troubled, untroubled = engine_of(recipe), engine_of(recipe)
     for committed in range(4):
         before = everything(troubled)

@@ -8,11 +8,11 @@ from planaria.plan.actions import Action
 from planaria.transport.wire import Content, Header, WireError
 
 SHAPE = (2, 3)
-FORWARD = Action("forward", 4, 2, stage=2, source=1, target=3)
+FORWARD = Action("forward", 4, 2, node=2, source=1, target=3)
 """waits for what microbatch 4 sends forward at hop 1"""
-BACKWARD = Action("backward", 4, 2, stage=2, source=3, target=1)
+BACKWARD = Action("backward", 4, 2, node=2, source=3, target=1)
 """waits for what microbatch 4 sends back at hop 3"""
-LOCAL = Action("forward", 4, 0, stage=0, source=None, target=1)
+LOCAL = Action("forward", 4, 0, node=0, source=None, target=1)
 
 
 def header(generation: int = 5, step: int = 9, content: Content = Content.FORWARD, hop: int = 1) -> Header:

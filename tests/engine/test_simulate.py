@@ -22,10 +22,10 @@ def ready_times(plan: Plan, result: Simulated, message_bytes: int) -> dict[Key, 
     ends = {span.key: span.end for spans in result.spans.values() for span in spans}
     actions = [action for listed in plan.actions.values() for action in listed]
     arrivals: dict[Key, float] = {}
-    links = {(a.source, a.stage) for a in actions if a.source is not None}
+    links = {(a.source, a.node) for a in actions if a.source is not None}
     for link in links:
         free = 0.0
-        receivers = [(ends[a.needs], a) for a in actions if (a.source, a.stage) == link and a.needs]
+        receivers = [(ends[a.needs], a) for a in actions if (a.source, a.node) == link and a.needs]
         for sent, action in sorted(receivers, key=lambda pair: pair[0]):
             free = max(free, sent) + message_bytes / 2.0
             arrivals[action.key] = free + 0.3

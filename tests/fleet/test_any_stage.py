@@ -15,7 +15,7 @@ from planaria.checkpoint.stage_file import read_stage
 from planaria.observe.logs import RunRecord
 
 TOLERANCE = 1e-5
-PLUS: dict[str, Any] = {"pipeline": {"routing": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
+PLUS: dict[str, Any] = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,14 @@ def test_the_ends_come_back_byte_identical(tmp_path: Path, tied: bool, moments: 
         "recovery": {"strategy": "checkfree_plus", "ends": {"moments": moments}, "lr_scale": 1.0},
         "checkpoint": {"every": 1, "keep": 99},
     }
-    faults = [Fault(step=step, stage=0, moment=moment) for step, moment in enumerate(MOMENTS, start=3)]
-    record = train(tiny(tmp_path, steps=9, **settings), faults)
+    # A step apart: under load a blow may come late, when its step is already committed.
+    faults = [Fault(step=3 + 2 * k, stage=0, moment=moment) for k, moment in enumerate(MOMENTS)]
+    record = train(tiny(tmp_path, steps=11, **settings), faults)
     assert outcomes(record) == ["started"] + ["recovered"] * len(MOMENTS) and ending(record).outcome == "finished"
-    unharmed = train(tiny(tmp_path / "unharmed", steps=9, **settings))
+    unharmed = train(tiny(tmp_path / "unharmed", steps=11, **settings))
     if moments:
         assert losses(record) == losses(unharmed)
-        assert ends(record, 9) == ends(unharmed, 9)
+        assert ends(record, 11) == ends(unharmed, 11)
     assert ends(record, 3) == ends(unharmed, 3)
     # The loss of a step depends on the ends as they were before it: those of the killed step on the mirrors alone.
     assert losses(record)[3] == losses(unharmed)[3]

@@ -103,7 +103,7 @@ def test_each_lost_stage_goes_to_the_first_strategy_that_can(tmp_path: Path) -> 
     """Stages 3 and 4 are each other's donors for CheckFree+; their echoes lie two places on."""
     settings: dict[str, Any] = {
         "fleet": {"spares": 3},
-        "pipeline": {"routing": "swapped"},
+        "routing": {"kind": "swapped"},
         "recovery": {"strategy": "checkfree_plus, echo, checkpoint", "echo": {"every": 2, "distance": 2}},
     }
     faults = [Fault(step=8, stage=stage, moment="forward") for stage in (1, 3, 4)]

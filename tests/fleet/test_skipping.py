@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
     ("stage", "settings"),
     [
         (2, {}),
-        (1, {"pipeline": {"routing": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}),
+        (1, {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}),
         (4, {"recovery": {"strategy": "echo", "echo": {"every": 2}}}),
         (3, {"recovery": {"strategy": "redundant"}}),
     ],
@@ -39,7 +39,7 @@ def test_steps_are_committed_before_the_stage_has_a_worker_again(
 
 def test_the_ends_cannot_be_skipped(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "pipeline": {"routing": "swapped"},
+        "routing": {"kind": "swapped"},
         "recovery": {"strategy": "checkfree_plus", "meanwhile": "skip"},
     }
     record = train(tiny(tmp_path, steps=12, fleet={"spares": 0}, **settings), [Fault(step=6, stage=0)])

@@ -40,7 +40,7 @@ def frame(
 
 def second_visit(microbatch: int) -> Action:
     """The action that waits for what ``frame`` sends."""
-    return Action("forward", microbatch, 2, stage=2, source=1, target=3)
+    return Action("forward", microbatch, 2, node=2, source=1, target=3)
 
 
 places = st.tuples(st.integers(0, 3), st.integers(0, 3))

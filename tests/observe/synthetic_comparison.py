@@ -36,7 +36,7 @@ class Manner:
 MANNERS = {
     "fault-free": Manner({}, faults=False),
     "checkfree-plus": Manner(
-        {"pipeline.routing": "swapped", "recovery.strategy": "checkfree_plus"}, slower=1.05, setback=6, traffic=0.004
+        {"routing.kind": "swapped", "recovery.strategy": "checkfree_plus"}, slower=1.05, setback=6, traffic=0.004
     ),
     "checkpoint-50": Manner({"recovery.strategy": "checkpoint", "checkpoint.every": "50"}, setback=25, save=50),
     "redundant": Manner({"recovery.strategy": "redundant"}, step_s=129.0, traffic=0.52, memory=1.0),
@@ -94,7 +94,7 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
             name=name,
             changes=manner.changes,
             faults=manner.faults,
-            routing=manner.changes.get("pipeline.routing", "full"),
+            routing=manner.changes.get("routing.kind", "full"),
             runs=score(courses[first], courses[name], (clock(manners[first]), clock(manner)), digests, 0.6, 250.0),
             step_s=manner.step_s,
             save_s=60.0,

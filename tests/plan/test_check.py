@@ -41,14 +41,14 @@ def test_built_plans_are_good(plan: Plan) -> None:
     ("plan", "complaint"),
     [
         (rerouted(), "no microbatches"),
-        (replace(PLAN, in_flight=0), "in_flight is 0"),
+        (replace(PLAN, slots={0: 0}), "node 0 has slots for 0 microbatches"),
         (rerouted((0, 1, 2, 3, 0), (0, 0)), "microbatch 1 visits no block stage"),
-        (rerouted((0, 1, 2, 3, 0), (1, 2, 0)), "microbatch 1 goes from stage 1 to stage 0"),
-        (rerouted((0, 1, 2, 3)), "microbatch 0 goes from stage 0 to stage 3"),
-        (rerouted((0, 1, 0, 3, 0)), "microbatch 0 visits stage 0 at hop 2"),
-        (rerouted((0, 1, 1, 3, 0)), "microbatch 0 visits stage 1 twice in a row, at hops 1 and 2"),
-        (rerouted((0, 1, 2, 9, 0)), "microbatch 0 visits stage 9 at hop 3"),
-        (rerouted((0, 1, -2, 3, 0)), "microbatch 0 visits stage -2 at hop 2"),
+        (rerouted((0, 1, 2, 3, 0), (1, 2, 0)), "microbatch 1 goes from node 1 to node 0"),
+        (rerouted((0, 1, 2, 3)), "microbatch 0 goes from node 0 to node 3"),
+        (rerouted((0, 1, 0, 3, 0)), "microbatch 0 visits node 0 at hop 2"),
+        (rerouted((0, 1, 1, 3, 0)), "microbatch 0 visits node 1 twice in a row, at hops 1 and 2"),
+        (rerouted((0, 1, 2, 9, 0)), "microbatch 0 visits node 9 at hop 3"),
+        (rerouted((0, 1, -2, 3, 0)), "microbatch 0 visits node -2 at hop 2"),
     ],
 )
 def test_routes_that_do_not_close(plan: Plan, complaint: str) -> None:
@@ -62,7 +62,7 @@ KEYS = sorted(a.key for actions in PLAN.actions.values() for a in actions)
 def test_every_action_is_missed_doubled_and_misplaced(key: Key) -> None:
     assert any("missing" in problem for problem in check(changed(PLAN, key, lambda a: ())))
     assert any("appears 2 times" in problem for problem in check(changed(PLAN, key, lambda a: (a, a))))
-    moved = check(changed(PLAN, key, lambda a: (replace(a, stage=1 if a.stage == 2 else 2),)))
+    moved = check(changed(PLAN, key, lambda a: (replace(a, node=1 if a.node == 2 else 2),)))
     assert [f"the {key.kind} of microbatch {key.microbatch}" in problem for problem in moved] == [True]
     off = check(changed(PLAN, key, lambda a: (replace(a, hop=a.hop + 9),)))
     assert any("is not on the route" in problem for problem in off)
@@ -93,7 +93,7 @@ def test_a_wait_for_too_early_a_microbatch_lets_in_too_many() -> None:
     plan = build([(0, 1, 0)] * 4, "1f1b", 2)
     early = changed(plan, Key("forward", 3, 0), lambda a: (replace(a, after=(Key("backward", 0, 0),)),))
     [problem] = check(early)
-    assert problem.startswith("the forward of microbatch 3 at stage 0, hop 0, may start before microbatch 1 is through")
+    assert problem.startswith("the forward of microbatch 3 at stage 0, hop 0, may start with 2 microbatches under way")
 
 
 @given(plans(backward=True), st.data())
@@ -126,5 +126,5 @@ def test_a_cycle_is_a_deadlock() -> None:
 
 
 def test_require_raises_the_first_problem() -> None:
-    with pytest.raises(UserError, match=r"microbatch 0 goes from stage 1 to stage 2.*\(and 1 more\)"):
+    with pytest.raises(UserError, match=r"microbatch 0 goes from node 1 to node 2.*\(and 1 more\)"):
         require(rerouted((1, 3, 2), (0, 0)))

@@ -41,8 +41,8 @@ def test_every_action_once_after_all_that_it_waits_for(plan: Plan) -> None:
 @given(plans())
 def test_memory_stays_within_the_plan(plan: Plan) -> None:
     eager = tuple(sorted(plan.actions[0], key=lambda action: action.hop > 0))
-    assert most_alive(plan) <= plan.in_flight
-    assert most_alive(replace(plan, actions=plan.actions | {0: eager})) <= plan.in_flight
+    assert most_alive(plan) <= plan.slots[0]
+    assert most_alive(replace(plan, actions=plan.actions | {0: eager})) <= plan.slots[0]
 
 
 def test_a_stage_takes_the_first_ready_action_of_its_list() -> None:

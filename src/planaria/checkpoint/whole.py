@@ -8,8 +8,8 @@ from planaria.errors import UserError
 from planaria.model.stages import Llama, global_name
 
 
-def load_model(saved: Saved) -> Llama:
-    """The model that a whole checkpoint holds.
+def load_model(saved: Saved, stages: int = 1) -> Llama:
+    """The model that a whole checkpoint holds, cut into so many block stages.
 
     :raises UserError: when stages are missing or damaged.
     """
@@ -21,6 +21,6 @@ def load_model(saved: Saved) -> Llama:
     for stage in manifest.stages:
         for name, tensor in read_stage(saved.folder, stage).weights.items():
             weights[global_name(manifest.model, manifest.pipeline_stages, stage, name)] = tensor
-    model = Llama(manifest.model, initialise=False)
+    model = Llama(manifest.model, stages, initialise=False)
     model.load_global_state(weights)
     return model

@@ -83,7 +83,7 @@ def _show(config: RunConfig, advice: Advice) -> None:
 
 def _conclusions(config: RunConfig, advice: Advice, known: Experience) -> list[str]:
     best = advice.ways[0]
-    command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --pipeline.routing {best.routing}"
+    command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
     lines = [f"advice        {best.prediction.name}: {best.prediction.hours.mean:.1f} hours ({command})"]
     if advice.rivals:
         lines.append(f"how sure      not very: {', '.join(advice.rivals)} may be as good, within what races spread")

@@ -24,7 +24,7 @@ from planaria.observe.comparison import show_table, write_comparison
 from planaria.observe.race_progress import RaceProgress
 from planaria.plan.build import plan_for
 from planaria.recovery.checkpoint import best_steps
-from planaria.routing import routing
+from planaria.routing import routes
 
 
 def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
@@ -90,8 +90,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
-    pipeline = other.pipeline.model_copy(update={"routing": arm.config.pipeline.routing})
-    return other.model_copy(update={"pipeline": pipeline, "recovery": arm.config.recovery})
+    return other.model_copy(update={"routing": arm.config.routing, "recovery": arm.config.recovery})
 
 
 def _compared(
@@ -148,7 +147,7 @@ def _scored(
         name=arm.name,
         changes=_changes(base, arm.config),
         faults=arm.faults,
-        routing=arm.config.pipeline.routing,
+        routing=arm.config.routing.kind,
         runs=runs,
         step_s=clock.step_s,
         save_s=clock.save_s,
@@ -162,7 +161,7 @@ def _scored(
 def _activation_bytes(config: RunConfig) -> int:
     """Bytes of activations and gradients that one step sends over all links."""
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    plan = plan_for(pipeline, routes(config, 0))
     return sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 

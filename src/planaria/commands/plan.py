@@ -8,7 +8,7 @@ from planaria.network.costs import UNIT, Costs, message_bytes
 from planaria.plan.bound import lower_bound
 from planaria.plan.build import plan_for
 from planaria.plan.draw import draw
-from planaria.routing import routing
+from planaria.routing import routes
 
 
 def describe(config: RunConfig, width: int = 100) -> str:
@@ -17,7 +17,7 @@ def describe(config: RunConfig, width: int = 100) -> str:
     A recipe without costs is drawn with a forward pass as the unit of time.
     """
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    plan = plan_for(pipeline, routes(config, 0))
     priced = bool(config.network.forward_s or config.network.backward_s)
     costs = Costs(config.network) if priced else UNIT
     size = message_bytes(config.model, pipeline)

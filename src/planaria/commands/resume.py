@@ -16,7 +16,7 @@ from planaria.data.shards import Meta
 from planaria.engine.origin import Origin
 from planaria.errors import UserError
 
-FIXED = ("seed", "model", "pipeline", "data", "network")
+FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
 """what cannot change without making it another run"""
 
 

@@ -16,6 +16,7 @@ from planaria.commands import runs
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
+from planaria.commands.schedule import with_schedule
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -30,7 +31,7 @@ from planaria.observe.watch import Watch
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
 from planaria.recovery import names, recovery
-from planaria.routing import routing
+from planaria.routing import routes
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Prepared:
 
 def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Train a recipe from its first step; the exit code."""
-    config = recipe.load(recipe_file, flags)
+    config = with_schedule(recipe.load(recipe_file, flags), recipe_file)
     if dry_run:
         check(config)
         print(recipe.dump(config), end="")
@@ -63,17 +64,17 @@ def check(config: RunConfig) -> None:
     """Everything that can be wrong with a recipe by itself, before any data is touched."""
     pipeline = config.pipeline
     recovery(config.recovery, pipeline.stages)
-    require(plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0)))
+    require(plan_for(pipeline, routes(config, 0)))
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
         )
     if config.checkpoint.every == "best" and not config.network.hourly:
         raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
-    if "checkfree_plus" in names(config.recovery) and pipeline.routing != "swapped":
+    if "checkfree_plus" in names(config.recovery) and config.routing.kind != "swapped":
         raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} needs pipeline.routing = 'swapped', not "
-            f"{pipeline.routing!r}: only then has an outer stage a partner that can stand in for it"
+            f"recovery.strategy = {config.recovery.strategy!r} needs routing.kind = 'swapped', not "
+            f"{config.routing.kind!r}: only then has an outer stage a partner that can stand in for it"
         )
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")

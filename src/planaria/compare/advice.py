@@ -64,7 +64,7 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
             Weighed(
                 predict(name, way, clock, failures, experience),
                 way.recovery.strategy,
-                way.pipeline.routing,
+                way.routing.kind,
                 sum(cost.step_bytes for cost in costs),
                 sum(cost.host_memory + cost.own_memory for cost in costs) / state,
             )

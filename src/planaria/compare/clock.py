@@ -16,7 +16,7 @@ from planaria.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.plan.build import plan_for
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.routing import routing
+from planaria.routing import routes
 
 STATE = 3 * FP32_BYTES
 """bytes of a parameter's durable state: its weight and two moments"""
@@ -56,7 +56,7 @@ class Clock:
 def clock_of(config: RunConfig) -> Clock:
     """The clock of a recipe, from its [network] and the statements of its recovery strategies."""
     pipeline, network = config.pipeline, config.network
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    plan = plan_for(pipeline, routes(config, 0))
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size).step_s
     copies = costs_of_copies(config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from planaria.compare.clock import Clock
-from planaria.config import PipelineConfig, RunConfig, Section
+from planaria.config import RoutingConfig, RunConfig, Section
 from planaria.recovery import names, recovery
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 
@@ -90,7 +90,7 @@ def predict(
     hours = {}
     for side in ("mean", "low", "high"):
         lost = {by: getattr(found, side) for by, found in experience.steps_lost.items()}
-        swap = getattr(experience.swapped, side) if config.pipeline.routing == "swapped" else 1.0
+        swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
         gain = 1.0 - failures.rate * sum(lost.get(by, 0.0) for by in rebuilt.values())
         ticks = config.train.steps * swap / gain if gain > 0 else math.inf
         saves = 0.0
@@ -101,15 +101,15 @@ def predict(
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
         down = struck * (len(fates) * (clock.step_s / 2 + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
-    used = bool(set(rebuilt.values()) & experience.steps_lost.keys()) or config.pipeline.routing == "swapped"
+    used = bool(set(rebuilt.values()) & experience.steps_lost.keys()) or config.routing.kind == "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, not used)
 
 
 def ways(config: RunConfig) -> Mapping[str, RunConfig]:
     """The ways of coping that advice weighs, each a change of ``config``."""
-    swapped = config.pipeline.model_copy(update={"routing": "swapped"})
-    full = config.pipeline.model_copy(update={"routing": "full"})
-    chains: dict[str, tuple[str, PipelineConfig, dict[str, Section]]] = {
+    swapped = config.routing.model_copy(update={"kind": "swapped"})
+    full = config.routing.model_copy(update={"kind": "full"})
+    chains: dict[str, tuple[str, RoutingConfig, dict[str, Section]]] = {
         "checkpoint": ("checkpoint", full, {}),
         "checkfree": ("checkfree, checkpoint", full, {}),
         "checkfree_plus": ("checkfree_plus, checkpoint", swapped, {}),
@@ -125,10 +125,10 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
     return {
         name: config.model_copy(
             update={
-                "pipeline": pipeline,
+                "routing": routing,
                 "recovery": config.recovery.model_copy(update={"strategy": chain, **changes}),
             }
         )
-        for name, (chain, pipeline, changes) in chains.items()
-        if pipeline.routing == "full" or config.pipeline.stages >= 4
+        for name, (chain, routing, changes) in chains.items()
+        if routing.kind == "full" or config.pipeline.stages >= 4
     }

@@ -17,7 +17,7 @@ FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
 SMOOTHED = 3
 """validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
-FREE_TO_DIFFER = ("recovery", "checkpoint", "pipeline.routing", "name")
+FREE_TO_DIFFER = ("recovery", "checkpoint", "routing.kind", "name")
 """all that arms may change; with other text, seeds, sizes or budgets they would not be comparable"""
 
 

@@ -17,7 +17,7 @@ from planaria.engine.stopping import stop_signals
 from planaria.fleet.local import LocalFleet
 from planaria.plan.build import plan_for
 from planaria.plan.check import require
-from planaria.routing import routing
+from planaria.routing import routes
 from planaria.transport.rendezvous import Rendezvous
 
 _PRELOAD = [worker.__name__, "torch._dynamo"]
@@ -37,7 +37,7 @@ def train(
     :raises UserError: when the plan is not sound or the rendezvous port is taken; no worker has started then.
     """
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0))
+    plan = plan_for(pipeline, routes(config, 0))
     require(plan)
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)

@@ -21,7 +21,7 @@ from planaria.plan.order import topological_order
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
-from planaria.routing import routing, without
+from planaria.routing import full, routes, without
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,11 @@ class InlineEngine:
         self._rested: set[int] = set()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
-        self._route = routing(config.pipeline.routing)
 
     def train_step(self) -> StepResult:
         """Run and commit one step."""
         pipeline = self.config.pipeline
-        routes = without(self._route(pipeline.stages, pipeline.microbatches, self.step), self.skipped)
-        plan = plan_for(pipeline, routes)
+        plan = plan_for(pipeline, without(routes(self.config, self.step), self.skipped))
         present = {stage: runner for stage, runner in self.runners.items() if stage not in self.skipped}
         self._deliver("before")
         loss = self._carry_out(plan, self._train, self.step * pipeline.samples, train=True)
@@ -75,8 +73,7 @@ class InlineEngine:
         """Mean validation loss over the recipe's validation microbatches, in nats."""
         assert self._validation is not None, "the engine was made without a validation stream"
         pipeline, count = self.config.pipeline, self.config.train.eval_microbatches
-        routes = without(routing("full")(pipeline.stages, count, self.step), self.skipped)
-        plan = plan_for(pipeline, routes, backward=False)
+        plan = plan_for(pipeline, without(full(pipeline.stages, count), self.skipped), backward=False)
         return self._carry_out(plan, self._validation, 0, train=False)
 
     def lose(self, stages: Sequence[int]) -> RecoveryPlan:
@@ -139,12 +136,12 @@ class InlineEngine:
         messages: dict[Key, Tensor] = {}
         for action in topological_order(plan):
             given = messages.pop(action.needs) if action.needs is not None else None
-            runner = self.runners[action.stage]
+            runner = self.runners[action.node]
             out = getattr(runner, action.kind)(action.microbatch, action.hop, given)
             if action.target is not None:
                 messages[action.key] = out
                 if train:
-                    self.keeping[action.stage].passed(action, out)
+                    self.keeping[action.node].passed(action, out)
         loss = self.runners[0].loss
         assert loss is not None
         return loss

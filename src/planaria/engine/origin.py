@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.events import RunStarted
 from planaria.recovery import recovery
-from planaria.routing import routing
+from planaria.routing import change, full, routes
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,8 @@ START = Origin()
 def run_started(config: RunConfig, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
     pipeline = config.pipeline
-    routes = {
-        *routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, 0),
-        *routing("full")(pipeline.stages, 1, 0),
-    }
+    walked = {*routes(config, 0), *full(pipeline.stages, 1)}
+    met = combinations(range(pipeline.stages + 1), 2) if change(config) else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     return RunStarted(
         name=config.name,
@@ -56,7 +55,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,
-        routes=sorted(list(route) for route in routes),
-        pairs=sorted({(min(copy), max(copy)) for copy in copies}),
+        routes=sorted(list(route) for route in walked),
+        pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
         recovery=config.recovery,
     )

@@ -47,12 +47,12 @@ class StageRunner:
         self._targets: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self._batch: Batch | None = None
-        self._train, self._microbatches = True, 1
+        self._train, self._microbatches, self._seen = True, 1, 0
 
     def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
         """Start a step of so many microbatches; ``batch`` is the ends' data, and a validation does not ``train``."""
         self.drop()
-        self._batch, self._train, self._microbatches = batch, train, microbatches
+        self._batch, self._train, self._microbatches, self._seen = batch, train, microbatches, 0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """One visit's forward pass. At the ends: hop 0 embeds the data, any other hop takes the loss (returns None)."""
@@ -80,6 +80,7 @@ class StageRunner:
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if any."""
         y = self._outputs.pop((microbatch, hop))
+        self._seen += 1
         torch.autograd.backward(y, None if grad is None else grad.to(y.device))
         x = self._inputs.pop((microbatch, hop), None)
         return None if x is None else x.grad
@@ -95,12 +96,24 @@ class StageRunner:
             return None
         if isinstance(self.module, Ends):
             self.module.fold_gradients()
+        else:
+            self._weigh()
         clip = self.config.optim.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip or math.inf).item()
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
         self._pending = (norm, min(norm, clip) if clip else norm)
         return norm
+
+    def _weigh(self) -> None:
+        """Routes may pass a stage by: its gradient is the mean over the microbatches it saw, not over all.
+
+        Otherwise a stage that saw half of them would take half the step (and be clipped less than others).
+        """
+        if 0 < self._seen != self._microbatches:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._microbatches / self._seen)
 
     def gradients(self) -> StageState:
         """The finished, clipped gradient as weights, with its norms; shares memory."""

@@ -29,7 +29,7 @@ from planaria.engine.sleeper import new_runner
 from planaria.errors import UserError
 from planaria.plan.actions import Plan, Route
 from planaria.plan.build import plan_for
-from planaria.routing import routing, without
+from planaria.routing import full, routes, without
 
 
 def main(setup: Setup, connection: Connection, worker: str, incarnation: int) -> NoReturn:
@@ -198,10 +198,10 @@ class Worker:
     def _plan(self, order: d.RunStep) -> Plan:
         pipeline = self.config.pipeline
         if order.mode == "evaluate":
-            routes = routing("full")(pipeline.stages, self.config.train.eval_microbatches, order.step)
+            walked = full(pipeline.stages, self.config.train.eval_microbatches)
         else:
-            routes = routing(pipeline.routing)(pipeline.stages, pipeline.microbatches, order.step)
-        return _cached_plan(pipeline, tuple(without(routes, self.post.absent)), order.mode == "train")
+            walked = routes(self.config, order.step)
+        return _cached_plan(pipeline, tuple(without(walked, self.post.absent)), order.mode == "train")
 
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"

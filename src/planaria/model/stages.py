@@ -21,14 +21,14 @@ from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
 
 
 class BlockStage(nn.Module):
-    """``layers / stages`` consecutive decoder layers. They are all alike: :func:`global_name` tells them apart."""
+    """Consecutive decoder layers, an equal share. They are all alike: :func:`global_name` tells them apart."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(self, config: ModelConfig, stages: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers // stages))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(stage_layers(config, stages)))
         cos, sin = rotary_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -44,26 +44,37 @@ class BlockStage(nn.Module):
 class Ends(nn.Module):
     """Stage 0: the embedding where every microbatch starts; the norm, head and loss where it returns to.
 
+    The first ``ends_layers`` decoder layers may follow the embedding here.
+
     With a tied head the table plays two roles. Their gradients are gathered apart, the head's in an unregistered alias
     of the table's storage, until :meth:`fold_gradients`: otherwise the sum would depend on how the embedding and head
     backwards of different microbatches happen to interleave, and floating-point addition is not associative.
     """
 
     head_alias: Tensor | None
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         # An explicit table: nn.Embedding would otherwise draw one from the global generator.
         table = torch.empty(config.vocab, config.dim)
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, _weight=table)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.ends_layers))
+        if config.ends_layers:
+            cos, sin = rotary_tables(config)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.lm_head = None if config.tied else Linear(config.dim, config.vocab)
         self._tie()
         self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → hidden states [B, T, D]."""
+        """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers."""
         hidden: Tensor = self.embed_tokens(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden, self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
         return hidden
 
     def logits(self, x: Tensor) -> Tensor:
@@ -123,7 +134,7 @@ def build_stage(
 
     :raises ValueError: when there is no such stage, or the layers do not divide into the stages.
     """
-    if not 0 <= stage <= stages or config.layers % stages:
+    if not 0 <= stage <= stages or (config.layers - config.ends_layers) % stages:
         raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
     with torch.device(device):
         built = Ends(config) if stage == 0 else BlockStage(config, stages)
@@ -151,7 +162,12 @@ def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str
     if stage == 0:
         return local if local.startswith("lm_head.") else f"model.{local}"
     _, index, rest = local.split(".", 2)
-    return f"model.layers.{(stage - 1) * (config.layers // stages) + int(index)}.{rest}"
+    return f"model.layers.{config.ends_layers + (stage - 1) * stage_layers(config, stages) + int(index)}.{rest}"
+
+
+def stage_layers(config: ModelConfig, stages: int) -> int:
+    """Decoder layers of one block stage."""
+    return (config.layers - config.ends_layers) // stages
 
 
 class Llama(nn.Module):
@@ -233,7 +249,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Parameters of one stage of 0..``stages``; the block stages are all alike."""
-    blocks = parameter_count(config) - parameter_count(config.model_copy(update={"layers": 0}))
+    blocks = parameter_count(config) - parameter_count(config.model_copy(update={"layers": config.ends_layers}))
     return blocks // stages if stage else parameter_count(config) - blocks
 
 

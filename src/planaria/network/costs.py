@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -48,13 +48,13 @@ class Costs:
         hands_on = kind == "forward" and (stage > 0 or hop == 0)  # the ends do at their first visit only
         return self.compute(kind, self.shadowed[stage], 1) if hands_on and stage in self.shadowed else 0.0
 
-    def transmit(self, low: int, high: int, bytes: int) -> float:
-        """Seconds that a message of ``bytes`` keeps one direction of the link between two stages busy."""
+    def transmit(self, source: int, target: int, bytes: int) -> float:
+        """Seconds that a message of ``bytes`` keeps the way from one node to another busy."""
         return bytes / self.network.bandwidth if self.network.bandwidth else 0.0
 
-    def carry(self, low: int, high: int, bytes: int) -> float:
+    def carry(self, source: int, target: int, bytes: int) -> float:
         """Seconds from sending a message of ``bytes`` over an idle link until it has arrived whole."""
-        return self.network.latency_s + self.transmit(low, high, bytes)
+        return self.network.latency_s + self.transmit(source, target, bytes)
 
 
 UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
@@ -73,13 +73,21 @@ class Prices:
     """
 
     def __init__(self, costs: Costs, message_bytes: int) -> None:
-        self.compute = cache(lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)))
+        self.compute: Callable[[str, int, int], int] = cache(
+            lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop))
+        )
         """like :meth:`Costs.compute`"""
-        self.shadow = cache(lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop)))
+        self.shadow: Callable[[str, int, int], int] = cache(
+            lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop))
+        )
         """like :meth:`Costs.shadow`"""
-        self.transmit = cache(lambda low, high: _ticks(costs.transmit(low, high, message_bytes)))
+        self.transmit: Callable[[int, int], int] = cache(
+            lambda source, target: _ticks(costs.transmit(source, target, message_bytes))
+        )
         """like :meth:`Costs.transmit`"""
-        self.carry = cache(lambda low, high: _ticks(costs.carry(low, high, message_bytes)))
+        self.carry: Callable[[int, int], int] = cache(
+            lambda source, target: _ticks(costs.carry(source, target, message_bytes))
+        )
         """like :meth:`Costs.carry`"""
 
     @staticmethod

@@ -68,7 +68,8 @@ def _summary(config: RunConfig) -> str:
     return (
         f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "
         f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {pipe.order}, "
-        f"{pipe.routing} routing; recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
+        f"{config.routing.kind} routing; recovery by {config.recovery.strategy}; engine {config.engine}; "
+        f"seed {config.seed}."
     )
 
 

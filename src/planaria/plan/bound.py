@@ -26,7 +26,7 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
     - a *microbatch*: its way there and back, alone in the pipeline;
     - a *chain*: the longest chain of actions that must follow one another, through several microbatches where one
       waits for another's admission (``in_flight``) or for its turn to add to a gradient;
-    - a *stage*: the earliest time its first action can begin, all its work, and the least time from its last action
+    - a *node*: the earliest time its first action can begin, all its work, and the least time from its last action
       to the end of the step;
     - a *link*: the same for the messages in one direction, which share its bandwidth.
 
@@ -36,18 +36,25 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
     order = feasible(numbered)
     if len(order) < len(numbered.actions):
         raise deadlock(numbered, order)
-    compute = [prices.compute(action.kind, action.stage, action.hop) for action in numbered.actions]
+    compute = [prices.compute(action.kind, action.node, action.hop) for action in numbered.actions]
     carry = [_carry(numbered, n, prices) for n in range(len(compute))]
     heads, tails = _heads(numbered, order, compute, carry), _tails(numbered, order, compute, carry)
     chain = max(head + work + tail for head, work, tail in zip(heads, compute, tails, strict=True))
     terms = [
         *_microbatches(numbered, compute, carry),
-        (chain, f"chain of microbatches (in_flight = {plan.in_flight})"),
+        (chain, f"chain of microbatches ({_memory(plan)})"),
         *_stages(numbered, compute, heads, tails),
         *_links(numbered, prices, compute, heads, tails),
     ]
     ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
     return Bound(Prices.seconds(ticks), binds)
+
+
+def _memory(plan: Plan) -> str:
+    """How many microbatches each node, or the one that lets them in, has room for."""
+    if plan.slots.keys() == {0}:
+        return f"in_flight = {plan.slots[0]}"
+    return "memory for " + " or ".join(map(str, sorted(set(plan.slots.values())))) + " at a node"
 
 
 def _carry(numbered: Graph, n: int, prices: Prices) -> int:
@@ -57,7 +64,7 @@ def _carry(numbered: Graph, n: int, prices: Prices) -> int:
 
 
 def _link(sender: Action, receiver: Action) -> tuple[int, int]:
-    return min(sender.stage, receiver.stage), max(sender.stage, receiver.stage)
+    return sender.node, receiver.node
 
 
 def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
@@ -98,7 +105,7 @@ def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[i
     own: dict[int, list[int]] = defaultdict(list)
     for n, action in enumerate(numbered.actions):
         if compute[n]:  # work that costs nothing may lie outside the stage's busy time
-            own[action.stage].append(n)
+            own[action.node].append(n)
     for stage, todo in own.items():
         first, last = min(heads[n] for n in todo), min(tails[n] for n in todo)
         yield first + sum(compute[n] for n in todo) + last, f"stage {stage}"
@@ -108,10 +115,9 @@ def _links(numbered: Graph, prices: Prices, compute: list[int], heads: list[int]
     messages: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for n, receiver in enumerate(numbered.receiver):
         if receiver >= 0:
-            messages[numbered.actions[n].stage, numbered.actions[receiver].stage].append((n, receiver))
+            messages[numbered.actions[n].node, numbered.actions[receiver].node].append((n, receiver))
     for (a, b), sent in messages.items():
-        low, high = min(a, b), max(a, b)
         first = min(heads[n] + compute[n] for n, _ in sent)
-        queue = (len(sent) - 1) * prices.transmit(low, high) + prices.carry(low, high)
+        queue = (len(sent) - 1) * prices.transmit(a, b) + prices.carry(a, b)
         last = min(compute[receiver] + tails[receiver] for _, receiver in sent)
         yield first + queue + last, f"link {a}→{b}"

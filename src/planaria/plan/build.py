@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from planaria.config import PipelineConfig
@@ -27,25 +28,31 @@ def build(routes: Sequence[Route], order: str, in_flight: int, backward: bool = 
 def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, before_it: Mapping[Key, Key]) -> Plan:
     """The plan in which each backward also waits for the one that ``before_it`` names, if any."""
     lists: dict[int, list[Action]] = defaultdict(list)
-    for i, route in enumerate(routes):
-        last = len(route) - 1
-        for hop, stage in enumerate(route):
-            before, behind = (route[hop - 1] if hop else None), (route[hop + 1] if hop < last else None)
-            admission = _admission(i, hop, in_flight, backward)
-            lists[stage].append(Action("forward", i, hop, stage, before, behind, admission))
-            if backward:
-                key = Key("backward", i, hop)
-                after = (Key("forward", i, hop), *((before_it[key],) if key in before_it else ()))
-                lists[stage].append(Action("backward", i, hop, stage, behind, before, after))
+    for forward, back in visits(routes):
+        admission = _admission(forward.microbatch, forward.hop, in_flight, backward)
+        lists[forward.node].append(replace(forward, after=admission))
+        if backward:
+            turn = (before_it[back.key],) if back.key in before_it else ()
+            lists[back.node].append(replace(back, after=(*back.after, *turn)))
     first = "forward" if order == "gpipe" else "backward"
     return Plan(
         routes=tuple(tuple(r) for r in routes),
-        in_flight=in_flight,
+        slots={0: in_flight},
         actions={
             stage: tuple(sorted(todo, key=lambda a: (_heavy(a), a.kind != first, a.microbatch, -a.hop)))
             for stage, todo in sorted(lists.items())
         },
     )
+
+
+def visits(routes: Sequence[Route]) -> Iterator[tuple[Action, Action]]:
+    """The forward and the backward of every visit, which waits for its forward."""
+    for i, route in enumerate(routes):
+        last = len(route) - 1
+        for hop, node in enumerate(route):
+            before, behind = (route[hop - 1] if hop else None), (route[hop + 1] if hop < last else None)
+            forward = Action("forward", i, hop, node, before, behind)
+            yield forward, Action("backward", i, hop, node, behind, before, (forward.key,))
 
 
 def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = True) -> Plan:
@@ -60,7 +67,7 @@ def plan_for(config: PipelineConfig, routes: Sequence[Route], backward: bool = T
 
 def _heavy(action: Action) -> bool:
     """The ends embed first: it costs little, and a microbatch that waits behind other heads starves the pipeline."""
-    return action.stage == 0 and action.hop > 0
+    return action.returns
 
 
 def _admission(i: int, hop: int, in_flight: int, backward: bool) -> tuple[Key, ...]:
@@ -78,14 +85,18 @@ def _turns(routes: Sequence[Route], order: str, in_flight: int) -> dict[Key, Key
     their gradients apart, so at the ends they take turns apart too.
     """
     if len({tuple(route) for route in routes}) == 1:
-        came = [Action("backward", i, hop, s, None, None) for i, r in enumerate(routes) for hop, s in enumerate(r)]
-        came.sort(key=lambda action: (action.microbatch, -action.hop))
+        came = sorted((back for _, back in visits(routes)), key=lambda action: (action.microbatch, -action.hop))
     else:
         clock = Clock(_build(routes, order, in_flight, True, {}), Prices(UNIT, 0))
         clock.run()
         came = [clock.graph.actions[n] for ran in clock.ran.values() for n in ran]
+    return turns(came)
+
+
+def turns(came: Iterable[Action]) -> dict[Key, Key]:
+    """Backward → the one that adds to the same gradient just before it, if they run in this order at each node."""
     sums: dict[tuple[int, bool], list[Key]] = defaultdict(list)
     for action in came:
         if action.kind == "backward":
-            sums[action.stage, action.stage == 0 and action.hop == 0].append(action.key)
+            sums[action.node, action.returns].append(action.key)
     return {later: earlier for keys in sums.values() for earlier, later in pairwise(keys)}

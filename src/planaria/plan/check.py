@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planaria.errors import UserError
 from planaria.plan.actions import Action, Key, Kind, Plan
@@ -34,22 +34,24 @@ def require(plan: Plan) -> None:
 def _routes(plan: Plan) -> Iterator[str]:
     if not plan.routes:
         yield "it has no microbatches"
-    if plan.in_flight < 1:
-        yield f"in_flight is {plan.in_flight}; at least one microbatch must be let in"
+    for node, slots in sorted(plan.slots.items()):
+        if slots < 1:
+            yield f"node {node} has slots for {slots} microbatches; it needs at least one"
+    origins = {route[0] for route in plan.routes if route}
     for i, route in enumerate(plan.routes):
         where = f"the route of microbatch {i}"
         if len(route) < 3:
             yield f"{where} visits no block stage"
             continue
-        if route[0] or route[-1]:
-            yield f"{where} goes from stage {route[0]} to stage {route[-1]}; it must start and end at stage 0"
-        for hop, stage in enumerate(route[1:-1], start=1):
-            if stage == 0:
-                yield f"{where} visits stage 0 at hop {hop}, in between"
-            elif stage == route[hop - 1]:
-                yield f"{where} visits stage {stage} twice in a row, at hops {hop - 1} and {hop}"
-            elif stage not in plan.actions:
-                yield f"{where} visits stage {stage} at hop {hop}, which has nothing to do"
+        if route[0] != route[-1]:
+            yield f"{where} goes from node {route[0]} to node {route[-1]}; it must end where it starts"
+        for hop, node in enumerate(route[1:-1], start=1):
+            if node in origins:
+                yield f"{where} visits node {node} at hop {hop}, where microbatches start"
+            elif node == route[hop - 1]:
+                yield f"{where} visits node {node} twice in a row, at hops {hop - 1} and {hop}"
+            elif node not in plan.actions:
+                yield f"{where} visits node {node} at hop {hop}, which has nothing to do"
 
 
 def _actions(plan: Plan) -> Iterator[str]:
@@ -67,8 +69,8 @@ def _actions(plan: Plan) -> Iterator[str]:
         name = _name(action.kind, action.microbatch, stage, action.hop)
         if seen[action.key] > 1:
             yield f"{name} appears {seen[action.key]} times"
-        elif action.stage != stage:
-            yield f"{name} says that it is stage {action.stage}'s"
+        elif action.node != stage:
+            yield f"{name} says that it is stage {action.node}'s"
         elif wrong := _off_route(plan, action):
             yield f"{name} {wrong}"
 
@@ -78,7 +80,7 @@ def _off_route(plan: Plan, action: Action) -> str:
     if not 0 <= action.microbatch < len(plan.routes):
         return f"belongs to no microbatch: there are {len(plan.routes)}"
     route = plan.routes[action.microbatch]
-    if not 0 <= action.hop < len(route) or route[action.hop] != action.stage:
+    if not 0 <= action.hop < len(route) or route[action.hop] != action.node:
         return f"is not on the route {'→'.join(map(str, route))}"
     before = route[action.hop - 1] if action.hop else None
     behind = route[action.hop + 1] if action.hop + 1 < len(route) else None
@@ -91,7 +93,7 @@ def _off_route(plan: Plan, action: Action) -> str:
 
 
 def _waits(plan: Plan) -> Iterator[str]:
-    """``after`` names local actions; memory is limited by admissions; gradients are added up in one fixed order."""
+    """``after`` names local actions; memory is never overrun; gradients are added up in one fixed order."""
     for stage, actions in plan.actions.items():
         local = {action.key for action in actions}
         for action in actions:
@@ -101,28 +103,48 @@ def _waits(plan: Plan) -> Iterator[str]:
                     yield f"{name} waits for the {key.kind} of microbatch {key.microbatch} at hop {key.hop}, elsewhere"
             if action.kind == "backward" and Key("forward", action.microbatch, action.hop) not in action.after:
                 yield f"{name} does not wait for its forward"
-        backwards = sorted((a for a in actions if a.kind == "backward"), key=lambda a: (a.microbatch, -a.hop))
-        if backwards and stage == 0:
-            yield from _admissions(plan, [a for a in actions if a.kind == "forward" and a.hop == 0])
-            # Embedding and head are different weights, each with its own sum.
-            yield from _in_order([a for a in backwards if a.hop == 0])
-            yield from _in_order([a for a in backwards if a.hop])
-        else:
-            yield from _in_order(backwards)
+        backwards = [a for a in actions if a.kind == "backward"]
+        # Embedding and head are different weights, each with its own sum.
+        disorder = [
+            *_in_order([a for a in backwards if not a.returns]),
+            *_in_order([a for a in backwards if a.returns]),
+        ]
+        yield from disorder
+        if backwards and not disorder and stage in plan.slots:
+            yield from _memory(actions, plan.slots[stage])
 
 
-def _admissions(plan: Plan, entries: list[Action]) -> Iterator[str]:
-    for action in entries:
-        first = action.microbatch - plan.in_flight
-        leaving = [key for key in action.after if key.kind == "backward" and key.hop == 0 and key.microbatch >= first]
-        if first >= 0 and not leaving:
+def _memory(actions: Sequence[Action], slots: int) -> Iterator[str]:
+    """May more than ``slots`` microbatches ever lie at a node, between the forward and the backward of a visit?
+
+    Its backwards run in one fixed order. If the k-th forward, by the backwards they wait for, waits for the backward
+    number k − slots or a later one, then whichever forwards have begun, enough backwards are done.
+    """
+    stay = {a.key for a in actions if not a.returns}
+    place = {key: n for n, key in enumerate(_row([a for a in actions if a.kind == "backward" and a.key in stay]))}
+    forwards = [a for a in actions if a.kind == "forward" and a.key in stay]
+    waits = sorted(
+        (max((place[key] for key in a.after if key in place), default=-1), a.microbatch, a) for a in forwards
+    )
+    for k, (freed, _, action) in enumerate(waits):
+        if freed < k - slots:
             yield (
-                f"{_name('forward', action.microbatch, 0, 0)} may start before microbatch {first} is through, "
-                f"with more than in_flight = {plan.in_flight} under way"
+                f"{_name('forward', action.microbatch, action.node, action.hop)} may start with {slots} microbatches "
+                "under way, all that there is memory for"
             )
 
 
-def _in_order(backwards: list[Action]) -> Iterator[str]:
+def _row(backwards: Sequence[Action]) -> list[Key]:
+    """Their keys in the order in which they wait for one another (if it is one row: :func:`_in_order`)."""
+    keys = {action.key for action in backwards}
+    follows = {key: action.key for action in backwards for key in action.after if key in keys}
+    row = [action.key for action in backwards if not keys.intersection(action.after)][:1]
+    while row and row[-1] in follows and len(row) < len(keys):
+        row.append(follows[row[-1]])
+    return row
+
+
+def _in_order(backwards: Sequence[Action]) -> Iterator[str]:
     """Each but one of the backwards that add to one sum waits for exactly one other, all in a single row."""
     keys = {action.key for action in backwards}
     waits = {action.key: [key for key in action.after if key in keys] for action in backwards}
@@ -130,12 +152,12 @@ def _in_order(backwards: list[Action]) -> Iterator[str]:
     followed = Counter(key for waited in waits.values() for key in waited)
     for action in first[1:]:
         yield (
-            f"{_name('backward', action.microbatch, action.stage, action.hop)} waits for no other of its sum: the "
+            f"{_name('backward', action.microbatch, action.node, action.hop)} waits for no other of its sum: the "
             "gradient would depend on timing"
         )
     for key, count in followed.items():
         if count > 1:
-            stage = backwards[0].stage
+            stage = backwards[0].node
             yield (
                 f"{count} others wait for {_name('backward', key.microbatch, stage, key.hop)} and not for one another: "
                 "the gradient would depend on timing"

@@ -41,7 +41,7 @@ def graph(plan: Plan) -> Graph:
     numbers: dict[tuple[str, int, int], int] = {(a.kind, a.microbatch, a.hop): n for n, a in enumerate(actions)}
     if len(numbers) < len(actions):
         twice = next(a for n, a in enumerate(actions) if numbers[a.kind, a.microbatch, a.hop] != n)
-        raise UserError(f"the plan holds {twice} at stage {twice.stage} twice")
+        raise UserError(f"the plan holds {twice} at stage {twice.node} twice")
     waits, receiver = [0] * len(actions), [-1] * len(actions)
     local: list[tuple[int, ...]] = [()] * len(actions)
     for n, action in enumerate(actions):
@@ -72,6 +72,6 @@ def deadlock(numbered: Graph, done: Iterable[int]) -> UserError:
         key = next(wanted for wanted in waits if wanted and wanted not in finished)
     seen = list(chain)
     ring = seen[seen.index(key) :] if key in chain else seen[-1:]
-    named = " waits for ".join(f"{chain[link]} at stage {chain[link].stage}" for link in ring[:NAMED])
+    named = " waits for ".join(f"{chain[link]} at stage {chain[link].node}" for link in ring[:NAMED])
     end = "…" if len(ring) > NAMED else str(chain[key]) if key in chain else f"{tuple(key)}, which is not in the plan"
     return UserError(f"the plan can never finish, {len(stuck)} of its actions wait for ever: {named} waits for {end}")

@@ -8,7 +8,7 @@ FEWEST = 4
 """block stages that two disjoint pairs take"""
 
 
-def swapped(stages: int, microbatches: int, step: int) -> list[tuple[int, ...]]:
+def swapped(stages: int, microbatches: int) -> list[tuple[int, ...]]:
     """Even microbatches go 0 → 1 → 2 → … → S−1 → S → 0, odd ones 0 → 2 → 1 → 3 → … → S−2 → S → S−1 → 0.
 
     The first two and the last two block stages so learn each other's place. For training only: validation, generation
@@ -18,7 +18,7 @@ def swapped(stages: int, microbatches: int, step: int) -> list[tuple[int, ...]]:
     """
     if stages < FEWEST:
         raise UserError(
-            f"pipeline.routing = 'swapped' needs {FEWEST} block stages or more, not {stages}; "
+            f"routing.kind = 'swapped' needs {FEWEST} block stages or more, not {stages}; "
             "raise pipeline.stages, or use 'full'"
         )
     natural = (0, *range(1, stages + 1), 0)

@@ -1,0 +1,70 @@
+"""``planaria eval``: a run's validation perplexity, whole and with stages left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from planaria.checkpoint.whole import load_model
+from planaria.commands import runs
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine.batches import batches
+from planaria.engine.omission import Omission, omissions
+from planaria.errors import UserError
+
+FILE = "omission.json"
+
+
+def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
+    """Evaluate the newest whole checkpoint of a run, print a table, and keep it as JSON in the run's folder."""
+    config = runs.config_of(folder)
+    shares = parse_shares(omit, config.pipeline.stages)
+    if most < 1:
+        raise UserError(f"--subsets {most}: at least one subset must be tried")
+    model = load_model(runs.newest_whole(folder), config.pipeline.stages).eval()
+    dataset = prepare(config.data, config.model.vocab)
+    stream = Stream(dataset, "validation", config.model.context, config.seed)
+    count = microbatches or config.train.eval_microbatches
+    found = omissions(model, batches(stream, 0, config.pipeline.microbatch_size), count, shares, most, config.seed)
+    unfinished = folder / f".{FILE}"
+    unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
+    unfinished.replace(folder / FILE)
+    _show(found, config.pipeline.stages)
+    print(f"numbers       {folder / FILE}")
+    return 0
+
+
+def parse_shares(text: str, stages: int) -> list[float]:
+    """'0.25,0.5' as shares of the block stages; UserError when one is no share, or leaves out all stages or none."""
+    shares = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            share = float(part)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < 1 or not 0 < round(share * stages) < stages:
+            raise UserError(
+                f"--omit {text}: {part} of {stages} block stages is not between one stage and all but one; give shares "
+                "such as 0.25,0.5"
+            )
+        shares.append(share)
+    return shares
+
+
+def _show(found: list[Omission], stages: int) -> None:
+    table = Table(title=f"validation perplexity, of {stages} block stages")
+    for column in ("left out", "subsets", "perplexity", "least … most", "over the whole model"):
+        table.add_column(column, justify="right")
+    for one in found:
+        table.add_row(
+            f"{one.stages}",
+            f"{one.subsets} of {one.possible}",
+            f"{one.perplexity:.3f}",
+            f"{one.least:.3f} … {one.most:.3f}" if one.subsets > 1 else "",
+            f"{one.over_full - 1:+.1%}" if one.stages else "",
+        )
+    Console().print(table)

@@ -1,0 +1,116 @@
+"""``planaria plan`` on a topology: search for an arrangement and routes, say how good they are, write them down."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.network.topology import Topology, read
+from planaria.observe.schedule_page import write_page
+from planaria.observe.search_progress import SearchProgress
+from planaria.planner.baselines import baselines
+from planaria.planner.bound import certificate
+from planaria.planner.compiled import COMPILED
+from planaria.planner.guidelines import broken
+from planaria.planner.problem import Problem, problem_of
+from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
+from planaria.planner.schedule import read as read_schedule
+from planaria.planner.search import Budget, search
+
+BASELINE_SHARE = 0.2
+"""of the budget, for planning a full pipeline to compare with"""
+_BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>s|m|min|h|moves)")
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | None, quiet: bool) -> int:
+    """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); the exit code."""
+    spend = parse_budget(budget)
+    problem = problem_of(config, topology_of(config, recipe))
+    bound = certificate(problem)
+    share = BASELINE_SHARE
+    with SearchProgress(spend, bound.step_s, quiet) as progress:
+        found = search(problem, config.seed, _part(spend, 1 - share), progress.told)
+    compared = baselines(problem, found.solution, config.seed, _part(spend, share))
+    made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
+    schedule = schedule_of(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made)
+    file = to or Path(config.out) / f"{config.name}.schedule.json"
+    write(schedule, file)
+    page = write_page(schedule, file.with_suffix(".html"))
+    _show(problem, schedule)
+    print(f"schedule      {file}\npage          {page}")
+    if not COMPILED:
+        print(
+            "slow          numba is not installed: pip install 'planaria[planner]' searches some hundred times faster"
+        )
+    return 0
+
+
+def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
+    """The topology that a recipe names, beside the recipe or at its path; UserError if it names none."""
+    if config.network.topology is None:
+        raise UserError(
+            "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
+            "recipes/topologies/twelve_cities.toml"
+        )
+    return read(beside(recipe, config.network.topology), config.network.scale)
+
+
+def with_schedule(config: RunConfig, recipe: Path | None) -> RunConfig:
+    """The recipe with the routes, by stages, of the schedule that ``routing.schedule`` names, if it names one.
+
+    The run keeps them: it can be resumed without the file. :raises UserError: when they are not for this recipe.
+    """
+    if config.routing.schedule is None:
+        return config
+    file = beside(recipe, config.routing.schedule)
+    schedule = read_schedule(file)
+    if wrong := broken(schedule.problem, schedule.solution):
+        raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
+    if len(schedule.stages) != config.pipeline.stages + 1:
+        raise UserError(
+            f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {config.pipeline.stages}"
+        )
+    stage = schedule.solution.stage.tolist()
+    given = {"kind": "given", "routes": [[stage[node] for node in route] for route in schedule.routes]}
+    return config.model_copy(update={"routing": config.routing.model_copy(update=given)})
+
+
+def beside(recipe: Path | None, name: str) -> Path:
+    """A file that a recipe names: beside the recipe if it is there, or at its path."""
+    file = Path(name)
+    if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
+        return recipe.parent / file
+    return file
+
+
+def parse_budget(text: str) -> Budget:
+    """'60s', '5min' or '300000 moves'; UserError otherwise."""
+    match = _BUDGET.fullmatch(text.strip())
+    if match is None or not float(match["number"]):
+        raise UserError(f"--budget {text}: give a time such as 60s or 5min, or a number of moves such as 300000moves")
+    number, unit = float(match["number"]), match["unit"]
+    return Budget(moves=number) if unit == "moves" else Budget(seconds=number * _SECONDS[unit])
+
+
+def _part(budget: Budget, share: float) -> Budget:
+    return Budget(budget.seconds * share, budget.moves * share)
+
+
+def _show(problem: Problem, schedule: Schedule) -> None:
+    table = Table(title=f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages")
+    for column in ("", "seconds", "this plan ÷ it"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("this plan", f"{schedule.step_s:.2f}", "1.000")
+    for name, seconds in sorted(schedule.compared.items(), key=lambda pair: pair[1]):
+        table.add_row(name, f"{seconds:.2f}", f"{schedule.step_s / seconds:.3f}")
+    gap = 1 - schedule.bound.step_s / schedule.step_s
+    table.add_row(f"lower bound ({schedule.bound.binds})", f"{schedule.bound.step_s:.2f}", f"gap {gap:.1%}")
+    Console().print(table)
+    search = schedule.search
+    print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")

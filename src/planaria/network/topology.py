@@ -1,0 +1,188 @@
+"""Where a run takes place: sites, the links between them, and the nodes that stand there, from a TOML file."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from planaria.config import Positive, Seconds, Section
+from planaria.errors import UserError, nearest
+from planaria.network import cities
+
+MAX_BYTES = 64 << 20
+MBIT = 1e6 / 8
+"""bytes per second of one Mbit/s"""
+
+Links = dict[tuple[str, str], tuple[float, float]]
+"""(site, other site), in either order → (latency in seconds, bandwidth in bytes per second)"""
+
+MATRICES = {"twelve_cities": cities.links}
+
+
+class SameSite(Section):
+    """The link between two nodes of one site."""
+
+    latency_ms: Annotated[float, Field(ge=0)] = 1.0
+    bandwidth_mbit: Annotated[float, Field(gt=0)] = 16000.0
+
+
+class MatrixFiles(Section):
+    """Two CSV files beside the topology: a first row and a first column of site names, a number for each pair."""
+
+    latency_ms: str
+    bandwidth_mbit: str
+
+
+class NodeGroup(Section):
+    """So many nodes of one kind at one site."""
+
+    site: str
+    count: Positive = 1
+    speed: Annotated[float, Field(gt=0)] = 1.0
+    """how many times as fast as [network] says"""
+    memory: Positive = 3
+    """microbatches that a node can hold between their forward and their backward"""
+    role: Literal["any", "data", "worker"] = "any"
+    """data nodes let microbatches in and hold embedding and head; workers never do; the planner chooses the others'"""
+
+
+class TopologyFile(Section):
+    matrix: str | MatrixFiles
+    """the name of a built-in matrix, or files"""
+    overhead_s: Seconds = 0.0
+    """seconds that every message takes besides its way"""
+    queueing: bool = True
+    """do messages from one node to another wait for one another's bandwidth?"""
+    same_site: SameSite = SameSite()
+    nodes: list[NodeGroup]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine. Nodes are numbered in the order of the file."""
+
+    name: str
+    site: str
+    speed: float
+    memory: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    nodes: tuple[Node, ...]
+    links: Links
+    overhead_s: float = 0.0
+    queueing: bool = True
+    scale: float = 1.0
+    """all times on links are multiplied by this"""
+
+    def latency_s(self, a: str, b: str) -> float:
+        """Seconds before the first byte sent from site ``a`` is at site ``b``."""
+        return self.scale * (self._link(a, b)[0] + self.overhead_s)
+
+    def transmit_s(self, a: str, b: str, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes up the bandwidth between two nodes at these sites."""
+        return self.scale * size / self._link(a, b)[1]
+
+    def carry_s(self, a: str, b: str, size: int) -> float:
+        """Seconds from sending a message of ``size`` bytes over an idle link until it has arrived whole."""
+        return self.latency_s(a, b) + self.transmit_s(a, b, size)
+
+    def _link(self, a: str, b: str) -> tuple[float, float]:
+        return self.links[a, b] if (a, b) in self.links else self.links[b, a]
+
+
+def read(path: Path, scale: float = 1.0) -> Topology:
+    """The topology in the file ``path``.
+
+    :raises UserError: naming the file, the key or the pair of sites, and what to write instead.
+    """
+    parsed = _parse(path)
+    if isinstance(parsed.matrix, MatrixFiles):
+        links = _from_csv(path, parsed.matrix)
+    elif parsed.matrix in MATRICES:
+        links = MATRICES[parsed.matrix]()
+    else:
+        raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {nearest(parsed.matrix, MATRICES)}")
+    sites = {site for pair in links for site in pair}
+    same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
+    for site in sites:
+        links.setdefault((site, site), same)
+    nodes, seen = [], Counter[str]()
+    for group in parsed.nodes:
+        if group.site not in sites:
+            raise UserError(f"{path}: nodes: site {group.site!r} is not in the matrix; {nearest(group.site, sites)}")
+        for _ in range(group.count):
+            seen[group.site] += 1
+            name = f"{group.site} {seen[group.site]}"
+            nodes.append(Node(name, group.site, group.speed, group.memory, group.role))
+    return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale)
+
+
+def _parse(path: Path) -> TopologyFile:
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such topology; network.topology names a TOML file")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
+    try:
+        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not TOML: {error}") from None
+    try:
+        return TopologyFile.model_validate(tree)
+    except ValidationError as error:
+        first = max(error.errors(), key=lambda e: len(e["loc"]))  # of two types that a key may have, the one meant
+        key = ".".join(str(part) for part in first["loc"])
+        given = "" if first["type"] == "missing" else f" = {first['input']!r}"
+        raise UserError(f"{path}: {key}{given}: {first['msg']}") from None
+
+
+def _from_csv(path: Path, files: MatrixFiles) -> Links:
+    latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
+    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=1e-9)
+    if latency.keys() != bandwidth.keys():
+        odd = sorted(latency.keys() ^ bandwidth.keys())[0]
+        raise UserError(f"{path}: matrix: {odd[0]} - {odd[1]} is in one of the two files only")
+    return {pair: (latency[pair] / 1000, bandwidth[pair] * MBIT) for pair in latency}
+
+
+def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
+    """The numbers of a square table; an empty cell stands for the same link seen from the other side."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; a topology's matrix names it")
+    with path.open(newline="", encoding="utf-8") as lines:
+        try:
+            rows = [row for row in csv.reader(lines) if row]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path}: is not CSV: {error}") from None
+    sites = [name.strip() for name in rows[0][1:]] if rows else []
+    found: dict[tuple[str, str], float] = {}
+    for row in rows[1:]:
+        site, cells = row[0].strip(), row[1:]
+        if site not in sites or len(cells) > len(sites):
+            raise UserError(f"{path}: row {site!r} does not fit the first row's {len(sites)} sites")
+        for other, cell in zip(sites, cells, strict=False):
+            if cell.strip():
+                found[site, other] = _number(path, site, other, cell, lowest)
+    for a in sites:
+        for b in sites:
+            if a != b and (a, b) not in found and (b, a) not in found:
+                raise UserError(f"{path}: {a} - {b}: there is no number for this pair")
+    return found
+
+
+def _number(path: Path, site: str, other: str, cell: str, lowest: float) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("nan")
+    if not lowest <= value < float("inf"):
+        raise UserError(f"{path}: {site} - {other}: {cell.strip()!r} is not a number of at least {lowest:g}")
+    return value

@@ -1,0 +1,216 @@
+"""Simulated annealing over arrangement and routes at once; the inner loop.
+
+A move changes a few microbatches' routes, or lets two nodes of different stages change places. Every move keeps what
+makes a plan valid: how often each stage is used (CC2), the order of a route (CC3), the nodes' roles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.planner.compiled import compiled
+from planaria.planner.evaluate import NEVER, Ints, Tables, makespan
+
+Floats = NDArray[np.float64]
+RANDOMS = 10
+"""random numbers that one move uses at most"""
+NODE, STAGE, ORDER, ROUTE, PLACE = range(5)
+"""kinds of move: another node of the same stage, two microbatches change a stage, two neighbours on a route change
+order, two microbatches change their routes, two nodes change places"""
+UNTIL = np.array([0.3, 0.6, 0.7, 0.9, 1.0])
+"""cumulative probabilities of the kinds"""
+SPREAD = 0.3
+"""weight, beside the step's time, of the mean over data nodes of when their last microbatch is through: a slope where
+the step's time is flat, because most moves do not touch the one data node that is last"""
+CRITICAL = 0.5
+"""share of moves that change a microbatch of the data node that is through last"""
+FLOW = 0.02
+"""weight of the mean over microbatches"""
+
+
+@compiled
+def anneal(
+    tables: Tables,
+    origin: Ints,
+    path: Ints,
+    stage: Ints,
+    random: Floats,
+    temperature: Floats,
+    best_origin: Ints,
+    best_path: Ints,
+    best_stage: Ints,
+    best: int,
+) -> int:
+    """One move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS] given.
+
+    Changes ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place; whenever the simulated step
+    takes less than ``best``, copies them to the ``best_`` arrays. Returns the least time.
+    """
+    count, nodes = path.shape[0], stage.shape[0]
+    members = _members(stage, tables.sizes)
+    done, last = np.zeros(count, np.int64), np.zeros(nodes, np.int64)
+    now = _cost(tables, origin, path, done, last)
+    worst = int(np.argmax(last))
+    new_origin, new_path = origin.copy(), path.copy()
+    new_stage = stage.copy()
+    for move in range(temperature.shape[0]):
+        r = random[move]
+        kind = NODE
+        while r[0] >= UNTIL[kind]:
+            kind += 1
+        i, j = int(r[1] * count), int(r[2] * count)
+        if r[9] < CRITICAL:
+            i = _late(origin, worst, r[1])
+        if kind == PLACE:
+            x, y = int(r[1] * nodes), int(r[2] * nodes)
+            if r[9] < CRITICAL:
+                x = path[i, int(r[3] * (path.shape[1] + 1)) - 1] if r[3] * (path.shape[1] + 1) >= 1 else worst
+            s, z = stage[x], stage[y]
+            if s == z or not _allowed(tables.role[x], z) or not _allowed(tables.role[y], s):
+                continue
+            new_stage[x], new_stage[y] = z, s
+            _change_places(new_origin, new_path, x, y)
+        elif not _reroute(tables, kind, r, i, j, stage, members, path, new_path):
+            continue
+        cost = _cost(tables, new_origin, new_path, done, last)
+        if cost <= now or r[8] < np.exp((now - cost) / temperature[move]):
+            now, worst = cost, int(np.argmax(last))
+            if kind == PLACE:
+                stage[:], origin[:], path[:] = new_stage, new_origin, new_path
+                members = _members(stage, tables.sizes)
+            else:
+                path[i], path[j] = new_path[i], new_path[j]
+            time = last.max()
+            if time < best:
+                best = time
+                best_origin[:], best_path[:], best_stage[:] = origin, path, stage
+        elif kind == PLACE:
+            new_stage[:], new_origin[:], new_path[:] = stage, origin, path
+        else:
+            new_path[i], new_path[j] = path[i], path[j]
+    return best
+
+
+@compiled
+def _late(origin: Ints, worst: int, random: float) -> int:
+    """A microbatch of the data node ``worst``, by a random number."""
+    return int(np.flatnonzero(origin == worst)[int(random * (origin == worst).sum())])
+
+
+@compiled
+def _cost(tables: Tables, origin: Ints, path: Ints, done: Ints, last: Ints) -> float:
+    """What annealing minimises, nanoseconds; fills ``last`` [nodes] with when each data node is through."""
+    if makespan(tables, origin, path, done) == NEVER:
+        return float(NEVER)
+    last[:] = 0
+    for i in range(done.shape[0]):
+        last[origin[i]] = max(last[origin[i]], done[i])
+    origins = max(1, (last > 0).sum())
+    return float(last.max() + SPREAD * last.sum() / origins + FLOW * done.sum() / done.shape[0])
+
+
+@compiled
+def _members(stage: Ints, sizes: Ints) -> Ints:
+    """[stages, largest size]: the nodes of each stage."""
+    found = np.zeros((sizes.shape[0], sizes.max()), np.int64)
+    filled = np.zeros(sizes.shape[0], np.int64)
+    for n in range(stage.shape[0]):
+        found[stage[n], filled[stage[n]]] = n
+        filled[stage[n]] += 1
+    return found
+
+
+@compiled
+def _allowed(role: int, stage: int) -> bool:
+    """May a node of this role (an index into ROLES) hold this stage?"""
+    return role == 0 or (role == 1) == (stage == 0)
+
+
+@compiled
+def _change_places(origin: Ints, path: Ints, x: int, y: int) -> None:
+    for i in range(path.shape[0]):
+        if origin[i] == x:
+            origin[i] = y
+        elif origin[i] == y:
+            origin[i] = x
+        for k in range(path.shape[1]):
+            if path[i, k] == x:
+                path[i, k] = y
+            elif path[i, k] == y:
+                path[i, k] = x
+
+
+@compiled
+def _reroute(
+    tables: Tables, kind: int, r: Floats, i: int, j: int, stage: Ints, members: Ints, path: Ints, new: Ints
+) -> bool:
+    """Change one or two microbatches in ``new``; False, and nothing changed, if the move is idle or not allowed."""
+    visits = path.shape[1]
+    if kind == NODE:
+        k = int(r[3] * visits)
+        s = stage[path[i, k]]
+        x = members[s, int(r[4] * tables.sizes[s])]
+        new[i, k] = x
+        return bool(x != path[i, k])
+    if kind == ORDER:
+        if visits < 2:
+            return False
+        k = int(r[3] * (visits - 1))
+        new[i, k], new[i, k + 1] = path[i, k + 1], path[i, k]
+        if _in_order(stage, new[i], tables.swaps, tables.jump):
+            return True
+        new[i] = path[i]
+        return False
+    if i == j:
+        return False
+    if kind == ROUTE:
+        new[i], new[j] = path[j], path[i]
+        return True
+    a, b = int(r[3] * visits), int(r[4] * visits)
+    s, z = stage[path[i, a]], stage[path[j, b]]
+    if s != z and (_visits(stage, path[i], z) or _visits(stage, path[j], s)):
+        return False
+    new[i, a] = path[j, b] if r[5] < 0.5 else members[z, int((2 * r[5] - 1) * tables.sizes[z])]
+    new[j, b] = path[i, a] if r[6] < 0.5 else members[s, int((2 * r[6] - 1) * tables.sizes[s])]
+    if r[7] < 0.8:  # natural order is what most good routes keep
+        _sort(stage, new[i])
+        _sort(stage, new[j])
+    if _in_order(stage, new[i], tables.swaps, tables.jump) and _in_order(stage, new[j], tables.swaps, tables.jump):
+        return True
+    new[i], new[j] = path[i], path[j]
+    return False
+
+
+@compiled
+def _visits(stage: Ints, walk: Ints, s: int) -> bool:
+    return bool((stage[walk] == s).any())
+
+
+@compiled
+def _sort(stage: Ints, walk: Ints) -> None:
+    for a in range(1, walk.shape[0]):
+        b = a
+        while b > 0 and stage[walk[b - 1]] > stage[walk[b]]:
+            walk[b - 1], walk[b] = walk[b], walk[b - 1]
+            b -= 1
+
+
+@compiled
+def _in_order(stage: Ints, walk: Ints, swaps: int, jump: int) -> bool:
+    """CC3, as ``routing.skipping.disorder`` says it in words."""
+    furthest = back = 0
+    for k in range(walk.shape[0]):
+        s = stage[walk[k]]
+        if s > furthest:
+            if s - furthest > jump:
+                return False
+            furthest = s
+        elif s == furthest - 1:
+            back += 1
+            for q in range(k):
+                if stage[walk[q]] == s:
+                    return False
+        else:
+            return False
+    return back <= swaps

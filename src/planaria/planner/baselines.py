@@ -1,0 +1,99 @@
+"""What a plan is held against, on the same nodes and as many microbatches: full pipelines, and random skipping."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from statistics import fmean
+
+import numpy as np
+
+from planaria.planner.problem import BLOCK, Problem, Solution
+from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.start import random_routes
+
+DRAWS = 10
+"""random skippings that are averaged"""
+ROWS, COLUMNS, RANDOM, PLANNED = (
+    "full pipeline, straight rows",
+    "full pipeline, all data nodes",
+    "random skipping, same arrangement",
+    "full pipeline, planned alike",
+)
+
+
+def baselines(problem: Problem, solution: Solution, seed: int, budget: Budget) -> dict[str, float]:
+    """Seconds of a step by name; ``budget`` is what the planner may spend on a full pipeline of its own."""
+    stages = [solution.members(stage) for stage in range(len(problem.sizes))]
+    full = replace(problem, visits=len(problem.sizes) - 1)
+    rows = straight_rows(full, stages)
+    return {
+        ROWS: step_ns(full, along_rows(full, solution, rows)) / 1e9,
+        COLUMNS: step_ns(full, along_columns(full, solution, rows)) / 1e9,
+        RANDOM: random_skipping(problem, solution, seed),
+        PLANNED: search(full, seed, budget).step_s,
+    }
+
+
+def random_skipping(problem: Problem, solution: Solution, seed: int) -> float:
+    """Mean seconds over draws of random routes on the arrangement of ``solution``."""
+    stages = [solution.members(stage) for stage in range(len(problem.sizes))]
+    drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]
+    return fmean(step_ns(problem, routes) for routes in drawn) / 1e9
+
+
+def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[list[int]]:
+    """As many pipelines side by side as the smallest stage has nodes: each row a data node and a node of every stage.
+
+    Rows exchange nodes of a stage as long as that lessens the sum of the squared times of their ways.
+    """
+    width = min(map(len, stages))
+    rows = [[stage[row] for stage in stages] for row in range(width)]
+    spare = [list(stage[width:]) for stage in stages]
+    improved = True
+    while improved:
+        improved = False
+        for s in range(len(stages)):
+            for a, b in combinations(range(width), 2):
+                before = _way(problem, rows[a]) ** 2 + _way(problem, rows[b]) ** 2
+                rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
+                if _way(problem, rows[a]) ** 2 + _way(problem, rows[b]) ** 2 < before:
+                    improved = True
+                else:
+                    rows[a][s], rows[b][s] = rows[b][s], rows[a][s]
+            for row in rows:
+                for k in range(len(spare[s])):
+                    before = _way(problem, row)
+                    row[s], spare[s][k] = spare[s][k], row[s]
+                    if _way(problem, row) < before:
+                        improved = True
+                    else:
+                        row[s], spare[s][k] = spare[s][k], row[s]
+    return rows
+
+
+def along_rows(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+    """Every row lets in an equal share at its own data node; data nodes without a row let in nothing."""
+    chosen = [rows[i % len(rows)] for i in range(problem.count)]
+    return Solution(
+        solution.stage, np.array([row[0] for row in chosen]), np.array([row[1:] for row in chosen], np.int64)
+    )
+
+
+def along_columns(problem: Problem, solution: Solution, rows: Sequence[Sequence[int]]) -> Solution:
+    """All data nodes let in their share, and send it along the rows in turn."""
+    origin, path = [], []
+    for j in range(problem.microbatches):
+        for a, data in enumerate(solution.members(0)):
+            origin.append(data)
+            path.append(rows[(a + j) % len(rows)][1:])
+    return Solution(solution.stage, np.array(origin, np.int64), np.array(path, np.int64))
+
+
+def _way(problem: Problem, row: Sequence[int]) -> int:
+    """The time of a microbatch's way along a row and home."""
+    sites = problem.site[[*row, row[0]]].tolist()
+    work = (problem.forward + problem.backward)[BLOCK][list(row)].sum()
+    return int(work) + sum(int(problem.link[a, b] + problem.link[b, a]) for a, b in pairwise(sites))

@@ -1,0 +1,133 @@
+"""Is this a valid plan, by SkipPipe's guidelines? The checker: it names every rule that is broken, and where.
+
+CC1 a route starts and ends at its data node and meets no other; CC2 all block stages are visited equally often;
+CC3 no stage twice, and out of order only as ``routing.skipping.disorder`` allows; TC1 no node ever holds more
+microbatches than it has slots; TC2 no node works on two at once. TC1 and TC2 are asked of the planned times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from planaria.errors import UserError
+from planaria.plan.planned import first_come
+from planaria.planner.evaluate import Ints
+from planaria.planner.problem import ROLES, Problem, Solution, broken_order
+
+
+class Passes(NamedTuple):
+    """Planned times, nanoseconds: microbatch i's passes in the order of its way there and back."""
+
+    starts: Ints
+    """[count, 2 · (visits + 2)]"""
+    ends: Ints
+
+
+class Broken(NamedTuple):
+    """A rule that a plan breaks, and where."""
+
+    rule: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}"
+
+
+def planned_passes(problem: Problem, solution: Solution) -> Passes:
+    """The times that a plan is made for: ``plan.planned.first_come``."""
+    clock = first_come(solution.routes, problem.memory, problem.prices)
+    length = 2 * (problem.visits + 2)
+    starts, ends = np.zeros((problem.count, length), np.int64), np.zeros((problem.count, length), np.int64)
+    for n, action in enumerate(clock.graph.actions):
+        place = action.hop if action.kind == "forward" else length - 1 - action.hop
+        starts[action.microbatch, place], ends[action.microbatch, place] = clock.starts[n], clock.ends[n]
+    return Passes(starts, ends)
+
+
+def broken(problem: Problem, solution: Solution, passes: Passes | None = None) -> list[Broken]:
+    """Every rule that a plan breaks; its planned times are simulated unless given, and only if the routes are sound."""
+    found = [*_arrangement(problem, solution), *_routes(problem, solution), *_use(problem, solution)]
+    if found:
+        return found
+    try:
+        passes = passes or planned_passes(problem, solution)
+    except UserError as error:
+        return [Broken("TC1", str(error))]
+    return [*_order(problem, solution, passes), *_nodes(problem, solution, passes)]
+
+
+def _arrangement(problem: Problem, solution: Solution) -> Iterator[Broken]:
+    sizes = np.bincount(solution.stage, minlength=len(problem.sizes)).tolist()
+    for stage, (size, wanted) in enumerate(zip(sizes, problem.sizes, strict=False)):
+        if size != wanted:
+            yield Broken("arrangement", f"stage {stage} has {size} nodes, not {wanted}")
+    for node, stage in enumerate(solution.stage.tolist()):
+        role = ROLES[problem.role[node]]
+        if (role == "data" and stage) or (role == "worker" and not stage):
+            yield Broken("arrangement", f"node {node} ({problem.names[node]}) is a {role} node at stage {stage}")
+
+
+def _routes(problem: Problem, solution: Solution) -> Iterator[Broken]:
+    let_in = Counter(solution.origin.tolist())
+    for node in solution.members(0):
+        if let_in[node] != problem.microbatches:
+            yield Broken("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")
+    for i, (origin, *walk, _) in enumerate(solution.routes):
+        if solution.stage[origin]:
+            yield Broken("CC1", f"microbatch {i} starts at node {origin}, of stage {solution.stage[origin]}")
+        for node in walk:
+            if not solution.stage[node]:
+                yield Broken("CC1", f"microbatch {i} visits data node {node} on its way")
+        if wrong := broken_order(problem, solution, i):
+            yield Broken("CC3", f"microbatch {i} {wrong}")
+
+
+def _use(problem: Problem, solution: Solution) -> Iterator[Broken]:
+    used = np.bincount(solution.stage[solution.path].ravel(), minlength=len(problem.sizes))[1:].tolist()
+    uneven = 0 if sum(used) % len(used) == 0 else 1
+    if max(used) - min(used) > uneven:
+        most, least = used.index(max(used)) + 1, used.index(min(used)) + 1
+        yield Broken("CC2", f"stage {most} is visited {max(used)} times, stage {least} {min(used)} times")
+
+
+def _order(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
+    """No pass before its input can be there."""
+    last = problem.visits + 1
+    for i, route in enumerate(solution.routes):
+        way = (*route, *reversed(route))
+        for k in range(1, 2 * last + 2):
+            a, b = problem.site[way[k - 1]], problem.site[way[k]]
+            carried = int(problem.link[a, b]) if way[k - 1] != way[k] else 0
+            if passes.starts[i, k] < passes.ends[i, k - 1] + carried:
+                yield Broken("order", f"microbatch {i}, pass {k} at node {way[k]}, begins before its input is there")
+
+
+def _nodes(problem: Problem, solution: Solution, passes: Passes) -> Iterator[Broken]:
+    """TC1 and TC2, node by node."""
+    last = problem.visits + 1
+    work: dict[int, list[tuple[int, int, int]]] = {}
+    held: dict[int, list[tuple[int, int]]] = {}
+    for i, route in enumerate(solution.routes):
+        for hop, node in enumerate(route):
+            there, back = hop, 2 * last + 1 - hop
+            for k in (there, back):
+                work.setdefault(node, []).append((int(passes.starts[i, k]), int(passes.ends[i, k]), i))
+            if hop < last:
+                held.setdefault(node, []).extend([(int(passes.starts[i, there]), 1), (int(passes.ends[i, back]), -1)])
+    for node in sorted(work):
+        spans = sorted(work[node])
+        for (_, end, i), (start, _, j) in pairwise(spans):
+            if start < end:
+                yield Broken("TC2", f"node {node} works on microbatches {i} and {j} at once")
+                break
+        now = most = 0
+        for _, change in sorted(held[node]):
+            now += change
+            most = max(most, now)
+        if most > problem.slots[node]:
+            yield Broken("TC1", f"node {node} holds {most} microbatches at once and has {problem.slots[node]} slots")

@@ -1,0 +1,197 @@
+"""What is to be planned, as numbers: nodes, links, stages and the rules of a route; and what a plan looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.network.costs import Prices, message_bytes
+from planaria.network.topology import Topology
+from planaria.plan.actions import Route
+from planaria.planner.evaluate import Ints, Tables
+from planaria.routing.skipping import disorder, visits
+
+ENTRY, BLOCK, RETURN = range(3)
+"""rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""
+ROLES = ("any", "data", "worker")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Times are nanoseconds; node n's in column n."""
+
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    site: Ints
+    """[nodes]: index into ``sites``"""
+    sizes: tuple[int, ...]
+    """nodes of each stage 0..S; those of stage 0 are the data nodes"""
+    microbatches: int
+    """microbatches that each data node lets in"""
+    visits: int
+    """block stages on each route"""
+    swaps: int
+    jump: int
+    forward: Ints
+    backward: Ints
+    link: Ints
+    """[sites, sites]: a message from one node to another, from sending to arrival"""
+    transmit: Ints
+    """[sites, sites]: how long it keeps others on its link waiting; all 0 if messages never do"""
+    slots: Ints
+    role: Ints
+    """index into ROLES"""
+
+    @property
+    def nodes(self) -> int:
+        return len(self.names)
+
+    @property
+    def count(self) -> int:
+        """Microbatches in one step."""
+        return self.sizes[0] * self.microbatches
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(
+            np.array(self.sizes, np.int64),
+            self.site,
+            self.forward,
+            self.backward,
+            self.link,
+            self.transmit,
+            self.slots,
+            self.role,
+            self.swaps,
+            self.jump,
+        )
+
+    @property
+    def prices(self) -> PlannedPrices:
+        return PlannedPrices(self)
+
+    @property
+    def memory(self) -> dict[int, int]:
+        """Slots by node, as ``plan.planned`` wants them."""
+        return dict(enumerate(self.slots.tolist()))
+
+
+class Solution(NamedTuple):
+    """An arrangement of nodes into stages, and a route for each microbatch."""
+
+    stage: Ints
+    """[nodes]: the stage that each node holds"""
+    origin: Ints
+    """[count]: the data node of each microbatch; a node's own are let in in this order"""
+    path: Ints
+    """[count, visits]: the other nodes on its route"""
+
+    @property
+    def routes(self) -> list[Route]:
+        return [(o, *walk, o) for o, walk in zip(self.origin.tolist(), self.path.tolist(), strict=True)]
+
+    def members(self, stage: int) -> list[int]:
+        """The nodes of a stage."""
+        found: list[int] = np.flatnonzero(self.stage == stage).tolist()
+        return found
+
+    def copy(self) -> Solution:
+        return Solution(*(part.copy() for part in self))
+
+
+class PlannedPrices(Prices):
+    """A problem's times, as the clock asks for them."""
+
+    def __init__(self, problem: Problem) -> None:
+        last = problem.visits + 1
+        times = {"forward": problem.forward.tolist(), "backward": problem.backward.tolist()}
+        site, link, transmit = problem.site.tolist(), problem.link.tolist(), problem.transmit.tolist()
+        shared = bool(problem.transmit.any())
+        self.compute = lambda kind, node, hop: times[kind][ENTRY if hop == 0 else RETURN if hop == last else BLOCK][
+            node
+        ]
+        self.shadow = lambda kind, node, hop: 0
+        self.transmit = lambda a, b: transmit[site[a]][site[b]] if shared else 0
+        self.carry = lambda a, b: link[site[a]][site[b]]
+
+
+def problem_of(config: RunConfig, topology: Topology) -> Problem:
+    """What ``planaria plan`` is asked: the recipe's shape and costs on the topology's nodes.
+
+    :raises UserError: when nodes, stages, microbatches or costs do not fit together.
+    """
+    pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
+    data, stages = routing.data_nodes, pipeline.stages
+    if len(nodes) - data < stages:
+        raise UserError(
+            f"network.topology: {len(nodes)} nodes, {data} of them data nodes (routing.data_nodes), are too few for "
+            f"pipeline.stages = {stages}; add nodes"
+        )
+    if pipeline.microbatches % data:
+        raise UserError(
+            f"pipeline.microbatches = {pipeline.microbatches} does not divide into routing.data_nodes = {data}"
+        )
+    roles = [node.role for node in nodes]
+    if roles.count("data") > data or len(nodes) - roles.count("worker") < data:
+        raise UserError(
+            f"routing.data_nodes = {data}: of the topology's nodes, {roles.count('data')} must be data nodes and "
+            f"{roles.count('worker')} must not; change the roles"
+        )
+    size = message_bytes(config.model, pipeline)
+    sites = tuple(dict.fromkeys(node.site for node in nodes))
+    link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
+    taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
+    return Problem(
+        names=tuple(node.name for node in nodes),
+        sites=sites,
+        site=np.array([sites.index(node.site) for node in nodes], np.int64),
+        sizes=(data, *_even(len(nodes) - data, stages)),
+        microbatches=pipeline.microbatches // data,
+        visits=visits(stages, routing.skip),
+        swaps=routing.swaps,
+        jump=routing.jump,
+        forward=_times(config, topology, "forward"),
+        backward=_times(config, topology, "backward"),
+        link=np.array(link, np.int64),
+        transmit=np.array(taken, np.int64) * topology.queueing,
+        slots=np.array([node.memory for node in nodes], np.int64),
+        role=np.array([ROLES.index(role) for role in roles], np.int64),
+    )
+
+
+def walk_of(solution: Solution, microbatch: int) -> list[int]:
+    """The block stages that a microbatch visits, in order."""
+    walked: list[int] = solution.stage[solution.path[microbatch]].tolist()
+    return walked
+
+
+def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
+    """How a microbatch's walk breaks CC3; empty if it does not."""
+    return disorder(walk_of(solution, microbatch), problem.swaps, problem.jump)
+
+
+def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
+    network = config.network
+    given: list[float] = getattr(network, f"{kind}_s")
+    if len(set(given[1:])) > 1:
+        raise UserError(
+            f"network.{kind}_s: a planner puts any node into any block stage, so they must cost alike; give one number "
+            "for stages 1..S, and say in the topology which nodes are fast"
+        )
+    entry = network.entry_forward_s if kind == "forward" else network.entry_backward_s
+    rows = [entry, given[-1] if given else 0.0, given[0] if given else 0.0]
+    return np.array([[_ns(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
+
+
+def _even(whole: int, parts: int) -> Sequence[int]:
+    """``whole`` cut into ``parts`` that differ by one at most."""
+    return [whole // parts + (part < whole % parts) for part in range(parts)]
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,205 @@
+"""The file that ``planaria plan`` writes and ``planaria train`` reads: a problem, its solution, and how good that is.
+
+JSON, versioned; ``docs/planning.md`` says what each field means. It holds all that the plan was made from, so that it
+can be checked, drawn and trained on without the recipe.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from planaria.config import Natural, Positive, Seconds, Section
+from planaria.errors import UserError
+from planaria.planner.problem import ROLES, Problem, Solution
+
+MAX_BYTES = 256 << 20
+
+
+class Machine(Section):
+    """A node."""
+
+    name: str
+    site: Natural
+    """index into sites"""
+    slots: Positive
+    role: Literal["any", "data", "worker"]
+    forward_s: tuple[Seconds, Seconds, Seconds]
+    """of one microbatch: at the entry, at a block stage, at the return"""
+    backward_s: tuple[Seconds, Seconds, Seconds]
+
+
+class Rules(Section):
+    """What was asked of every plan."""
+
+    sizes: list[Positive]
+    microbatches: Positive
+    """of each data node"""
+    visits: Positive
+    swaps: Natural
+    jump: Positive
+
+
+class Search(Section):
+    """How the plan was found: the same seed and moves find it again."""
+
+    seed: Natural
+    moves: Natural
+    seconds: Seconds
+
+
+class Bound(Section):
+    step_s: Seconds
+    binds: str
+
+
+class Schedule(Section):
+    format: Literal["planaria schedule"] = "planaria schedule"
+    version: Literal[1] = 1
+    sites: list[str]
+    link_s: list[list[Seconds]]
+    """[sites, sites]: one message from sending to arrival"""
+    transmit_s: list[list[Seconds]] | None
+    """[sites, sites]: how long it keeps others on its link waiting; null if messages never do"""
+    nodes: list[Machine]
+    rules: Rules
+    stages: list[list[Natural]]
+    """nodes of the ends (the data nodes) and of each block stage"""
+    routes: list[list[Natural]]
+    """nodes that each microbatch visits, from its data node back to it"""
+    step_s: Seconds
+    """the simulated step"""
+    bound: Bound
+    compared: dict[str, Seconds]
+    """simulated steps of other ways, on the same nodes and as many microbatches"""
+    search: Search
+
+    @property
+    def problem(self) -> Problem:
+        rows = [[m.forward_s for m in self.nodes], [m.backward_s for m in self.nodes]]
+        forward, backward = (np.rint(np.array(row).T * 1e9).astype(np.int64) for row in rows)
+        return Problem(
+            names=tuple(machine.name for machine in self.nodes),
+            sites=tuple(self.sites),
+            site=np.array([machine.site for machine in self.nodes], np.int64),
+            sizes=tuple(self.rules.sizes),
+            microbatches=self.rules.microbatches,
+            visits=self.rules.visits,
+            swaps=self.rules.swaps,
+            jump=self.rules.jump,
+            forward=forward,
+            backward=backward,
+            link=np.rint(np.array(self.link_s) * 1e9).astype(np.int64),
+            transmit=np.rint(np.array(self.transmit_s or np.zeros_like(self.link_s)) * 1e9).astype(np.int64),
+            slots=np.array([machine.slots for machine in self.nodes], np.int64),
+            role=np.array([ROLES.index(machine.role) for machine in self.nodes], np.int64),
+        )
+
+    @property
+    def solution(self) -> Solution:
+        stage = np.zeros(len(self.nodes), np.int64)
+        for s, nodes in enumerate(self.stages):
+            stage[nodes] = s
+        routes = np.array(self.routes, np.int64)
+        return Solution(stage, routes[:, 0], routes[:, 1:-1])
+
+
+def schedule_of(
+    problem: Problem, solution: Solution, step_s: float, bound: Bound, compared: dict[str, float], search: Search
+) -> Schedule:
+    seconds = {name: (getattr(problem, name) / 1e9).tolist() for name in ("forward", "backward", "link", "transmit")}
+    return Schedule(
+        sites=list(problem.sites),
+        link_s=seconds["link"],
+        transmit_s=seconds["transmit"] if problem.transmit.any() else None,
+        nodes=[
+            Machine(
+                name=name,
+                site=int(problem.site[n]),
+                slots=int(problem.slots[n]),
+                role=ROLES[problem.role[n]],  # type: ignore[arg-type]
+                forward_s=tuple(row[n] for row in seconds["forward"]),
+                backward_s=tuple(row[n] for row in seconds["backward"]),
+            )
+            for n, name in enumerate(problem.names)
+        ],
+        rules=Rules(
+            sizes=list(problem.sizes),
+            microbatches=problem.microbatches,
+            visits=problem.visits,
+            swaps=problem.swaps,
+            jump=problem.jump,
+        ),
+        stages=[solution.members(stage) for stage in range(len(problem.sizes))],
+        routes=[list(route) for route in solution.routes],
+        step_s=step_s,
+        bound=bound,
+        compared=compared,
+        search=search,
+    )
+
+
+def write(schedule: Schedule, path: Path) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(schedule.model_dump_json(indent=1), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def read(path: Path) -> Schedule:
+    """The schedule in the file ``path``, its numbers in range; ``planner.guidelines`` says whether it is a good one.
+
+    :raises UserError: naming file and field.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; no schedule is")
+    try:
+        found = Schedule.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {key + ': ' if key else ''}{first['msg']}") from None
+    if wrong := _out_of_range(found):
+        raise UserError(f"{path}: {wrong}")
+    return found
+
+
+def _out_of_range(found: Schedule) -> str:
+    """What refers to something that is not there; empty if nothing does."""
+    nodes, sites = range(len(found.nodes)), len(found.sites)
+    for name, table in (("link_s", found.link_s), ("transmit_s", found.transmit_s or found.link_s)):
+        if len(table) != sites or any(len(row) != sites for row in table):
+            return f"{name}: is not a table of {sites} × {sites} sites"
+    for n, machine in enumerate(found.nodes):
+        if machine.site >= sites:
+            return f"nodes.{n}.site = {machine.site}: there are {sites} sites"
+    for s, members in enumerate(found.stages):
+        for node in members:
+            if node not in nodes:
+                return f"stages.{s}: node {node}: there are {len(nodes)} nodes"
+    listed = sorted(node for members in found.stages for node in members)
+    if listed != list(nodes):
+        return f"stages: every one of the {len(nodes)} nodes must be in exactly one stage"
+    if not found.stages or len(found.stages) != len(found.rules.sizes):
+        return f"stages: there are {len(found.stages)}, and rules.sizes has {len(found.rules.sizes)}"
+    if len(found.routes) != found.rules.sizes[0] * found.rules.microbatches:
+        return (
+            f"routes: there are {len(found.routes)}; {found.rules.sizes[0]} data nodes with "
+            f"{found.rules.microbatches} microbatches each take one for each"
+        )
+    for i, route in enumerate(found.routes):
+        if len(route) != found.rules.visits + 2:
+            return f"routes.{i}: has {len(route)} nodes; {found.rules.visits} visits take {found.rules.visits + 2}"
+        for node in route:
+            if node not in nodes:
+                return f"routes.{i}: node {node}: there are {len(nodes)} nodes"
+        if route[0] != route[-1]:
+            return f"routes.{i}: starts at node {route[0]} and ends at node {route[-1]}; it must end where it starts"
+    return ""

@@ -1,0 +1,124 @@
+"""Where a search begins: random arrangements and routes that obey every rule, with every stage used equally (CC2)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from planaria.planner.problem import BLOCK, ROLES, Problem, Solution
+from planaria.routing.skipping import balanced, reordered
+
+
+def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
+    """The nodes of each stage 0..S, at random within their roles."""
+    role = [ROLES[r] for r in problem.role.tolist()]
+    data = [n for n, r in enumerate(role) if r == "data"]
+    free = [n for n, r in enumerate(role) if r == "any"]
+    rng.shuffle(free)
+    missing = problem.sizes[0] - len(data)
+    data, rest = data + free[:missing], free[missing:] + [n for n, r in enumerate(role) if r == "worker"]
+    rng.shuffle(rest)
+    stages = [data]
+    for size in problem.sizes[1:]:
+        stages.append(rest[:size])
+        rest = rest[size:]
+    return stages
+
+
+def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:
+    """Routes at random over an arrangement: all stages used equally, and in each stage all nodes; SkipPipe's baseline.
+
+    :raises UserError: when ``problem.jump`` is too short for the visits.
+    """
+    stage = np.zeros(problem.nodes, np.int64)
+    for s, nodes in enumerate(stages):
+        stage[nodes] = s
+    ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    load = [0] * problem.nodes
+    origin, path = [], []
+    for _ in range(problem.microbatches):
+        for data in stages[0]:
+            walk = []
+            for s in reordered(next(ways), rng.randint(0, swaps), problem.jump, rng):
+                node = min(stages[s], key=lambda n: (load[n], rng.random()))
+                load[node] += 1
+                walk.append(node)
+            origin.append(data)
+            path.append(walk)
+    return Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
+
+
+def greedy(problem: Problem, rng: random.Random) -> Solution:
+    """A good beginning for networks of any size, in one pass: every neighbourhood gets all stages, routes stay near.
+
+    Nodes are dealt out to the stages along a tour from site to nearest site. Then microbatch after microbatch goes, to
+    the stages used least, by the nodes that are nearest and least loaded.
+    """
+    stages = _dealt(problem, rng)
+    stage = np.zeros(problem.nodes, np.int64)
+    for s, nodes in enumerate(stages):
+        stage[nodes] = s
+    both = (problem.link + problem.link.T).astype(float)
+    work = (problem.forward + problem.backward)[BLOCK].astype(float)
+    members = [np.array(nodes) for nodes in stages]
+    ways = balanced(len(stages) - 1, problem.visits, problem.jump, rng)
+    load = np.zeros(problem.nodes)
+    origin, path = [], []
+    for _ in range(problem.microbatches):
+        for data in stages[0]:
+            at, walk = data, []
+            for s in next(ways):
+                sites = problem.site[members[s]]
+                way = both[problem.site[at], sites] + both[sites, problem.site[data]]
+                crowd = load[members[s]] * work[members[s]] * 3 / problem.slots[members[s]]
+                at = int(members[s][np.argmin(way + crowd)])
+                load[at] += 1
+                walk.append(at)
+            origin.append(data)
+            path.append(walk)
+    return Solution(stage, np.array(origin, np.int64), np.array(path, np.int64))
+
+
+def _dealt(problem: Problem, rng: random.Random) -> list[list[int]]:
+    """The nodes of each stage, dealt out along a tour of the sites in proportion to the stages' sizes."""
+    left = list(problem.sizes)
+    fixed = np.bincount(problem.role, minlength=len(ROLES))
+    left[0] -= int(fixed[ROLES.index("data")])
+    stages: list[list[int]] = [[] for _ in left]
+    for node in _tour(problem, rng):
+        role = ROLES[problem.role[node]]
+        if role == "data":
+            stages[0].append(node)
+            continue
+        open_to = [s for s in range(len(left)) if left[s] and (s or role == "any")] or [0]
+        s = max(open_to, key=lambda s: (left[s] / problem.sizes[s], rng.random()))
+        left[s] -= 1
+        stages[s].append(node)
+    return _mended(problem, stages)
+
+
+def _mended(problem: Problem, stages: list[list[int]]) -> list[list[int]]:
+    """Where workers came last and only stage 0 had room, they change places with nodes that may be data nodes."""
+    for k, node in enumerate(stages[0]):
+        if ROLES[problem.role[node]] == "worker":
+            s, place = next(
+                (s, p) for s, nodes in enumerate(stages) if s for p, n in enumerate(nodes) if problem.role[n] == 0
+            )
+            stages[0][k], stages[s][place] = stages[s][place], node
+    return stages
+
+
+def _tour(problem: Problem, rng: random.Random) -> list[int]:
+    """All nodes, site by site, from each site to the nearest that is left."""
+    both = problem.link + problem.link.T
+    left = set(range(len(problem.sites)))
+    at = rng.choice(sorted(left))
+    tour = []
+    while left:
+        at = min(sorted(left), key=lambda site: both[at, site])
+        left.remove(at)
+        here = np.flatnonzero(problem.site == at).tolist()
+        rng.shuffle(here)
+        tour += here
+    return tour

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from planaria.errors import UserError
+from planaria.network import cities
+from planaria.network.topology import Topology, read
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MBIT = 125_000
+"""bytes per second"""
+
+
+def write(folder: Path, topology: str, **tables: str) -> Path:
+    """A topology file, and the CSV files beside it."""
+    for name, table in tables.items():
+        (folder / f"{name}.csv").write_text(table, encoding="utf-8")
+    path = folder / "topology.toml"
+    path.write_text(topology, encoding="utf-8")
+    return path
+
+
+OWN = """
+matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }
+[[nodes]]
+site = "Bern"
+count = 2
+[[nodes]]
+site = "Oslo"
+speed = 2.0
+memory = 5
+role = "data"
+"""
+HALF_LATENCY = ",Bern,Oslo,Rome\nBern,,20,10\nOslo,,,30\nRome\n"
+HALF_BANDWIDTH = ",Bern,Oslo,Rome\nBern,,200,100\nOslo,,,300\n"
+FULL_LATENCY = ",Bern,Oslo\nBern,,20\nOslo,25,\n"
+FULL_BANDWIDTH = ",Bern,Oslo\nBern,,200\nOslo,50,\n"
+
+
+def own(folder: Path, latency: str = HALF_LATENCY, bandwidth: str = HALF_BANDWIDTH, topology: str = OWN) -> Topology:
+    return read(write(folder, topology, latency=latency, bandwidth=bandwidth))
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_built_in_matrix_has_every_pair_once() -> None:
+    found = cities.links()
+    assert sorted(tuple(sorted(pair)) for pair in found) == sorted(
+        tuple(sorted(pair)) for pair in combinations(cities.SITES, 2)
+    )
+    assert len(cities.SITES) == len(set(cities.SITES)) == 12
+    for latency, bandwidth in found.values():
+        assert 0.003 <= latency <= 0.133
+        assert 70 * cities.UNIT_BYTES <= bandwidth <= 1940 * cities.UNIT_BYTES
+
+
+def test_links_of_the_built_in_matrix_are_the_published_ones() -> None:
+    found = cities.links()
+    assert found["Belgium", "Canada"] == (0.041, 159 * cities.UNIT_BYTES)
+    assert found["Germany", "London"] == (0.0066, 1510 * cities.UNIT_BYTES)
+    assert found["Iowa", "Oregon"] == (0.0193, 723 * cities.UNIT_BYTES)
+    assert found["London", "Australia"] == (0.132, 75 * cities.UNIT_BYTES)
+
+
+def test_netherlands_to_london_is_as_fast_as_its_neighbours() -> None:
+    """As published, one message of 32 MiB would take two minutes."""
+    found = cities.links()
+    assert found["Netherlands", "London"] == (0.0048, found["Belgium", "London"][1])
+    topology = read(RECIPES / "topologies" / "twelve_cities.toml")
+    assert topology.carry_s("London", "Netherlands", 32 << 20) < 0.5
+
+
+def test_the_published_topology() -> None:
+    topology = read(RECIPES / "topologies" / "twelve_cities.toml")
+    assert [node.name for node in topology.nodes[:2]] == ["Belgium 1", "Canada 1"]
+    assert [node.site for node in topology.nodes] == [*cities.SITES, *cities.SITES[:8]]
+    assert topology.nodes[19].name == "Oregon 2"
+    assert {(node.speed, node.memory, node.role) for node in topology.nodes} == {(1.0, 3, "any")}
+    assert not topology.queueing
+    # Overhead, latency, and a message of 2^30 / 80 bytes at 159 units of 2^30 / 8000.
+    assert topology.carry_s("Canada", "Belgium", 2**30 // 80) == pytest.approx(0.35 + 0.041 + 100 / 159)
+    assert topology.carry_s("Canada", "Canada", 2**31) == pytest.approx(0.35 + 0.001 + 1.0, rel=1e-4)
+
+
+def test_scale_shrinks_all_times_on_links() -> None:
+    whole, small = (read(RECIPES / "topologies" / "twelve_cities.toml", scale) for scale in (1.0, 0.02))
+    assert small.carry_s("Japan", "Iowa", 10**7) == pytest.approx(0.02 * whole.carry_s("Japan", "Iowa", 10**7))
+    assert small.latency_s("Japan", "Iowa") == pytest.approx(0.02 * whole.latency_s("Japan", "Iowa"))
+
+
+def test_half_a_table_is_a_symmetric_matrix(tmp_path: Path) -> None:
+    topology = own(tmp_path)
+    for a, b in (("Bern", "Oslo"), ("Oslo", "Bern")):
+        assert topology.latency_s(a, b) == 0.02
+        assert topology.transmit_s(a, b, 200 * MBIT) == 1.0
+        assert topology.carry_s(a, b, 200 * MBIT) == 1.02
+    assert topology.latency_s("Rome", "Oslo") == 0.03
+    assert topology.queueing
+
+
+def test_a_whole_table_may_differ_by_direction(tmp_path: Path) -> None:
+    topology = own(tmp_path, FULL_LATENCY, FULL_BANDWIDTH)
+    assert topology.carry_s("Bern", "Oslo", 200 * MBIT) == 1.02
+    assert topology.carry_s("Oslo", "Bern", 200 * MBIT) == 4.025
+
+
+def test_nodes_of_a_group_are_numbered_by_site(tmp_path: Path) -> None:
+    topology = own(tmp_path, topology=OWN + '[[nodes]]\nsite = "Bern"\nrole = "worker"\n')
+    assert [(n.name, n.speed, n.memory, n.role) for n in topology.nodes] == [
+        ("Bern 1", 1.0, 3, "any"),
+        ("Bern 2", 1.0, 3, "any"),
+        ("Oslo 1", 2.0, 5, "data"),
+        ("Bern 3", 1.0, 3, "worker"),
+    ]
+
+
+def test_within_a_site_the_link_is_its_own_unless_the_table_says(tmp_path: Path) -> None:
+    assert own(tmp_path).carry_s("Bern", "Bern", 16000 * MBIT) == 1.001
+    said = own(tmp_path, topology="same_site = { latency_ms = 5, bandwidth_mbit = 8 }\n" + OWN)
+    assert said.carry_s("Bern", "Bern", 8 * MBIT) == 1.005
+    latency, bandwidth = FULL_LATENCY.replace("Bern,,", "Bern,7,"), FULL_BANDWIDTH.replace("Bern,,", "Bern,70,")
+    table = own(tmp_path, latency, bandwidth)
+    assert table.carry_s("Bern", "Bern", 70 * MBIT) == 1.007
+    assert table.carry_s("Oslo", "Oslo", 16000 * MBIT) == 1.001
+
+
+@pytest.mark.parametrize(
+    ("topology", "said"),
+    [
+        (OWN.replace('"Oslo"', '"Olso"'), "nodes: site 'Olso' is not in the matrix; did you mean 'Oslo'?"),
+        (OWN.replace("speed", "sped"), "topology.toml: nodes.1.sped = 2.0: "),
+        (OWN.replace("count = 2", "count = 0"), "topology.toml: nodes.0.count = 0: "),
+        (OWN.replace('"data"', '"boss"'), "topology.toml: nodes.1.role = 'boss': "),
+        ("overheads = 1\n" + OWN, "topology.toml: overheads = 1: "),
+        ("overhead_s = -1.0\n" + OWN, "topology.toml: overhead_s = -1.0: "),
+        ("same_site = { latency_ms = -1 }\n" + OWN, "topology.toml: same_site.latency_ms = -1: "),
+        ('matrix = "twelve_cites"\nnodes = []', "no such matrix; did you mean 'twelve_cities'?"),
+        ('matrix = "twelve_cities"', "topology.toml: nodes: Field required"),
+        ("matrix = ", "topology.toml: is not TOML: "),
+    ],
+)  # fmt: skip
+def test_a_bad_topology_file_is_named_with_its_key(tmp_path: Path, topology: str, said: str) -> None:
+    assert said in complaint(write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH))
+
+
+def test_a_topology_that_is_not_there(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "nowhere.toml").startswith(f"{tmp_path / 'nowhere.toml'}: there is no such topology")
+
+
+def test_a_topology_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "topology.toml").write_bytes(b"\xff\xfe\x00")
+    assert "topology.toml: is not TOML: " in complaint(tmp_path / "topology.toml")
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "said"),
+    [
+        (HALF_LATENCY.replace("30", ""), HALF_BANDWIDTH, "latency.csv: Oslo - Rome: there is no number for this pair"),
+        (HALF_LATENCY, HALF_BANDWIDTH.replace("100", "fast"), "bandwidth.csv: Bern - Rome: 'fast' is not a number"),
+        (HALF_LATENCY.replace("20", "-20"), HALF_BANDWIDTH, "latency.csv: Bern - Oslo: '-20' is not a number"),
+        (HALF_LATENCY.replace("20", "nan"), HALF_BANDWIDTH, "latency.csv: Bern - Oslo: 'nan' is not a number"),
+        (HALF_LATENCY.replace("20", "inf"), HALF_BANDWIDTH, "latency.csv: Bern - Oslo: 'inf' is not a number"),
+        (HALF_LATENCY, HALF_BANDWIDTH.replace("300", "0"), "bandwidth.csv: Oslo - Rome: '0' is not a number"),
+        (HALF_LATENCY.replace("\nOslo", "\nOlso"), HALF_BANDWIDTH, "latency.csv: row 'Olso' does not fit"),
+        (HALF_LATENCY.replace(",30", ",30,4"), HALF_BANDWIDTH, "latency.csv: row 'Oslo' does not fit"),
+        (FULL_LATENCY, FULL_BANDWIDTH.replace("Oslo,50", "Oslo,"), "Oslo - Bern is in one of the two files only"),
+        (HALF_LATENCY, FULL_BANDWIDTH, "is in one of the two files only"),
+    ],
+)  # fmt: skip
+def test_a_bad_table_is_named_with_its_pair(tmp_path: Path, latency: str, bandwidth: str, said: str) -> None:
+    assert said in complaint(write(tmp_path, OWN, latency=latency, bandwidth=bandwidth))
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    assert "latency.csv: there is no such file" in complaint(write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH))
+
+
+@pytest.mark.parametrize("table", [b"", b"\xff\xfe\x00,\x00", b",Bern,B\xfcrn\nBern,,1\n"])
+def test_a_table_that_is_not_text_or_empty(tmp_path: Path, table: bytes) -> None:
+    path = write(tmp_path, OWN, bandwidth=HALF_BANDWIDTH)
+    (tmp_path / "latency.csv").write_bytes(table)
+    assert str(tmp_path) in complaint(path)
+
+
+def test_a_table_without_its_partner_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, OWN.replace(', bandwidth_mbit = "bandwidth.csv"', ""), latency=HALF_LATENCY)
+    assert "bandwidth_mbit" in complaint(path)

@@ -1,0 +1,152 @@
+"""The published instance and its published routes; random small problems and plans for property tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from planaria import recipe
+from planaria.network import topology
+from planaria.planner.problem import Problem, Solution, problem_of
+from planaria.planner.start import arrangement, random_routes
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "twelve_cities.toml"
+
+STAGES = ((0, 3, 4, 10, 11), (15, 8, 14), (1, 9, 6), (16, 12, 13), (5, 18, 7), (17, 2, 19))
+"""the published arrangement: data nodes, and the nodes of the five block stages"""
+EACH = 6
+"""microbatches of each data node"""
+
+Paths = dict[int, tuple[tuple[int, ...], ...]]
+"""data node → the ways of its microbatches, taken in turn"""
+
+CA: Paths = {
+    0: ((14, 6, 12),),
+    3: ((15, 17, 5),),
+    4: ((7, 13, 19),),
+    10: ((1, 18, 2),),
+    11: ((8, 16, 9),),
+}
+"""SkipPipe's plan"""
+NO_TC2: Paths = {
+    0: ((12, 5, 19), (1, 19, 18), (6, 18, 17)),
+    3: ((12, 6, 2), (14, 12, 2), (6, 14, 13)),
+    4: ((15, 13, 7), (15, 5, 17), (15, 13, 7)),
+    10: ((1, 17, 5), (1, 7, 2), (14, 18, 19)),
+    11: ((8, 16, 9),),
+}
+"""SkipPipe's plan without its rule against collisions"""
+SKIP: Paths = {
+    0: ((12, 7, 17), (14, 16, 9), (1, 8, 19)),
+    3: ((12, 7, 17), (15, 6, 5), (1, 8, 19)),
+    4: ((13, 18, 2), (15, 6, 5), (1, 8, 19)),
+    10: ((13, 18, 2), (15, 6, 5), (14, 16, 9)),
+    11: ((13, 18, 2), (12, 7, 17), (14, 16, 9)),
+}
+"""random skipping on the same arrangement (DT-FM skip)"""
+
+
+def published(visits: int = 3) -> Problem:
+    """The twenty nodes of ``recipes/twelve_cities.toml``; with five visits nothing is skipped."""
+    config = recipe.load(RECIPE, {})
+    assert config.network.topology
+    problem = problem_of(config, topology.read(RECIPE.parent / config.network.topology))
+    return replace(problem, visits=visits)
+
+
+def published_plan(paths: Paths) -> Solution:
+    """Each data node's microbatches along its ways in turn, on the published arrangement."""
+    return _plan([(data, ways[j % len(ways)]) for j in range(EACH) for data, ways in paths.items()])
+
+
+def full_columns() -> Solution:
+    """The full pipeline with all data nodes: microbatch j of data node number a goes down column (a + j) mod 3."""
+    return _plan([(data, _column(a + j)) for j in range(EACH) for a, data in enumerate(STAGES[0])])
+
+
+def full_rows(each: int) -> Solution:
+    """The full pipeline in three straight rows, ``each`` microbatches on every row; two data nodes stand idle."""
+    return _plan([(STAGES[0][row], _column(row)) for _ in range(each) for row in range(3)])
+
+
+def _column(k: int) -> tuple[int, ...]:
+    return tuple(stage[k % 3] for stage in STAGES[1:])
+
+
+def _plan(ways: Sequence[tuple[int, tuple[int, ...]]]) -> Solution:
+    stage = np.zeros(sum(map(len, STAGES)), np.int64)
+    for s, nodes in enumerate(STAGES):
+        stage[list(nodes)] = s
+    return Solution(stage, np.array([o for o, _ in ways], np.int64), np.array([way for _, way in ways], np.int64))
+
+
+@st.composite
+def problems(draw: st.DrawFn, least: int = 0) -> Problem:
+    """Problems of 2 to 14 nodes at up to three sites, passes at block stages ``least`` nanoseconds or more.
+
+    Times are small whole numbers, so that much happens at the same instant; nodes differ in speed.
+    """
+    sizes = draw(
+        st.tuples(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=1, max_size=4)).filter(
+            lambda sizes: sizes[0] + sum(sizes[1]) <= 14
+        )
+    )
+    data, stages, nodes = sizes[0], len(sizes[1]), sizes[0] + sum(sizes[1])
+    visits, sites = draw(st.integers(1, stages)), draw(st.integers(1, 3))
+    chance = random.Random(draw(st.integers(0, 2**32)))  # not drawn one by one: that takes longer than the tests
+    slowest, longest = draw(st.sampled_from([1, 3, 40])), draw(st.sampled_from([0, 2, 50]))
+    queueing = draw(st.booleans())
+
+    def table(rows: int, columns: int, low: int, high: int) -> np.ndarray:
+        return np.array([[chance.randint(low, high) for _ in range(columns)] for _ in range(rows)], np.int64)
+
+    transmit = table(sites, sites, 0, longest)
+    speed = table(1, nodes, 1, draw(st.integers(1, 3)))
+    ends, block = table(4, 1, 0, slowest), table(2, 1, least, least + slowest)
+    passes = [np.vstack([ends[k], block[k], ends[k + 2]]) * speed for k in range(2)]
+    most = draw(st.integers(1, 3))
+    return Problem(
+        names=tuple(f"node {n}" for n in range(nodes)),
+        sites=tuple(f"site {s}" for s in range(sites)),
+        site=table(1, nodes, 0, sites - 1)[0],
+        sizes=(data, *sizes[1]),
+        microbatches=draw(st.integers(1, 4)),
+        visits=visits,
+        swaps=draw(st.integers(0, 2)),
+        jump=draw(st.integers(stages - visits + 1, stages + 1)),
+        forward=passes[0],
+        backward=passes[1],
+        link=transmit + table(sites, sites, 0, longest),
+        transmit=transmit if queueing and transmit.any() else np.zeros_like(transmit),
+        slots=table(1, nodes, 1, most)[0],
+        role=np.array(_roles(data, nodes, chance), np.int64),
+    )
+
+
+def any_plan(problem: Problem, seed: int) -> Solution:
+    """Routes over any different nodes, in any order: some deadlock."""
+    chance = random.Random(seed)
+    stages = arrangement(problem, chance)
+    plan = random_routes(problem, stages, chance, 0)
+    others = [node for stage in stages[1:] for node in stage]
+    path = [chance.sample(others, problem.visits) for _ in range(problem.count)]
+    return plan._replace(path=np.array(path, np.int64))
+
+
+def random_plan(problem: Problem, seed: int) -> Solution:
+    """A random arrangement and random routes by the rules, with as many swaps as there may be."""
+    chance = random.Random(seed)
+    return random_routes(problem, arrangement(problem, chance), chance, problem.swaps)
+
+
+def _roles(data: int, nodes: int, chance: random.Random) -> list[int]:
+    """Some nodes must be data nodes, some must not, the others may; enough of each."""
+    must, never = chance.randint(0, data), chance.randint(0, nodes - data)
+    roles = [1] * must + [2] * never + [0] * (nodes - must - never)
+    chance.shuffle(roles)
+    return roles

@@ -1,0 +1,84 @@
+"""The compiled step and the clock of objects are one clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from instances import any_plan, problems, published, random_plan
+
+from planaria.errors import UserError
+from planaria.plan.actions import Key
+from planaria.plan.planned import first_come
+from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.problem import Problem, Solution
+
+NARROW = replace(published(2), slots=np.ones(20, np.int64))
+"""one slot at each node"""
+CROSSING = Solution(np.array([0, 0, 1, 2] + [3] * 16), np.array([0, 1]), np.array([[2, 3], [3, 2]]))
+"""two microbatches that meet the same two nodes in opposite orders"""
+
+
+def compare(problem: Problem, plan: Solution) -> int:
+    """Runs both clocks, holds every microbatch's end against the other's, and returns the step."""
+    done = np.zeros(len(plan.origin), np.int64)
+    step = makespan(problem.tables, plan.origin, plan.path, done)
+    try:
+        clock = first_come(plan.routes, problem.memory, problem.prices)
+    except UserError as error:
+        assert "memory deadlocks" in str(error)
+        assert step == NEVER
+        return step
+    assert step == clock.now
+    through = {action.key: end for action, end in zip(clock.graph.actions, clock.ends, strict=True)}
+    assert done.tolist() == [through[Key("backward", i, 0)] for i in range(len(plan.origin))]
+    return step
+
+
+@settings(max_examples=200)
+@given(problems(), st.integers(0, 2**32))
+def test_random_routes_take_equally_long_on_both_clocks(problem: Problem, seed: int) -> None:
+    compare(problem, random_plan(problem, seed))
+
+
+@settings(max_examples=200)
+@given(problems(), st.integers(0, 2**32))
+@example(NARROW, 0)
+def test_routes_without_rules_take_equally_long_or_deadlock_on_both_clocks(problem: Problem, seed: int) -> None:
+    compare(problem, any_plan(problem, seed))
+
+
+def test_a_node_for_which_each_waits_at_the_other_is_a_deadlock() -> None:
+    assert compare(NARROW, CROSSING) == NEVER
+    assert compare(replace(NARROW, slots=np.full(20, 2)), CROSSING) < NEVER
+
+
+def two_passes(sites: tuple[str, ...], transmit: int) -> int:
+    """Two microbatches let in at 1 and 2, worked on in no time, and messages of 20, ``transmit`` of it on the link."""
+    one = len(sites) == 1
+    problem = Problem(
+        names=("data", "worker"), sites=sites, site=np.array([0, 0 if one else 1]), sizes=(1, 1), microbatches=2,
+        visits=1, swaps=0, jump=1, forward=np.array([[1, 0], [0, 0], [0, 0]]), backward=np.zeros((3, 2), np.int64),
+        link=np.array([[20]] if one else [[0, 20], [20, 0]]), transmit=np.full((len(sites), len(sites)), transmit),
+        slots=np.array([2, 2]), role=np.zeros(2, np.int64),
+    )  # fmt: skip
+    return compare(problem, Solution(np.array([0, 1]), np.array([0, 0]), np.array([[1], [1]])))
+
+
+@pytest.mark.parametrize("sites", [("here", "there"), ("here",)])
+def test_messages_that_meet_on_a_link_wait_for_one_another(sites: tuple[str, ...]) -> None:
+    """At one site as between two. Out and home with the activation, out and home with the gradient is 4 · 20."""
+    assert two_passes(sites, transmit=0) == 2 + 80
+    # The second sets out at 1 + 10, not at 2, and meets nobody again.
+    assert two_passes(sites, transmit=10) == 11 + 80
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (1, 0)])
+def test_a_link_may_be_slower_in_one_direction(asked: tuple[int, int]) -> None:
+    problem = published()
+    link = problem.link.copy()
+    link[problem.site[asked[0]], problem.site[asked[1]]] += 1_000_000_000
+    compare(replace(problem, link=link), random_plan(problem, 0))

@@ -1,0 +1,159 @@
+"""What is found is valid, and every way to break a rule is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from instances import CA, NO_TC2, SKIP, Paths, problems, published, published_plan, random_plan
+
+from planaria.planner.evaluate import NEVER
+from planaria.planner.guidelines import Broken, Passes, broken, planned_passes
+from planaria.planner.problem import ROLES, Problem, Solution
+from planaria.planner.search import Budget, search, step_ns
+
+PROBLEM, PLAN = published(), published_plan(CA)
+"""microbatch 0 starts at node 0 and goes by 14, 6 and 12, of stages 1, 2 and 3"""
+PASSES = planned_passes(PROBLEM, PLAN)
+
+
+def along(*walk: int, microbatch: int = 0) -> Solution:
+    """The plan with other nodes on the way of one microbatch."""
+    plan = PLAN.copy()
+    plan.path[microbatch] = walk
+    return plan
+
+
+def at_node(node: int) -> Solution:
+    """The plan with microbatch 0 let in at another node."""
+    plan = PLAN.copy()
+    plan.origin[0] = node
+    return plan
+
+
+def timed(part: str, microbatch: int, number: int, change: int) -> Passes:
+    """The planned times with one pass beginning or ending some nanoseconds later."""
+    passes = Passes(PASSES.starts.copy(), PASSES.ends.copy())
+    getattr(passes, part)[microbatch, number] += change
+    return passes
+
+
+def with_slots(node: int, slots: int) -> Problem:
+    changed = PROBLEM.slots.copy()
+    changed[node] = slots
+    return replace(PROBLEM, slots=changed)
+
+
+def with_role(node: int, role: str) -> Problem:
+    changed = PROBLEM.role.copy()
+    changed[node] = ROLES.index(role)
+    return replace(PROBLEM, role=changed)
+
+
+@pytest.mark.parametrize("paths", [CA, NO_TC2, SKIP])
+def test_published_plans_are_valid(paths: Paths) -> None:
+    assert broken(PROBLEM, published_plan(paths)) == []
+
+
+@settings(max_examples=100)
+@given(problems(least=1), st.integers(0, 99))
+def test_found_plans_are_valid(problem: Problem, seed: int) -> None:
+    found = search(problem, seed, Budget(moves=1000))
+    assert broken(problem, found.solution) == []
+    assert found.step_s == step_ns(problem, found.solution) / 1e9
+
+
+@settings(max_examples=100)
+@given(problems(), st.integers(0, 2**32))
+def test_random_plans_are_valid_unless_they_deadlock(problem: Problem, seed: int) -> None:
+    plan = random_plan(problem, seed)
+    assume(step_ns(problem, plan) < NEVER)
+    assert broken(problem, plan) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        (at_node(9), Broken("CC1", "microbatch 0 starts at node 9, of stage 2")),
+        (at_node(9), Broken("CC1", "data node 0 lets in 5 microbatches, not 6")),
+        (at_node(3), Broken("CC1", "data node 3 lets in 7 microbatches, not 6")),
+        (along(14, 3, 12), Broken("CC1", "microbatch 0 visits data node 3 on its way")),
+        (along(14, 6, 0), Broken("CC1", "microbatch 0 visits data node 0 on its way")),
+        (along(14, 6, 9), Broken("CC3", "microbatch 0 visits stage 2 twice")),
+        (along(14, 14, 12), Broken("CC3", "microbatch 0 visits stage 1 twice")),
+        (along(14, 6, 5), Broken("CC2", "stage 4 is visited 19 times, stage 3 17 times")),
+    ],
+)
+def test_routes_that_break_a_rule(plan: Solution, complaint: Broken) -> None:
+    assert complaint in broken(PROBLEM, plan)
+
+
+@pytest.mark.parametrize(
+    ("problem", "plan", "where"),
+    [
+        (PROBLEM, along(12, 14, 6), "microbatch 0 goes back from stage 3 to stage 1, more than one place"),
+        (PROBLEM, along(17, 15, 5, microbatch=1), "microbatch 1 jumps from stage 0 to stage 5, more than 4 places"),
+        (replace(PROBLEM, jump=3), PLAN, "microbatch 1 jumps from stage 1 to stage 5, more than 3 places"),
+        (replace(PROBLEM, swaps=0), PLAN, "microbatch 1 goes back 1 times, more than 0"),
+    ],
+)
+def test_stages_out_of_order_are_the_only_complaint(problem: Problem, plan: Solution, where: str) -> None:
+    complaints = broken(problem, plan)
+    assert complaints[0] == Broken("CC3", where)
+    assert {complaint.rule for complaint in complaints} == {"CC3"}
+
+
+def test_more_than_a_node_has_slots_for() -> None:
+    assert broken(PROBLEM, PLAN, PASSES) == []
+    for node in (0, 14):
+        assert broken(with_slots(node, 2), PLAN, PASSES) == [
+            Broken("TC1", f"node {node} holds 3 microbatches at once and has 2 slots")
+        ]
+
+
+def test_two_passes_at_once_on_one_node() -> None:
+    """Microbatches 0 and 5 are the first two of data node 0, and neither waits for any input."""
+    assert PASSES.starts[5, 0] == PASSES.ends[0, 0]
+    for passes in (timed("starts", 5, 0, -1), timed("ends", 0, 0, 1)):
+        assert Broken("TC2", "node 0 works on microbatches 0 and 5 at once") in broken(PROBLEM, PLAN, passes)
+    assert broken(PROBLEM, PLAN, timed("starts", 5, 0, -1)) == [
+        Broken("TC2", "node 0 works on microbatches 0 and 5 at once")
+    ]
+
+
+@pytest.mark.parametrize(("number", "node"), [(1, 14), (4, 0), (6, 12), (9, 0)])
+def test_a_pass_before_its_input(number: int, node: int) -> None:
+    """A way there, the loss, the first way back and the last."""
+    early = int(PASSES.ends[0, number - 1]) - int(PASSES.starts[0, number])
+    passes = timed("starts", 0, number, early)
+    where = f"microbatch 0, pass {number} at node {node}, begins before its input is there"
+    assert Broken("order", where) in broken(PROBLEM, PLAN, passes)
+
+
+def test_a_message_that_arrives_a_nanosecond_late() -> None:
+    where = "microbatch 0, pass 1 at node 14, begins before its input is there"
+    assert broken(PROBLEM, PLAN, timed("starts", 0, 1, -1)) == [Broken("order", where)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "where"),
+    [
+        (with_role(14, "data"), "node 14 (Germany 2) is a data node at stage 1"),
+        (with_role(3, "worker"), "node 3 (Iowa 1) is a worker node at stage 0"),
+        (replace(PROBLEM, sizes=(5, 4, 2, 3, 3, 3)), "stage 1 has 3 nodes, not 4"),
+    ],
+)
+def test_nodes_where_they_must_not_be(problem: Problem, where: str) -> None:
+    assert Broken("arrangement", where) in broken(problem, PLAN)
+
+
+def test_a_plan_that_deadlocks_breaks_tc1() -> None:
+    """Two microbatches, one slot at each node, and the same two nodes in opposite orders."""
+    problem = replace(published(2), slots=np.ones(20, np.int64), sizes=(2, 9, 9), microbatches=1)
+    plan = Solution(np.array([0, 0, *[1, 2] * 9]), np.array([0, 1]), np.array([[2, 3], [3, 2]]))
+    [complaint] = broken(problem, plan)
+    assert complaint.rule == "TC1"
+    assert "memory deadlocks: the forward of microbatch 1 at node 2 waits" in complaint.where

@@ -1,0 +1,154 @@
+"""The search: the same plan from the same seed, never worse than before, valid at any time, and good enough."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import CA, full_columns, problems, published, published_plan
+
+from planaria.planner.anneal import _in_order
+from planaria.planner.baselines import COLUMNS, PLANNED, RANDOM, ROWS, baselines, random_skipping
+from planaria.planner.bound import certificate
+from planaria.planner.guidelines import broken
+from planaria.planner.problem import ROLES, Problem
+from planaria.planner.search import Budget, Found, chunk, search, step_ns
+from planaria.routing.skipping import disorder
+
+MOVES = 150_000
+
+
+class Reports:
+    """Looks at the best plan so far whenever the search tells of it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.steps: list[float] = []
+        self.moves: list[int] = []
+
+    def __call__(self, found: Found) -> None:
+        assert broken(self.problem, found.solution) == []
+        assert found.step_s == step_ns(self.problem, found.solution) / 1e9
+        self.steps.append(found.step_s)
+        self.moves.append(found.moves)
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Found, Reports]:
+    reports = Reports(published())
+    return search(published(), 0, Budget(moves=MOVES), reports), reports
+
+
+def test_the_published_instance_is_planned_well(told: tuple[Found, Reports]) -> None:
+    found, _ = told
+    full = step_ns(published(5), full_columns()) / 1e9
+    assert found.step_s / full <= 0.45
+    assert found.step_s < step_ns(published(), published_plan(CA)) / 1e9
+    assert found.step_s <= 0.8 * random_skipping(published(), found.solution, 0)
+    assert certificate(published()).step_s <= found.step_s
+
+
+def test_what_is_told_is_valid_and_never_gets_worse(told: tuple[Found, Reports]) -> None:
+    found, reports = told
+    assert len(reports.steps) == -(-MOVES // chunk(published()))
+    assert reports.steps == sorted(reports.steps, reverse=True)
+    assert reports.steps[-1] == found.step_s < reports.steps[0]
+    assert reports.moves[-1] == found.moves == MOVES
+
+
+def test_the_same_seed_and_moves_find_the_same_plan() -> None:
+    first, again, other = (search(published(), seed, Budget(moves=5000)) for seed in (3, 3, 4))
+    assert first.step_s == again.step_s
+    for a, b in zip(first.solution, again.solution, strict=True):
+        assert a.tolist() == b.tolist()
+    assert other.solution.routes != first.solution.routes
+
+
+def test_how_often_one_looks_does_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = search(published(), 1, Budget(moves=4000))
+    monkeypatch.setattr("planaria.planner.search.CHUNK_WORK", 100_000)
+    parts = search(published(), 1, Budget(moves=4000))
+    assert parts.solution.routes == whole.solution.routes
+
+
+def test_without_compiling_the_same_moves_find_the_same_plan() -> None:
+    code = "from test_search import *; print(search(published(), 5, Budget(moves=300)).solution.routes)"
+    plain = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert plain.stdout.strip() == str(search(published(), 5, Budget(moves=300)).solution.routes)
+
+
+def test_time_ends_a_search_too() -> None:
+    assert search(published(), 0, Budget(seconds=0)).moves == chunk(published())
+
+
+@settings(max_examples=60)
+@given(problems(least=1), st.integers(0, 99))
+def test_all_that_is_told_of_random_problems_is_valid(problem: Problem, seed: int) -> None:
+    reports = Reports(problem)
+    found = search(problem, seed, Budget(moves=1500), reports)
+    assert reports.steps == sorted(reports.steps, reverse=True)
+    assert certificate(problem).step_s <= found.step_s
+
+
+def test_a_plan_is_found_whichever_stages_are_drawn_first() -> None:
+    """Half of eight stages: were the first four drawn first, the last four would be out of reach of the next route."""
+    problem = replace(published(4), sizes=(4, *[2] * 8), microbatches=4)
+    for seed in range(10):
+        assert broken(problem, search(problem, seed, Budget(moves=200)).solution) == []
+
+
+def test_roles_are_respected() -> None:
+    """Five nodes at the far ends of the world must be data nodes, five in Europe must not."""
+    problem = published()
+    must, never = [4, 8, 9, 11, 16], [0, 2, 6, 10, 12]
+    problem.role[must], problem.role[never] = ROLES.index("data"), ROLES.index("worker")
+    found = search(problem, 0, Budget(moves=20_000))
+    assert found.solution.members(0) == must
+    assert broken(problem, found.solution) == []
+
+
+def test_without_distances_there_is_little_to_plan(told: tuple[Found, Reports]) -> None:
+    """All ways alike: skipping gains much against a full pipeline, and random skipping nearly as much."""
+    problem = published()
+    alike = replace(problem, link=np.full_like(problem.link, 500_000_000))
+    found = search(alike, 0, Budget(moves=30_000))
+    assert 0.9 <= found.step_s / random_skipping(alike, found.solution, 0) <= 1
+    assert found.step_s <= 0.72 * step_ns(replace(alike, visits=5), full_columns()) / 1e9
+
+
+def test_baselines_are_no_faster_than_what_is_planned(told: tuple[Found, Reports]) -> None:
+    found, _ = told
+    compared = baselines(published(), found.solution, 0, Budget(moves=10_000))
+    assert list(compared) == [ROWS, COLUMNS, RANDOM, PLANNED]
+    assert found.step_s < min(compared.values())
+    assert compared[PLANNED] < compared[ROWS]
+
+
+@pytest.mark.parametrize("jump", [1, 2, 4])
+@pytest.mark.parametrize("swaps", [0, 1, 2])
+def test_the_compiled_rule_of_order_is_the_one_in_words(swaps: int, jump: int) -> None:
+    """Over all ways through up to four of five stages; node n is of stage n, and nodes 6 and 7 of stages 1 and 2."""
+    stage = np.array([0, 1, 2, 3, 4, 5, 1, 2])
+    verdicts = set()
+    for visits in range(1, 5):
+        for path in permutations(range(1, 8), visits):
+            walk = np.array(path)
+            said = disorder(stage[walk].tolist(), swaps, jump)
+            assert _in_order(stage, walk, swaps, jump) == (said == ""), said
+            verdicts.add(said == "")
+    assert verdicts == {True, False}
