@@ -14,7 +14,8 @@ from planaria import recipe
 from planaria.commands.train import check
 from planaria.compare.advice import Advice, BreakEven
 from planaria.compare.advice import advise as weigh_all
-from planaria.compare.predict import Experience, is_known, ways
+from planaria.compare.experience import Experience
+from planaria.compare.predict import is_known, ways
 from planaria.config import RunConfig
 from planaria.errors import UserError
 
@@ -92,7 +93,9 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience) -> list[s
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
     if unknown := [name for name, way in ways(config).items() if not is_known(way, known)]:
         lines.append(f"not weighed   {', '.join(unknown)}: nobody has raced it yet")
-    lines.append(f"experience    {known.source}; hours count training to the recipe's last step at equal loss")
+    lines.append(
+        f"experience    {'; '.join(known.sources)}; hours count training to the recipe's last step at equal loss"
+    )
     return lines
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from planaria.chaos.trace import per_step_probability
 from planaria.compare.clock import clock_of, costs_of_copies
-from planaria.compare.predict import Experience, Failures, Prediction, is_known, predict, ways
+from planaria.compare.experience import Experience
+from planaria.compare.predict import Failures, Prediction, is_known, predict, ways
 from planaria.config import RunConfig
 from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES

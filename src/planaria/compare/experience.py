@@ -1,20 +1,106 @@
-"""What races taught: the numbers in ``experience.json``, taken from a comparison."""
+"""What races taught: how many steps failures add under each way of coping, as a curve over how often they strike."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cached_property
 
-from planaria.compare.predict import EXACT, Experience, Range
+from pydantic import BaseModel, ConfigDict
+
 from planaria.compare.results import Compared, Run, Scored
 from planaria.errors import UserError
 
+EXACT = frozenset({"redundant", "checkpoint"})
+"""strategies that bring back the very state: nobody need have raced them"""
+POWERS = [k / 20 for k in range(6, 25)]
+"""0.3 to 1.2: what a curve's power may be"""
+WIDE = 2.0
+"""rates that differ by less than this factor say nothing about the power"""
+
+
+class Range(BaseModel):
+    """A number that was measured: its mean over seeds, and the least and the most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean: float
+    low: float
+    high: float
+
+
+class Observation(BaseModel):
+    """One race that met failures and reached the target."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    way: str
+    """what brought the stages back (:func:`way_of`)"""
+    rate: float
+    """failures met per step"""
+    extra: float
+    """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
+
+
+class Curve(BaseModel):
+    """Extra steps per useful step at a rate: ``scale · rate ** power``; the next failure often costs less."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scale: float
+    power: float
+    low: float
+    """the least that a race had, over the curve"""
+    high: float
+
+    def extra(self, rate: float, side: str) -> float:
+        """At ``rate`` failures a step; ``side`` is mean, low or high."""
+        beside = {"mean": 1.0, "low": self.low, "high": self.high}[side]
+        return float(self.scale * rate**self.power * beside)
+
+
+class Experience(BaseModel):
+    """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: list[str]
+    """the races it was taken from"""
+    swapped: Range
+    """steps to a loss with swapped routing, over those with full routing, without failures"""
+    observed: list[Observation]
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """Way → its curve; exact ways, and those nobody has raced yet, have none."""
+        ways = dict.fromkeys(one.way for one in self.observed)
+        return {way: fit([one for one in self.observed if one.way == way]) for way in ways}
+
+
+def way_of(strategy: str, echo_bits: int) -> str:
+    """The name under which experience keeps what a strategy does: echoes differ by their bits."""
+    return f"echo ({echo_bits} bits)" if strategy == "echo" else strategy
+
+
+def fit(observed: Sequence[Observation]) -> Curve:
+    """The curve with the least squares of what it says the extra steps were; linear unless rates differ widely."""
+    rates, extras = [one.rate for one in observed], [one.extra for one in observed]
+    powers = POWERS if max(rates) >= WIDE * min(rates) else [1.0]
+    found = []
+    for power in powers:
+        shape = [rate**power for rate in rates]
+        scale = max(0.0, sum(s * e for s, e in zip(shape, extras, strict=True)) / sum(s * s for s in shape))
+        wrong = sum((scale * s - e) ** 2 for s, e in zip(shape, extras, strict=True))
+        found.append((wrong, power, scale))
+    _, power, scale = min(found)
+    beside = [max(0.0, e) / (scale * rate**power) for rate, e in zip(rates, extras, strict=True)] if scale else [0.0]
+    return Curve(scale=scale, power=power, low=min(beside), high=max(beside))
+
 
 def learn(found: Compared, source: str) -> Experience:
-    """Steps that swapped routing costs, and that each failure costs under each strategy, by a comparison's own seeds.
+    """What a comparison teaches, by its own seeds: what swapping costs, and every race that met failures.
 
-    A failure's cost is (steps to target − steps without failures on the same routes) / failures met on the way. It
-    counts for the first strategy of an arm's chain; exact strategies teach nothing. Noise can make it negative: then 0.
+    A race counts for the first strategy of its arm's chain; exact strategies teach nothing.
 
     :raises UserError: when the comparison lacks an arm with swapped routes and no failures, or arms missed the target.
     """
@@ -22,26 +108,23 @@ def learn(found: Compared, source: str) -> Experience:
     swapped = [arm for arm in found.arms if arm.routing == "swapped" and not arm.faults]
     if not swapped:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; nothing tells what swapping costs")
-    lost: dict[str, list[float]] = {}
+    observed = []
     for arm in found.arms:
         by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
         if arm.faults and by not in EXACT:
             unharmed = swapped[0] if arm.routing == "swapped" else free
-            lost.setdefault(by, []).extend(_per_failure(arm, unharmed, source))
+            way = way_of(by, int(arm.changes.get("recovery.echo.bits", "8")))
+            observed += [_observation(way, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     ratios = [
         _ticks(run, swapped[0].name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped[0], free)
     ]
-    return Experience(
-        source=source, swapped=_range(ratios), steps_lost={by: _range(n) for by, n in sorted(lost.items())}
-    )
+    spread = Range(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios))
+    return Experience(sources=[source], swapped=spread, observed=observed)
 
 
-def _per_failure(arm: Scored, unharmed: Scored, source: str) -> list[float]:
-    more = [
-        (_ticks(run, arm.name, source) - _ticks(other, unharmed.name, source)) / max(1, run.failures)
-        for run, other in _pairs(arm, unharmed)
-    ]
-    return [max(0.0, steps) for steps in more]
+def _observation(way: str, arm: str, run: Run, unharmed: Run, source: str) -> Observation:
+    ticks = _ticks(run, arm, source)
+    return Observation(way=way, rate=run.failures / ticks, extra=ticks / _ticks(unharmed, arm, source) - 1)
 
 
 def _pairs(one: Scored, other: Scored) -> Sequence[tuple[Run, Run]]:
@@ -52,7 +135,3 @@ def _ticks(run: Run, arm: str, source: str) -> float:
     if run.ticks is None:
         raise UserError(f"{source}: {arm} did not reach the target with seed {run.seed}; train longer, or aim lower")
     return run.ticks
-
-
-def _range(values: Sequence[float]) -> Range:
-    return Range(mean=statistics.fmean(values), low=min(values), high=max(values))

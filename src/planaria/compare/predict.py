@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-from pydantic import BaseModel, ConfigDict
+from typing import NamedTuple
 
 from planaria.compare.clock import Clock
+from planaria.compare.experience import EXACT, Experience, Range, way_of
 from planaria.config import RoutingConfig, RunConfig, Section
 from planaria.recovery import names, recovery
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 
-
-class Range(BaseModel):
-    """A number that was measured: its mean over seeds, and the least and the most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mean: float
-    low: float
-    high: float
-
-
-class Experience(BaseModel):
-    """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str
-    """the comparison it was taken from"""
-    swapped: Range
-    """steps to a loss with swapped routing, over those with full routing, without failures"""
-    steps_lost: dict[str, Range]
-    """strategy → steps to a loss that one failure adds; exact ones, and those nobody has raced yet, are not listed"""
-
-
-EXACT = frozenset({"redundant", "checkpoint"})
-"""strategies that bring back the very state: nobody need have raced them"""
+OLD = 1000
+"""steps after which every copy is whole"""
 
 
 def is_known(config: RunConfig, experience: Experience) -> bool:
     """Has every strategy of the recipe's chain been raced, or is it exact?"""
-    return set(names(config.recovery)) <= EXACT | experience.steps_lost.keys()
+    bits = config.recovery.echo.bits
+    return all(name in EXACT or way_of(name, bits) in experience.curves for name in names(config.recovery))
 
 
 @dataclass(frozen=True)
@@ -71,38 +48,62 @@ def predict(
 ) -> Prediction:
     """What training ``config.train.steps`` useful steps takes if stages fail one at a time.
 
-    With the stage-steps that roll back apart from those that are rebuilt, for N useful steps and per failure c steps:
+    With the stages that roll back apart from those that are rebuilt, for N useful steps:
 
-    - ticks = N · swap / (1 − Σ rate · c), the sum over rebuilt stages: a tick gains 1 − Σ rate · c steps;
+    - ticks = N · swap · (1 + Σ extra), for each way of rebuilding the extra steps that experience has at its rate;
     - times the ticks that a step takes under rollbacks to every f-th one (``recovery.checkpoint.rollback_mean``);
     - seconds = ticks · step + saves · save + failures · (half a step + replacement + state).
 
+    A stage also rolls back when it is lost before its copy, begun anew after another failure, is whole.
     ``interval`` is f; the best one for these numbers unless given.
     """
-    chain = recovery(config.recovery, config.pipeline.stages)
-    ages = dict.fromkeys(range(config.pipeline.stages + 1), 1 << 30)
-    fates = {stage: chain.plan(frozenset({stage}), ages) for stage in failures.struck}
-    rolled = [stage for stage, fate in fates.items() if fate.rollback or fate.reason]
-    rebuilt = {stage: fate.rebuilt[stage][0] for stage, fate in fates.items() if not (fate.rollback or fate.reason)}
-    chance = 1.0 - (1.0 - failures.rate) ** len(rolled)
+    fates = _fates(config, failures.struck)
+    rolled = [stage for stage, fate in fates.items() if fate.by is None]
+    rebuilt = [fate for fate in fates.values() if fate.by is not None]
+    unready = sum(1.0 - (1.0 - failures.rate) ** fate.unready for fate in rebuilt)
+    chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
+    by = Counter(way_of(fate.by, config.recovery.echo.bits) for fate in rebuilt if fate.by is not None)
     hours = {}
     for side in ("mean", "low", "high"):
-        lost = {by: getattr(found, side) for by, found in experience.steps_lost.items()}
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
-        gain = 1.0 - failures.rate * sum(lost.get(by, 0.0) for by in rebuilt.values())
-        ticks = config.train.steps * swap / gain if gain > 0 else math.inf
+        known = [(experience.curves[way], count) for way, count in by.items() if way in experience.curves]
+        extra = sum(curve.extra(count * failures.rate, side) for curve, count in known)
+        ticks = config.train.steps * swap * (1.0 + extra)
         saves = 0.0
         if chance and interval:
-            saves = ticks / interval
             ticks *= rollback_mean(interval, chance)
+            saves = ticks / interval
         struck = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
         down = struck * (len(fates) * (clock.step_s / 2 + clock.replacement_s) + moved)
         hours[side] = (ticks * clock.step_s + saves * clock.save_s + down) / 3600
-    used = bool(set(rebuilt.values()) & experience.steps_lost.keys()) or config.routing.kind == "swapped"
+    used = bool(by.keys() & experience.curves.keys()) or config.routing.kind == "swapped"
     return Prediction(name, Range(**hours), interval if chance else None, not used)
+
+
+class _Fate(NamedTuple):
+    """What becomes of a stage that is lost alone."""
+
+    by: str | None
+    """the strategy that rebuilds it; None if all roll back"""
+    unready: int
+    """steps after another failure during which it would roll back all the same"""
+
+
+def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
+    chain = recovery(config.recovery, config.pipeline.stages)
+
+    def rebuilt(stage: int, age: int) -> str | None:
+        plan = chain.plan(frozenset({stage}), dict.fromkeys(range(config.pipeline.stages + 1), age))
+        return None if plan.rollback or plan.reason else plan.rebuilt[stage][0]
+
+    found = {}
+    for stage in struck:
+        by = rebuilt(stage, OLD)
+        found[stage] = _Fate(by, next(age for age in range(OLD + 1) if rebuilt(stage, age) == by))
+    return found
 
 
 def ways(config: RunConfig) -> Mapping[str, RunConfig]:
