@@ -144,12 +144,67 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
         (["--model.context", "90000"], ["model.context", "90001"]),
         (["--chaos.trace", "no/such.json"], ["no/such.json"]),
         (["--data.source", "no/such/text"], ["no/such/text"]),
+        (["--routing.kind", "given"], ["routing.routes", "has 0 routes", "pipeline.microbatches"]),
+        (["--routing.kind", "given", "--routing.routes", "[[0, 1, 9, 0], [0, 1, 0]]"], ["route 0", "stages 1..4"]),
+        (["--routing.kind", "given", "--routing.routes", "[[0, 1, 0], [0, 2, 1, 2, 0]]"], ["route 1", "come twice"]),
+        (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.jump", "1"], ["routing.jump = 1"]),
+        (["--routing.schedule", "no/such.json"], ["no/such.json", "planaria plan"]),
+        (["--model.ends_layers", "3"], ["model.layers = 4", "model.ends_layers = 3", "pipeline.stages = 4"]),
     ],
 )
 def test_flag(home: Path, capfd: pytest.CaptureFixture[str], flags: list[str], names: list[str]) -> None:
     if flags == ["--train.device", "cuda"] and __import__("torch").cuda.is_available():
         pytest.skip("this machine has what the mistake is about")
     mistake(capfd, home, train(home, *flags), *names)
+
+
+TOPOLOGY = """
+matrix = "twelve_cities"
+[[nodes]]
+site = "London"
+count = 3
+[[nodes]]
+site = "Iowa"
+count = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--skip", "0.25"], ["network.topology", "not given"]),
+        (["--network.topology", "no/such.toml"], ["no/such.toml", "no such topology"]),
+        (["--network.topology", "here.toml", "--budget", "soon"], ["--budget soon", "60s"]),
+        (["--network.topology", "here.toml", "--skip", "most"], ["routing.skip", "most"]),
+        (["--network.topology", "here.toml", "--routing.data_nodes", "5"], ["6 nodes", "pipeline.stages = 4"]),
+        (
+            ["--network.topology", "here.toml", "--pipeline.microbatches", "3", "--routing.data_nodes", "2"],
+            ["3", "= 2"],
+        ),
+    ],
+)
+def test_planning(home: Path, capfd: pytest.CaptureFixture[str], flags: list[str], names: list[str]) -> None:
+    (home / "here.toml").write_text(TOPOLOGY)
+    mistake(capfd, home, ["plan", home / "good.toml", *flags], *names)
+
+
+def test_a_schedule_for_another_pipeline(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "here.toml").write_text(TOPOLOGY)
+    with pytest.raises(SystemExit) as exit_:
+        main(
+            [
+                *("plan", str(home / "good.toml"), "--network.topology", "here.toml", "--pipeline.microbatches", "4"),
+                *("--routing.data_nodes", "2", "--skip", "0.5", "--budget", "200moves", "--to", str(home / "s.json")),
+            ]
+        )
+    assert exit_.value.code == 0, capfd.readouterr().err
+    capfd.readouterr()
+    assert (home / "s.html").is_file()
+    mistake(capfd, home, train(home, "--routing.schedule", "s.json", "--pipeline.stages", "2"), "s.json", "4 block")
+    crooked = json.loads((home / "s.json").read_text())
+    crooked["routes"][0][1] = crooked["routes"][0][2]
+    (home / "crooked.json").write_text(json.dumps(crooked))
+    mistake(capfd, home, train(home, "--routing.schedule", "crooked.json"), "crooked.json", "CC")
 
 
 def test_no_such_recipe(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +307,11 @@ def run(home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
     assert exit_.value.code == 0
     capfd.readouterr()
     return home / "runs" / "small"
+
+
+@pytest.mark.parametrize("omit", ["all", "1.0", "0.01", "-0.5", "0.25,nan"])
+def test_what_is_left_out(run: Path, home: Path, capfd: pytest.CaptureFixture[str], omit: str) -> None:
+    mistake(capfd, home, ["eval", run, f"--omit={omit}"], "--omit", "of 4 block stages")
 
 
 def newest(run: Path) -> Path:

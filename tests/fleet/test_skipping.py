@@ -51,3 +51,19 @@ def test_a_run_does_not_end_with_a_stage_missing(tmp_path: Path) -> None:
     record = train(config, [Fault(step=6, stage=2, moment="forward")])
     assert outcomes(record) == ["started", "skipping", "recovered"] and ending(record).outcome == "finished"
     assert facts(record, d.Seal)[-1].stages == list(range(5))
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        {"kind": "skipping", "skip": 0.5, "swaps": 1},
+        {"kind": "given", "routes": [[0, 1, 3, 0], [0, 2, 4, 0], [0, 2, 1, 0], [0, 3, 4, 0]]},
+    ],
+    ids=["drawn anew in every step", "given"],
+)
+def test_routes_that_pass_stages_by(tmp_path: Path, routing: dict[str, Any]) -> None:
+    """With a death on the way. Every stage takes the mean over the microbatches that it saw, in both engines alike."""
+    record = train(tiny(tmp_path, steps=12, routing=routing), [Fault(step=6, stage=2, moment="forward")])
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    assert list(losses(record)) == list(range(12))
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
