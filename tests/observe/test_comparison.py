@@ -10,7 +10,7 @@ from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, compared, dige
 from planaria.compare.results import Compared
 from planaria.errors import UserError
 from planaria.observe.comparison import show_table, write_comparison
-from planaria.observe.comparison_figures import colours, failures_figure, hours_figure, loss_figure, price_figure
+from planaria.observe.comparison_figures import colours, failures_figure, front, hours_figure, loss_figure, price_figure
 from planaria.observe.winner_figure import redundant_arm, winners_figure
 
 
@@ -123,13 +123,14 @@ def test_bars_have_whiskers_from_least_to_most(found: Compared) -> None:
 def test_prices_stand_on_a_logarithmic_axis_that_has_a_zero(found: Compared) -> None:
     fig = price_figure(found)
     ticks = dict(zip(fig.layout.xaxis.ticktext, fig.layout.xaxis.tickvals, strict=True))
-    marks = {trace.hovertemplate.split("</b>")[0].removeprefix("<b>"): trace for trace in fig.data}
+    marks = {trace.hovertemplate.split("</b>")[0].removeprefix("<b>"): trace for trace in fig.data[:-1]}
     assert marks["fault-free"].x[0] == marks["checkpoint-50"].x[0] == ticks["0"]
     assert ticks["0.1 %"] < marks["checkfree-plus"].x[0] < ticks["1 %"]
     assert ticks["10 %"] < marks["redundant"].x[0] < ticks["100 %"]
     assert marks["redundant"].marker.size > marks["checkpoint-50"].marker.size
     assert marks["checkpoint-50"].y[0] == pytest.approx(100 * (found.arms[2].spread("ratio")[0] - 1))  # type: ignore[index]
-    assert len(fig.data) == len(MANNERS) - 1, "who missed the target has no place"
+    assert len(marks) == len(MANNERS) - 1, "who missed the target has no place"
+    assert fig.data[-1].line.shape == "hv" and marks["fault-free"].y[0] not in fig.data[-1].y
 
 
 def test_names_of_prices_do_not_lie_on_each_other() -> None:
@@ -180,3 +181,9 @@ def test_page_can_be_written_whatever_is_lacking(lacking: str, tmp_path: Path) -
     text = write_comparison(found, tmp_path / "report.html").read_text()
     assert ('id="winners"' in text) == (lacking == "curves")
     assert ('id="loss"' in text) == (lacking != "prices")
+
+
+def test_the_front_is_whom_nobody_beats_in_price_and_harm() -> None:
+    points = [(0.0, 9.0), (1.0, 4.0), (2.0, 4.0), None, (3.0, 1.0), (2.5, 5.0), (0.0, 10.0)]
+    assert front(points) == [0, 1, 4]
+    assert front([None]) == []

@@ -132,7 +132,10 @@ def hours_figure(found: Compared) -> go.Figure:
 
 
 def price_figure(found: Compared) -> go.Figure:
-    """What an arm pays while nothing fails (traffic across, memory as area) against what failures then cost it (up)."""
+    """What an arm pays while nothing fails (traffic across, memory as area) against what failures then cost it (up).
+
+    The dashed line is the Pareto front of the arms that met failures.
+    """
     shade = colours(found)
     arms = [arm for arm in found.arms if arm.spread("ratio") is not None]
     places, ticks = _with_zero([100 * arm.traffic for arm in arms])
@@ -151,6 +154,13 @@ def price_figure(found: Compared) -> go.Figure:
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
             f"memory<br>%{{y:.2f}} % more steps, {least:.2f} to {most:.2f}<extra></extra>",
         )  # fmt: skip
+    best = front(
+        [(place, spread[0]) if arm.faults else None for arm, place, spread in zip(arms, places, spreads, strict=True)]
+    )
+    fig.add_scatter(
+        x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
+        line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},
+    )  # fmt: skip
     low, high = min(least for _, least, _ in spreads), max(most for _, _, most in spreads)
     pad = 0.08 * max(high - low, 1.0)
     fig.add_hline(y=0, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
@@ -159,6 +169,17 @@ def price_figure(found: Compared) -> go.Figure:
     fig.update_xaxes(tickvals=list(ticks), ticktext=list(ticks.values()), range=[min(places) - 0.3, right])
     _add_names(fig, arms, places, [mean for mean, _, _ in spreads], (right - min(places), high - low + 2 * pad))
     return fig
+
+
+def front(points: Sequence[tuple[float, float] | None]) -> list[int]:
+    """The Pareto front of (price, harm), by price: whoever no other beats in one without losing in the other."""
+    found: list[int] = []
+    least = math.inf
+    for (_, harm), i in sorted((point, i) for i, point in enumerate(points) if point is not None):
+        if harm < least:
+            least = harm
+            found.append(i)
+    return found
 
 
 def _with_zero(values: Sequence[float]) -> tuple[list[float], Mapping[float, str]]:
