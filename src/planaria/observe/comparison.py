@@ -136,7 +136,8 @@ def _races(found: Compared) -> Iterator[str]:
         "What is paid before, and what after",
         "To the right: bytes that copies add to every step, whether anything fails or not. Upwards: steps to the "
         "target over the fault-free arm's. A mark's area is the memory that copies take, as a share of all weights and "
-        "moments. Lower left is better; the dashed line is the Pareto front. Uploads of checkpoints are not traffic here; they are in the hours."
+        "moments. Lower left is better; the dashed line is the Pareto front. Uploads of checkpoints are not traffic "
+        "here; they are in the hours."
         + (f" Not drawn, for they missed the target: {', '.join(missing)}." if missing else ""),
         page.chart(price_figure(found), "prices"),
     )

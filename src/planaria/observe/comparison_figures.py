@@ -154,9 +154,8 @@ def price_figure(found: Compared) -> go.Figure:
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
             f"memory<br>%{{y:.2f}} % more steps, {least:.2f} to {most:.2f}<extra></extra>",
         )  # fmt: skip
-    best = front(
-        [(place, spread[0]) if arm.faults else None for arm, place, spread in zip(arms, places, spreads, strict=True)]
-    )
+    marks = [(place, mean) for place, (mean, _, _) in zip(places, spreads, strict=True)]
+    best = front([mark if arm.faults else None for arm, mark in zip(arms, marks, strict=True)])
     fig.add_scatter(
         x=[marks[i][0] for i in best], y=[marks[i][1] for i in best], mode="lines", showlegend=False, hoverinfo="skip",
         line={"shape": "hv", "color": MUTED, "width": 1.5, "dash": "dash"},
