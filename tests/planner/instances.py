@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planaria import recipe
 from planaria.network import topology
-from planaria.planner.problem import Problem, Solution, problem_of
-from planaria.planner.start import arrangement, random_routes
+from planaria.planner.problem import ROLES, Problem, Solution, problem_of
+from planaria.planner.start import random_routes
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "twelve_cities.toml"
 
@@ -126,6 +126,22 @@ def problems(draw: st.DrawFn, least: int = 0) -> Problem:
         slots=table(1, nodes, 1, most)[0],
         role=np.array(_roles(data, nodes, chance), np.int64),
     )
+
+
+def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
+    """The nodes of each stage 0..S, at random within their roles."""
+    role = [ROLES[r] for r in problem.role.tolist()]
+    data = [n for n, r in enumerate(role) if r == "data"]
+    free = [n for n, r in enumerate(role) if r == "any"]
+    rng.shuffle(free)
+    missing = problem.sizes[0] - len(data)
+    data, rest = data + free[:missing], free[missing:] + [n for n, r in enumerate(role) if r == "worker"]
+    rng.shuffle(rest)
+    stages = [data]
+    for size in problem.sizes[1:]:
+        stages.append(rest[:size])
+        rest = rest[size:]
+    return stages
 
 
 def any_plan(problem: Problem, seed: int) -> Solution:

@@ -45,9 +45,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | 
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
     if not COMPILED:
-        print(
-            "slow          numba is not installed: pip install 'planaria[planner]' searches some hundred times faster"
-        )
+        print("slow          numba is not installed: pip install 'planaria[planner]' searches much faster")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Compiles what is asked a million times, where numba is installed (``planaria[planner]``).
 
-Without it the same functions run as plain Python: the same results from the same moves, some hundred times slower.
+Without it the same functions run as plain Python: the same results from the same moves, much slower.
 """
 
 from __future__ import annotations

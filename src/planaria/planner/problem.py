@@ -164,15 +164,9 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
     )
 
 
-def walk_of(solution: Solution, microbatch: int) -> list[int]:
-    """The block stages that a microbatch visits, in order."""
-    walked: list[int] = solution.stage[solution.path[microbatch]].tolist()
-    return walked
-
-
 def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
     """How a microbatch's walk breaks CC3; empty if it does not."""
-    return disorder(walk_of(solution, microbatch), problem.swaps, problem.jump)
+    return disorder(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)
 
 
 def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:

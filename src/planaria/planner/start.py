@@ -10,22 +10,6 @@ from planaria.planner.problem import BLOCK, ROLES, Problem, Solution
 from planaria.routing.skipping import balanced, reordered
 
 
-def arrangement(problem: Problem, rng: random.Random) -> list[list[int]]:
-    """The nodes of each stage 0..S, at random within their roles."""
-    role = [ROLES[r] for r in problem.role.tolist()]
-    data = [n for n, r in enumerate(role) if r == "data"]
-    free = [n for n, r in enumerate(role) if r == "any"]
-    rng.shuffle(free)
-    missing = problem.sizes[0] - len(data)
-    data, rest = data + free[:missing], free[missing:] + [n for n, r in enumerate(role) if r == "worker"]
-    rng.shuffle(rest)
-    stages = [data]
-    for size in problem.sizes[1:]:
-        stages.append(rest[:size])
-        rest = rest[size:]
-    return stages
-
-
 def random_routes(problem: Problem, stages: list[list[int]], rng: random.Random, swaps: int) -> Solution:
     """Routes at random over an arrangement: all stages used equally, and in each stage all nodes; SkipPipe's baseline.
 
