@@ -51,8 +51,15 @@ def test_a_rollback_brings_back_the_saved_state_bit_for_bit(tmp_path: Path) -> N
     record = train(tiny(tmp_path, steps=18, **settings), KILLS)
     unharmed = train(tiny(tmp_path / "unharmed", steps=18, **settings))
     assert outcomes(record) == ["started"] + ["rolled back"] * 5 and ending(record).outcome == "finished"
-    # The first kill comes before the first checkpoint: back to the beginning. The third dies in the commit of step 9.
-    assert [form.step for form in facts(record, d.Form)] == [0, 0, 4, 8, 12, 12]
+    # A blow may strike a step later than aimed on a busy machine; where the fleet then goes back to is exact.
+    sealed, back_to = 0, []
+    for _, fact in record.history:
+        if isinstance(fact, d.Seal):
+            sealed = fact.step
+        elif isinstance(fact, d.Form):
+            assert fact.step == sealed, "back to the newest sealed checkpoint, or to the beginning"
+            back_to.append(fact.step)
+    assert back_to[:4] == [0, 0, 4, 8] and back_to[4] >= 12 and back_to[5] >= 12
     assert losses(record) == losses(unharmed)
     assert final(record, 18) == final(unharmed, 18)
 
