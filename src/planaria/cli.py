@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         flag = rest[0].partition("=")[0]
         known = (
             [f"--{name}" for name, _ in recipe.fields()]
-            if given.command in ("train", "plan", "compare", "advise")
+            if given.command in ("train", "plan", "compare", "advise", "topology")
             else []
         )
         mend = nearest(flag, known) if flag.startswith("--") and known else f"see `planaria {given.command} --help`"
@@ -64,6 +64,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
     _add_training(commands)
     _add_comparisons(commands)
+    _add_networks(commands)
     _add_models(commands)
     _add_faults(commands)
     return parser
@@ -103,6 +104,17 @@ def _add_comparisons(commands: Any) -> None:
         "recipe", type=Path, help="a TOML file whose [network] says what things cost and how often they fail"
     )
     _add_fields(advise)
+
+
+def _add_networks(commands: Any) -> None:
+    topology = commands.add_parser("topology", help="measure a network for `planaria plan`", allow_abbrev=False)
+    whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
+    measure = _command(whats, "measure", "time the links between nodes, and write the topology", _measure)
+    measure.add_argument("recipe", type=Path, help="a TOML file; its network.topology names the nodes, if given")
+    measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for the topology's files")
+    measure.add_argument("--nodes", type=int, metavar="N", help="without a topology; one for each stage unless given")
+    measure.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(measure)
 
 
 def _add_models(commands: Any) -> None:
@@ -226,6 +238,12 @@ def _advise(given: argparse.Namespace) -> int:
     from planaria.commands.advise import advise
 
     return advise(given.recipe, _flags(given))
+
+
+def _measure(given: argparse.Namespace) -> int:
+    from planaria.commands.topology import measure
+
+    return measure(recipe.load(given.recipe, _flags(given)), given.recipe, given.to, given.nodes, given.quiet)
 
 
 def _generate(given: argparse.Namespace) -> int:

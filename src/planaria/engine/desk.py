@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from planaria.decisions import ORDER, Form, Leave, Order, Save
 from planaria.events import Fact, Heartbeat
 
@@ -30,9 +32,10 @@ class Interrupted(Exception):
 class Desk:
     """Inbox and reports of one worker."""
 
-    def __init__(self, connection: Connection, heartbeat_s: float) -> None:
+    def __init__(self, connection: Connection, heartbeat_s: float, orders: TypeAdapter[Any] = ORDER) -> None:
+        """``orders`` are the types that the controller's words are checked against."""
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self._connection, self._heartbeat_s = connection, heartbeat_s
+        self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
 
     def open(self) -> None:
@@ -65,7 +68,7 @@ class Desk:
     def _listen(self) -> None:
         try:
             while True:
-                self.inbox.put(ORDER.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
+                self.inbox.put(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
         except (EOFError, OSError):
             os._exit(0)  # never an orphan
 

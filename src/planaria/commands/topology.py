@@ -1,0 +1,109 @@
+"""``planaria topology measure``: time the links between nodes, and write the topology that ``planaria plan`` reads."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planaria.commands.schedule import topology_of
+from planaria.config import RunConfig
+from planaria.engine.survey import survey
+from planaria.errors import UserError
+from planaria.network.measuring import Link, Pair, Spread, between_sites, emulated, files
+from planaria.network.topology import MBIT, Node, NodeGroup, Topology
+from planaria.observe.survey_progress import SurveyProgress
+
+MOST_NODES = 128
+"""each is a process of this machine"""
+
+
+def measure(config: RunConfig, recipe: Path | None, to: Path, count: int | None, quiet: bool) -> int:
+    """Measure every pair of the recipe's nodes and write three files into the folder ``to``; the exit code.
+
+    :raises UserError: when the nodes are too few or too many, or ``to`` cannot be written; no node is started then.
+    :raises RunStopped: when a node dies or a pair cannot talk; nothing is written then.
+    """
+    topology, nodes = _nodes(config, recipe, count)
+    _require_folder(to)
+    ordered = permutations(range(len(nodes)), 2)
+    lines = {(a, b): emulated(config.network, topology, nodes[a], nodes[b]) for a, b in ordered}
+    with SurveyProgress(len(lines) // 2, quiet) as progress:
+
+        def told(pair: Pair, there: Link, back: Link) -> None:
+            a, b = (nodes[n].name for n in pair)
+            rates = " and ".join(_digits(link.bandwidth.value / MBIT) for link in (there, back))
+            progress.told(f"{a} – {b}, {_digits(there.latency.value * 1000)} ms, {rates} Mbit/s there and back")
+
+        found = survey(config.fleet, [node.name for node in nodes], lines, told)
+    links = between_sites(nodes, found)
+    write(to, files(nodes, links, queueing=topology is None or topology.queueing))
+    _show(nodes, links)
+    print(f"topology      {to / 'topology.toml'}")
+    return 0
+
+
+def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[Topology | None, tuple[Node, ...]]:
+    """The topology that the recipe names, and its nodes; without one, nodes of this machine, each a site of its own."""
+    topology, number, named = None, config.pipeline.stages + 1, "pipeline.stages + 1"
+    if config.network.topology is not None:
+        topology = topology_of(config, recipe)
+        number, named = len(topology.nodes), f"network.topology: {len(topology.nodes)} nodes"
+        if count is not None:
+            raise UserError(f"--nodes {count}: network.topology names the nodes already; leave one of them out")
+    elif count is not None:
+        number, named = count, f"--nodes {count}"
+    if not 2 <= number <= MOST_NODES:
+        raise UserError(f"{named}: 2 to {MOST_NODES} nodes can be measured, each a process of this machine")
+    if topology is not None:
+        return topology, topology.nodes
+    plain = NodeGroup(site="")
+    names = [f"node {n}" for n in range(number)]
+    return None, tuple(Node(name, name, plain.speed, plain.memory, plain.role) for name in names)
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write all files or none: each is there whole under another name before the first gets its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
+    try:
+        for part, text in zip(unfinished.values(), texts.values(), strict=True):
+            part.write_text(text, encoding="utf-8")
+        for path, part in unfinished.items():
+            part.replace(path)
+    finally:
+        for part in unfinished.values():
+            part.unlink(missing_ok=True)
+
+
+def _require_folder(to: Path) -> None:
+    """UserError if files cannot be written there: that should be said before everything is measured."""
+    there = next(path for path in (to, *to.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--to {to}: {there} is not a folder; name one, or one that can be made")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--to {to}: {there} cannot be written to; name another folder")
+
+
+def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link]) -> None:
+    table = Table(title=f"{len(nodes)} nodes: median (quartiles)", title_justify="left")
+    for column in ("from", "to", "latency, ms", "bandwidth, Mbit/s"):
+        table.add_column(column, justify="left" if column in ("from", "to") else "right")
+    for (a, b), link in sorted(links.items()):
+        table.add_row(escape(a), escape(b), _told(link.latency, 1000), _told(link.bandwidth, 1 / MBIT))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _told(spread: Spread, unit: float) -> str:
+    value, low, high = (_digits(number * unit) for number in spread)
+    return f"{value} ({low} … {high})"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.4g}" if number < 1000 else f"{number:,.0f}"

@@ -1,0 +1,136 @@
+"""Measurements by real processes: what they find, and how they end when a node does."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from planaria.cli import main
+from planaria.network.topology import MBIT, read
+from planaria.observe.survey_progress import SurveyProgress
+
+# Links are long and slow: what a busy machine adds, milliseconds for every thread that must wake up, is little then.
+TOPOLOGY = """
+matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }
+same_site = { latency_ms = 120, bandwidth_mbit = 20 }
+queueing = false
+[[nodes]]
+site = "Bern"
+count = 2
+[[nodes]]
+site = "Oslo"
+speed = 2.0
+memory = 5
+role = "data"
+"""
+RECIPE = '[network]\ntopology = "known.toml"\n[fleet]\nmissed = 200\n'
+"""a machine that runs tests is busy: only silence of 50 s is a death"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "known.toml").write_text(TOPOLOGY)
+    (tmp_path / "latency.csv").write_text(",Bern,Oslo,Rome\nBern,,200,9\nOslo,200,,9\n")
+    (tmp_path / "bandwidth.csv").write_text(",Bern,Oslo,Rome\nBern,,8,9\nOslo,2,,9\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path / "recipe.toml"
+
+
+def measure(recipe: Path, *flags: str) -> int | str | None:
+    """``planaria topology measure`` in this process; its exit code. No node may be left."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["topology", "measure", str(recipe), "--to", str(recipe.parent / "found"), *flags])
+    assert not nodes()
+    return exit_.value.code
+
+
+def nodes() -> list[BaseProcess]:
+    return [process for process in mp.active_children() if process.name.startswith("planaria ")]
+
+
+def strike_after_first_pair(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals) -> None:
+    """Send a signal to a node when the first pair has been measured."""
+    told: Callable[[SurveyProgress, str], None] = SurveyProgress.told
+    struck: list[int] = []
+
+    def strike(progress: SurveyProgress, text: str) -> None:
+        told(progress, text)
+        if not struck:
+            pid = next(process.pid for process in nodes() if process.name == f"planaria {name}.0")
+            assert pid is not None
+            os.kill(pid, number)
+            struck.append(pid)
+
+    monkeypatch.setattr(SurveyProgress, "told", strike)
+
+
+def test_known_links_are_found_again(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(recipe, "--network.emulate", "true", "--network.scale", "0.5") == 0
+    out, err = capsys.readouterr()
+    assert "3/3 pairs" in out and str(recipe.parent / "found" / "topology.toml") in out and not err
+    given, found = read(recipe.parent / "known.toml", 0.5), read(recipe.parent / "found" / "topology.toml")
+    assert found.nodes == given.nodes
+    assert found.queueing == given.queueing
+    assert found.links.keys() == {(a, b) for a in ("Bern", "Oslo") for b in ("Bern", "Oslo")}
+    for (a, b), (latency, bandwidth) in found.links.items():
+        if (a, b) == ("Oslo", "Oslo"):  # one node: the default
+            assert (latency, bandwidth) == (0.001, 16000 * MBIT)
+            continue
+        known, capacity = given.latency_s(a, b), 1 / given.transmit_s(a, b, 1)
+        assert abs(latency - known) < 0.15 * known + 0.002
+        assert capacity / 1.3 < bandwidth < capacity * 1.3
+
+
+def test_nodes_of_this_machine_are_measured_and_nothing_else_is_in_the_folder(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text("[pipeline]\nstages = 2\n[fleet]\nmissed = 200\n")
+    assert measure(recipe, "--quiet") == 0
+    assert "pairs" not in capsys.readouterr().out
+    folder = recipe.parent / "found"
+    assert sorted(file.name for file in folder.iterdir()) == ["bandwidth_mbit.csv", "latency_ms.csv", "topology.toml"]
+    found = read(folder / "topology.toml")
+    assert [node.site for node in found.nodes] == ["node 0", "node 1", "node 2"]
+    for a, b in ((0, 1), (1, 0), (2, 0)):
+        latency, bandwidth = found.links[f"node {a}", f"node {b}"]
+        assert latency < 1 < bandwidth / MBIT
+    assert measure(recipe, "--nodes", "2") == 0
+    assert len(read(folder / "topology.toml").nodes) == 2
+
+
+def test_a_node_that_dies_is_named_with_its_pair_and_nothing_is_written(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGKILL)  # of three pairs, the second or third is Oslo's
+    assert measure(recipe) == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link Bern ") and " – Oslo 1: Oslo 1 is gone (connection" in err
+    assert "nothing was written" in err
+    assert not (recipe.parent / "found").exists()
+
+
+def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike_after_first_pair(monkeypatch, "Oslo 1", signal.SIGSTOP)
+    assert measure(recipe, "--fleet.timeout_s", "3", "--quiet") == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link Bern ") and " – Oslo 1: could not be opened" in err
+    assert not (recipe.parent / "found").exists()
+
+
+def test_a_failure_leaves_an_older_measurement_as_it_was(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recipe.parent / "found"
+    folder.mkdir()
+    (folder / "topology.toml").write_text("older")
+    strike_after_first_pair(monkeypatch, "Bern 1", signal.SIGKILL)
+    assert measure(recipe, "--quiet") == 1
+    assert [file.read_text() for file in folder.iterdir()] == ["older"]
