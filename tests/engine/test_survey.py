@@ -5,13 +5,20 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import threading
 from collections.abc import Callable
+from itertools import permutations
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from planaria.cli import main
+from planaria.engine.survey import Leader
+from planaria.engine.surveyor import Failed
+from planaria.errors import RunStopped
+from planaria.events import Fact
+from planaria.fleet.base import Gone, Said
 from planaria.network.topology import MBIT, read
 from planaria.observe.survey_progress import SurveyProgress
 
@@ -54,8 +61,10 @@ def nodes() -> list[BaseProcess]:
     return [process for process in mp.active_children() if process.name.startswith("planaria ")]
 
 
-def strike_after_first_pair(monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals) -> None:
-    """Send a signal to a node when the first pair has been measured."""
+def strike_after_first_pair(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals, after_s: float = 0.0
+) -> None:
+    """Send a signal to a node when the first pair has been measured, or so much later."""
     told: Callable[[SurveyProgress, str], None] = SurveyProgress.told
     struck: list[int] = []
 
@@ -64,8 +73,11 @@ def strike_after_first_pair(monkeypatch: pytest.MonkeyPatch, name: str, number: 
         if not struck:
             pid = next(process.pid for process in nodes() if process.name == f"planaria {name}.0")
             assert pid is not None
-            os.kill(pid, number)
             struck.append(pid)
+            if after_s:
+                threading.Timer(after_s, os.kill, (pid, number)).start()
+            else:
+                os.kill(pid, number)
 
     monkeypatch.setattr(SurveyProgress, "told", strike)
 
@@ -116,6 +128,17 @@ def test_a_node_that_dies_is_named_with_its_pair_and_nothing_is_written(
     assert not (recipe.parent / "found").exists()
 
 
+def test_a_node_that_dies_while_it_is_measured_is_named_too(
+    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe.write_text("[network]\nemulate = true\nlatency_s = 0.04\nbandwidth = 1e6\n[fleet]\nmissed = 200\n")
+    strike_after_first_pair(monkeypatch, "node 0", signal.SIGKILL, after_s=0.7)
+    assert measure(recipe, "--nodes", "3", "--quiet") == 1
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("planaria: link node 0 – node ") and ": node 0 is gone (connection" in err
+
+
 def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +148,43 @@ def test_a_node_that_cannot_be_reached_is_named_with_its_pair_after_the_time_out
     assert err.count("\n") == 1
     assert err.startswith("planaria: link Bern ") and " – Oslo 1: could not be opened" in err
     assert not (recipe.parent / "found").exists()
+
+
+class PretendFleet:
+    """Lets nodes say and suffer what a test has written down, one list for each time they are asked."""
+
+    def __init__(self, script: list[list[Said | Gone]]) -> None:
+        self.script = script
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        return self.script.pop(0) if self.script else []
+
+    def send(self, worker: str, text: bytes) -> None:
+        """Nobody is there."""
+
+
+def says(node: str, report: Fact) -> Said:
+    return Said(node, 0, report.model_dump_json().encode())
+
+
+BROKEN = Failed(link="survey:0-1", detail="Connection closed by peer")
+LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ([[says("a", BROKEN)], [Gone("b", 0, "connection", "pid 7")]], "link a – b: b is gone (connection, pid 7);"),
+        ([[says("a", BROKEN)]], "link a – b: Connection closed by peer;"),
+        ([[says("a", Failed(link="survey:0-2", detail="old"))], [says("b", BROKEN)]], "link a – b: Connection closed"),
+        ([[Gone("c", 0, "heartbeat", "silent for 9 s")]], "c is gone (heartbeat, silent for 9 s);"),
+    ],
+)
+def test_a_death_explains_a_broken_edge_and_else_the_edge_is_named(script: list[list[Said | Gone]], said: str) -> None:
+    leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(RunStopped) as stopped:
+        leader.measure([(0, 1)])
+    assert str(stopped.value).startswith(said)
 
 
 def test_a_failure_leaves_an_older_measurement_as_it_was(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     place = Place(rendezvous.host, rendezvous.port, config.heartbeat_s, config.timeout_s)
     fleet = LocalFleet(partial(surveyor.main, place), [surveyor.__name__], config.heartbeat_s, config.missed)
     try:
-        leader = _Leader(fleet, names, lines, told)
+        leader = Leader(fleet, names, lines, told)
         leader.gather()
         for batch in batches(len(names), demand, CAPACITY):
             leader.measure(batch)
@@ -53,7 +53,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
         rendezvous.close()
 
 
-class _Leader:
+class Leader:
     """Gives orders, hears reports."""
 
     def __init__(self, fleet: Fleet, names: Sequence[str], lines: Lines, told: Told) -> None:

@@ -98,9 +98,6 @@ class _Lost(Exception):
 
 def main(place: Place, connection: Connection, node: str, incarnation: int) -> NoReturn:
     """Entry point of a node's process."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # gloo complains aloud of every neighbour that dies; the one who leads says it in one line
-    os.dup2(nowhere, 2)
     torch.set_num_threads(1)
     Surveyor(place, connection).run()
 
