@@ -102,7 +102,7 @@ class RoutingConfig(Section):
     routes: list[list[Natural]] = []
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None
-    """a file that `planaria plan` wrote: its routes are the given ones"""
+    """a file that `planaria plan` wrote: its nodes, several to a stage, and its routes over them, whatever kind says"""
 
 
 class DataConfig(Section):
@@ -187,7 +187,8 @@ class RecoveryConfig(Section):
     moments: Literal["fresh", "mean", "copy"] = "fresh"
     """optimizer moments of a stage rebuilt from neighbours: zero, their mean (weighted like the weights), or a copy"""
     meanwhile: Literal["wait", "skip"] = "wait"
-    """while no worker is there for a lost block stage: wait for one, or train on with the stage skipped"""
+    """while no worker is there for a lost block stage: wait for one, or train on with the stage skipped (with a
+    schedule: by a new plan for the nodes that are left)"""
     ends: EndsConfig = EndsConfig()
     echo: EchoConfig = EchoConfig()
     redundant: RedundantConfig = RedundantConfig()
@@ -196,6 +197,8 @@ class RecoveryConfig(Section):
 class FleetConfig(Section):
     spares: Natural = 1
     """idle workers kept ready to become any stage"""
+    replace: bool = True
+    """start a new worker for each that dies; without, a run makes do with those that are left"""
     heartbeat_s: Annotated[float, Field(gt=0)] = 0.25
     """seconds between a worker's heartbeats"""
     missed: Positive = 4
@@ -238,8 +241,9 @@ class NetworkConfig(Section):
     """seconds from a worker's death until its replacement is ready for a state"""
     hourly: Fraction = 0.1
     """probability that one worker fails within an hour; for advice, and for the best interval between checkpoints"""
-    emulate: bool = False
-    """make the fleet cost what this section says: stages sleep instead of computing, links delay what they carry"""
+    emulate: bool | Literal["links"] = False
+    """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
+    'links', stages sleep instead of computing"""
 
 
 class ChaosConfig(Section):

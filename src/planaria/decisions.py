@@ -33,27 +33,31 @@ class Load(Fact):
 
 
 class Rebuild(Fact):
-    """The member rebuilds its stage from what the donor stages send it."""
+    """The member rebuilds its stage from what the donor nodes send it."""
 
     origin: Literal["rebuild"] = "rebuild"
     by: str
-    """the strategy"""
+    """the strategy; PEER for a copy of another node of the same stage"""
     donors: list[int]
+
+
+PEER = "peer"
 
 
 Source = Annotated[Keep | Fresh | Load | Rebuild, Field(discriminator="origin")]
 
 
 class Member(Fact):
-    """Who holds a stage from now on, and where the stage's state comes from."""
+    """Who stands at a node from now on, the stage that the node holds, and where its state comes from."""
 
+    node: int
     stage: int
     worker: str
     source: Source
 
 
 class Link(Fact):
-    """A two-worker group between the holders of two stages. A link that keeps its id is kept open."""
+    """A two-worker group between two nodes. A link that keeps its id is kept open."""
 
     low: int
     high: int
@@ -71,7 +75,7 @@ class Spawn(Fact):
 class Form(Fact):
     """The replica as it stands in a new generation. Everyone drops what is under way and goes on from ``step``.
 
-    Stages without a member are skipped: routes lead past them.
+    Nodes without a member are passed by.
     """
 
     kind: Literal["form"] = "form"
@@ -80,6 +84,15 @@ class Form(Fact):
     outcome: Literal["started", "recovered", "relinked", "rolled back", "skipping"]
     members: list[Member]
     links: list[Link]
+    routes: list[list[int]] = Field(default_factory=list)
+    """by a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing says"""
+
+
+class Replan(Fact):
+    """Find routes for the nodes that are left."""
+
+    kind: Literal["replan"] = "replan"
+    nodes: list[int]
 
 
 class RunStep(Fact):
@@ -139,7 +152,9 @@ class Leave(Fact):
     kind: Literal["leave"] = "leave"
 
 
-Decision = Annotated[Spawn | Form | RunStep | Commit | Save | Seal | Cannot | Finish, Field(discriminator="kind")]
+Decision = Annotated[
+    Spawn | Form | Replan | RunStep | Commit | Save | Seal | Cannot | Finish, Field(discriminator="kind")
+]
 Order = Annotated[Form | RunStep | Commit | Save | Leave, Field(discriminator="kind")]
 
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)

@@ -40,11 +40,20 @@ class RunStarted(Fact):
     save_every: int = 0
     """steps between checkpoints, at first"""
     spares: int = 0
+    replace: bool = True
+    """is a new worker started for each that dies?"""
     routes: list[list[int]] = []
-    """all different ways that microbatches go, in training and in validation"""
+    """all different ways that microbatches go in training; with an arrangement, each microbatch's way over its nodes"""
     pairs: list[tuple[int, int]] = []
-    """stages (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
+    """nodes (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
+    arrangement: list[int] = []
+    """a schedule's stage of each node; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
+
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Node → its stage."""
+        return dict(enumerate(self.arrangement or range(self.stages + 1)))
 
 
 class WorkerJoined(Fact):
@@ -71,6 +80,7 @@ class Linked(Fact):
 
     kind: Literal["linked"] = "linked"
     worker: str
+    node: int
     stage: int
     generation: int
     link_s: float
@@ -84,8 +94,9 @@ class EdgeBroken(Fact):
 
     kind: Literal["edge_broken"] = "edge_broken"
     worker: str
-    stage: int
-    peer_stage: int
+    node: int
+    peer: int
+    """the node at the other end"""
     generation: int
     detail: str
 
@@ -157,12 +168,25 @@ class IntervalChosen(Fact):
     save_s: float
 
 
+class Replanned(Fact):
+    """There are routes for these nodes."""
+
+    kind: Literal["replanned"] = "replanned"
+    nodes: list[int]
+    routes: list[list[int]]
+    """the nodes that each microbatch visits"""
+    step_s: float
+    """the simulated step"""
+    seconds: float
+    """that it took to find them"""
+
+
 class FaultInjected(Fact):
-    """Chaos struck: ``signal`` was sent to the worker that held ``stage``."""
+    """Chaos struck: ``signal`` was sent to the worker at ``node``."""
 
     kind: Literal["fault_injected"] = "fault_injected"
     worker: str
-    stage: int
+    node: int
     signal: str
     step: int
     moment: str
@@ -190,6 +214,7 @@ Event = Annotated[
     | WorkerFailed
     | StopRequested
     | IntervalChosen
+    | Replanned
     | FaultInjected
     | ZombieIgnored,
     Field(discriminator="kind"),
@@ -200,7 +225,7 @@ Event = Annotated[
 class Span(Fact):
     """One action of one worker, for the Gantt chart."""
 
-    action: Literal["forward", "backward", "optimizer", "rebuild", "save"]
+    action: Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save"]
     microbatch: int = -1
     hop: int = -1
     start: float
@@ -215,12 +240,14 @@ class Worked(Fact):
 
     kind: Literal["worked"] = "worked"
     worker: str
+    node: int
     stage: int
     generation: int
     step: int
     dropped: bool = False
     spans: list[Span]
     sent_bytes: dict[int, int]
+    """by the node at the other end"""
 
 
 class Heartbeat(Fact):

@@ -29,6 +29,8 @@ class PretendFleet:
     def __init__(self, started: e.RunStarted) -> None:
         self.state = RunState.start(started)
         self.started = started
+        self.stage_of = started.stage_of
+        self.asked: list[d.Replan] = []
         self.alive: dict[str, Pretender] = {}
         self.history: list[e.Event | d.Decision] = []
         self.gifts: set[Gift] = set()
@@ -76,17 +78,25 @@ class PretendFleet:
         gone = self.alive.pop(worker)
         self.happened(e.WorkerLost(worker=worker, incarnation=gone.incarnation, cause="connection", detail="killed"))
 
-    def lose_stage(self, stage: int) -> None:
-        """The holder of ``stage`` dies, if there is one."""
-        worker = self.state.holders.get(stage)
+    def lose_node(self, node: int) -> None:
+        """The worker at ``node`` dies, if there is one."""
+        worker = self.state.holders.get(node)
         if worker in self.alive:
             self.lose(worker)
 
     def break_edge(self, pair: tuple[int, int]) -> None:
-        """The holder of the lower stage finds its edge broken."""
+        """The worker at the lower node finds its edge broken."""
         worker = self.state.holders.get(pair[0])
         if worker is not None:
-            self._report(worker, e.EdgeBroken, peer_stage=pair[1], detail="reset", stage=pair[0])
+            broken = e.EdgeBroken(
+                worker=worker, node=pair[0], peer=pair[1], generation=self.alive[worker].generation, detail="reset"
+            )
+            self.happened(broken)
+
+    def find_plan(self) -> None:
+        """The planner answers what it was asked first."""
+        nodes = self.asked.pop(0).nodes
+        self.happened(e.Replanned(nodes=nodes, routes=detours(self.started, nodes), step_s=1.0, seconds=0.1))
 
     def expire_grace(self) -> None:
         self.happened(e.GraceExpired(generation=self.state.generation))
@@ -99,6 +109,8 @@ class PretendFleet:
         for _ in range(most):
             if self.pending():
                 self.work(self.pending()[0])
+            elif self.asked:
+                self.find_plan()
             elif self.state.suspects and self.state.phase != "over":
                 self.expire_grace()
             else:
@@ -125,20 +137,20 @@ class PretendFleet:
 
     def _report(self, worker: str, kind: type[e.Fact], **what: object) -> None:
         me = self.alive[worker]
-        facts = {"worker": worker, "stage": me.stage, "generation": me.generation} | what
-        self.happened(kind(**facts))  # type: ignore[arg-type]
+        facts = {"worker": worker, "node": me.node, "stage": me.stage, "generation": me.generation} | what
+        self.happened(kind.model_validate({name: facts[name] for name in facts.keys() & kind.model_fields.keys()}))  # type: ignore[arg-type]
 
     def _take_place(self, worker: str, me: Pretender, form: d.Form) -> None:
         mine = next(m for m in form.members if m.worker == worker)
         if isinstance(mine.source, d.Keep):
-            assert (me.stage, me.updates) == (mine.stage, form.step), "a worker keeps a state that is not of this step"
+            assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps a state that is not of this step"
         else:
             me.kept.clear()
-        me.stage, me.generation, me.updates = mine.stage, form.generation, form.step
+        me.node, me.stage, me.generation, me.updates = mine.node, mine.stage, form.generation, form.step
         me.others = {m.stage for m in form.members} - {mine.stage}
         if isinstance(mine.source, d.Rebuild):
             me.updates = None
-            me.wants = {(form.generation, mine.stage, donor) for donor in mine.source.donors}
+            me.wants = {(form.generation, mine.node, donor) for donor in mine.source.donors}
         self._give(mine, me, form)
         if me.updates is not None:
             self._report(worker, e.Linked, link_s=0.0)
@@ -150,12 +162,14 @@ class PretendFleet:
     def _give(self, mine: d.Member, me: Pretender, form: d.Form) -> None:
         """What others rebuild their stages from: whoever is asked for it must have it."""
         for member in form.members:
-            if isinstance(member.source, d.Rebuild) and me.stage in member.source.donors:
+            if isinstance(member.source, d.Rebuild) and me.node in member.source.donors:
                 assert not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
                 steps, by = me.kept[member.stage], member.source.by
-                whole = is_whole(self.started.recovery, by, member.stage, steps)
-                assert whole, f"stage {me.stage} has no whole copy of stage {member.stage}"
-                self.gifts.add((form.generation, member.stage, me.stage))
+                whole = me.stage == member.stage if by == d.PEER else True
+                assert whole and is_whole(self.started.recovery, by, member.stage, steps), (
+                    f"node {me.node} has nothing whole of stage {member.stage}"
+                )
+                self.gifts.add((form.generation, member.node, me.node))
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
@@ -164,8 +178,11 @@ class PretendFleet:
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 for worker in self.state.waiting:
                     self.alive[worker].orders.append(decision)
+            case d.Replan():
+                self.asked.append(decision)
             case d.Finish():
                 self.alive.clear()
+                self.asked.clear()
 
     # ---- what must hold
 
@@ -183,10 +200,10 @@ class PretendFleet:
                 self._judge_holders(decision.mode)
                 self.ready.clear()
             case d.Commit():
-                self.ages = {stage: age + 1 for stage, age in self.ages.items()}
+                self.ages = {node: age + 1 for node, age in self.ages.items()}
                 assert decision.generation == self.state.generation
                 assert decision.step == self.next_step, "a step is committed twice, or left out"
-                assert self._reported_ready(decision) == self.state.holders.keys()
+                assert self._reported_ready(decision) == set(self.state.holders.values())
                 self.next_step += 1
             case d.Save():
                 self.saved_by.clear()
@@ -205,14 +222,19 @@ class PretendFleet:
     def _judge_form(self, form: d.Form, before: RunState) -> None:
         assert self.cannot is None
         assert form.generation > before.generation, "generations must grow"
-        stages, workers = [m.stage for m in form.members], [m.worker for m in form.members]
-        whole = stages == list(range(self.started.stages + 1))
+        nodes, workers = [m.node for m in form.members], [m.worker for m in form.members]
+        assert all(m.stage == self.stage_of[m.node] for m in form.members)
+        whole = nodes == list(self.stage_of)
         assert (form.outcome == "skipping") == (not whole)
         if not whole:
             assert self.started.recovery.meanwhile == "skip"
-            assert stages == sorted(set(stages)) and stages[0] == 0 and len(stages) > 1
-            assert before.holders.keys() <= set(stages), "a stage that has a worker is left out"
-        assert len(set(workers)) == len(workers), "two stages for one worker"
+            assert nodes == sorted(set(nodes))
+            assert self.started.arrangement or (nodes[0] == 0 and len(nodes) > 1)
+            assert before.holders.keys() <= set(nodes), "a node that has a worker is left out"
+        if self.started.arrangement:
+            assert {m.stage for m in form.members} == set(self.stage_of.values()), "a schedule leaves out no stage"
+            assert form.routes == (self.started.routes if whole else detours(self.started, nodes))
+        assert len(set(workers)) == len(workers), "two nodes for one worker"
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
         assert not plan.reason, "the controller goes on where no strategy can"
@@ -220,21 +242,23 @@ class PretendFleet:
         if plan.rollback:
             self._judge_rollback(form, before)
         else:
-            sources = {m.stage: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
-            rebuilt = {stage: (s.by, tuple(s.donors)) for stage, s in sources.items()}
-            assert rebuilt == {stage: how for stage, how in plan.rebuilt.items() if stage in stages}
-            donors = {donor for s in sources.values() for donor in s.donors}
-            assert donors <= set(stages) - before.lost, "a donor that is lost or not there"
-        self.ages |= {m.stage: 0 for m in form.members if not isinstance(m.source, d.Keep)}
+            sources = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+            assert sources.keys() == before.lost & set(nodes)
+            for node, source in sources.items():
+                stage = self.stage_of[node]
+                how = plan.rebuilt.get(stage, (d.PEER, (stage,)))
+                assert (source.by, tuple(self.stage_of[donor] for donor in source.donors)) == how
+                assert set(source.donors) <= set(nodes) - before.lost, "a donor that is lost or not there"
+        self.ages |= {m.node: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
-        assert {(link.low, link.high) for link in form.links} == self._edges(set(stages))
+        assert {(link.low, link.high) for link in form.links} == self._edges(set(nodes))
         for link in form.links:  # a new holder has none of the old one's edges
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
     def _judge_rollback(self, form: d.Form, before: RunState) -> None:
         """Everyone goes back to the newest whole checkpoint, or to where the run began."""
-        sources = {m.stage: m.source for m in form.members}
+        sources = {m.node: m.source for m in form.members}
         if before.durable is None:
             assert sources == RunState.start(self.started).origins
         else:
@@ -248,39 +272,54 @@ class PretendFleet:
         """
         skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
         assert skipped or before.ages == self.ages
-        return recovery(self.started.recovery, self.started.stages).plan(before.lost, before.ages)
+        return recovery(self.started.recovery, self.started.stages).plan(self._gone(before), before.ages)
+
+    def _gone(self, before: RunState) -> frozenset[int]:
+        """The stages of which no worker has the state any more."""
+        alive = {self.stage_of[node] for node in before.holders.keys() - before.lost - before.origins.keys()}
+        return frozenset(self.stage_of[node] for node in before.lost) - alive
 
     def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:
         """No strategy has an answer, or trying again has led nowhere too often."""
         if before.attempts >= MAX_ATTEMPTS or (before.stillborn >= MAX_STILLBORN and before.vacant):
             return
-        assert (cannot.lost, cannot.reason) == (sorted(before.lost), self._answer(before).reason)
+        if not self.started.replace and before.vacant and not self._answer(before).reason:
+            assert "fleet.replace = false" in cannot.reason
+            return
+        assert (cannot.lost, cannot.reason) == (sorted(self._gone(before)), self._answer(before).reason)
         assert cannot.reason
 
     def _edges(self, present: set[int]) -> set[tuple[int, int]]:
-        """Between neighbours on the routes past what is not there, and between a stage and the host of its copy."""
-        walks = [[stage for stage in route if stage in present] for route in self.started.routes]
+        """Along routes past what is not there and a validation's, to the first of one's stage, to hosts of copies."""
+        walks = [[node for node in route if node in present] for route in self.started.routes]
+        if self.started.arrangement and present != self.stage_of.keys():
+            walks = detours(self.started, sorted(present))
+        first = {
+            stage: min(n for n in present if self.stage_of[n] == stage) for stage in map(self.stage_of.get, present)
+        }
+        spine = [first[stage] for stage in sorted(first)]
+        walks += [[*spine, spine[0]], *([first[self.stage_of[node]], node] for node in present)]
         pairs = [*self.started.pairs, *(pair for walk in walks for pair in pairwise(walk))]
-        return {(min(p), max(p)) for p in pairs if set(p) <= present}
+        return {(min(p), max(p)) for p in pairs if set(p) <= present and p[0] != p[1]}
 
     def _judge_holders(self, mode: str) -> None:
-        """Every stage, or in training every one that is not skipped, has one living holder of this step's state."""
+        """Every node, or in training every one that is not skipped, has one living worker with this step's state."""
         holders = self.state.holders
-        absent = self.state.skipped if mode == "train" else set()
-        assert holders.keys() == set(range(self.started.stages + 1)) - absent
+        absent = self.state.skipped if mode == "train" or self.started.arrangement else set()
+        assert holders.keys() == self.stage_of.keys() - absent
         assert len(set(holders.values())) == len(holders)
-        for stage, worker in holders.items():
-            assert (self.alive[worker].stage, self.alive[worker].updates) == (stage, self.next_step)
+        for node, worker in holders.items():
+            assert (self.alive[worker].node, self.alive[worker].updates) == (node, self.next_step)
 
-    def _reported_ready(self, commit: d.Commit) -> set[int]:
-        """Stages that reported ready in the commit's generation since the last order to run."""
-        stages: set[int] = set()
+    def _reported_ready(self, commit: d.Commit) -> set[str]:
+        """Workers that reported ready in the commit's generation since the last order to run."""
+        workers: set[str] = set()
         for fact in self.history:
             if isinstance(fact, d.RunStep):
-                stages.clear()
+                workers.clear()
             elif isinstance(fact, e.StageReady) and (fact.generation, fact.step) == (commit.generation, commit.step):
-                stages.add(fact.stage)
-        return stages
+                workers.add(fact.worker)
+        return workers
 
     def _judge_seal(self, seal: d.Seal) -> None:
         assert seal.step == self.next_step
@@ -288,3 +327,10 @@ class PretendFleet:
         whole = seal.stages == list(range(self.started.stages + 1))
         assert seal.partial == (not whole)
         assert whole or self.cannot is not None
+
+
+def detours(started: e.RunStarted, nodes: list[int]) -> list[list[int]]:
+    """A plan for the nodes that are left: the first of a node's stage stands in for it."""
+    stage = started.stage_of
+    first = {stage[node]: node for node in reversed(nodes)}
+    return [[node if node in nodes else first[stage[node]] for node in route] for route in started.routes]

@@ -9,7 +9,7 @@ from planaria import decisions as d
 from planaria.config import RecoveryConfig
 
 Gift = tuple[int, int, int]
-"""generation, lost stage, donor stage"""
+"""generation, lost node, donor node"""
 
 
 def is_whole(config: RecoveryConfig, by: str, lost: int, steps: set[int]) -> bool:
@@ -30,6 +30,7 @@ class Pretender:
 
     incarnation: int
     joined: bool = False
+    node: int = -1
     stage: int = -1
     generation: int = 0
     updates: int | None = None

@@ -65,7 +65,7 @@ class ObedientFleet:
         match order:
             case d.Form():
                 self.stages[worker] = next(m.stage for m in order.members if m.worker == worker)
-                self._report(worker, e.Linked, order.generation, link_s=0.0)
+                self._report(worker, e.Linked, order.generation, node=self.stages[worker], link_s=0.0)
             case d.RunStep():
                 self._report(worker, e.StageReady, order.generation, step=order.step, loss=1.0, grad_norm=1.0)
             case d.Commit():
@@ -148,7 +148,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def broken(scene: Scene) -> None:
-    scene.fleet.say("w1", e.EdgeBroken(worker="w1", stage=1, peer_stage=2, generation=1, detail="reset"))
+    scene.fleet.say("w1", e.EdgeBroken(worker="w1", node=1, peer=2, generation=1, detail="reset"))
 
 
 def test_a_run_ends_with_its_checkpoint_and_state_file(scene: Scene) -> None:
@@ -190,7 +190,7 @@ def test_the_grace_of_an_older_generation_does_not_hold_up_a_newer_one(scene: Sc
     def send(worker: str, text: bytes) -> None:
         order = d.ORDER.validate_json(text)
         if isinstance(order, d.RunStep) and order.generation < 3 and scene.fleet.stages[worker] == 1:
-            edge = e.EdgeBroken(worker=worker, stage=1, peer_stage=2, generation=order.generation, detail="reset")
+            edge = e.EdgeBroken(worker=worker, node=1, peer=2, generation=order.generation, detail="reset")
             scene.fleet.say(worker, edge)
             if order.generation == 1:
                 peer = next(w for w, stage in scene.fleet.stages.items() if stage == 2)
@@ -213,7 +213,7 @@ def test_the_dead_are_not_listened_to_and_told_to_leave(scene: Scene) -> None:
         if isinstance(order, d.Form) and order.generation == 1 and worker == "w1":
             scene.fleet.notices.append(Gone("w1", 1, "heartbeat", "silent for 1 s"))
             for _ in range(2):  # it wakes up, and says what it was about to say
-                scene.fleet.say("w1", e.Linked(worker="w1", stage=1, generation=1, link_s=0.0), incarnation=1)
+                scene.fleet.say("w1", e.Linked(worker="w1", node=1, stage=1, generation=1, link_s=0.0), incarnation=1)
             return
         original(worker, text)
 
@@ -230,7 +230,9 @@ def test_heartbeats_and_spans_do_not_change_the_run(scene: Scene) -> None:
     def send(worker: str, text: bytes) -> None:
         stage = scene.fleet.stages.get(worker, 0)
         scene.fleet.say(worker, e.Heartbeat())
-        scene.fleet.say(worker, e.Worked(worker=worker, stage=stage, generation=1, step=0, spans=[], sent_bytes={}))
+        scene.fleet.say(
+            worker, e.Worked(worker=worker, node=stage, stage=stage, generation=1, step=0, spans=[], sent_bytes={})
+        )
         original(worker, text)
 
     scene.fleet.send = send  # type: ignore[method-assign]

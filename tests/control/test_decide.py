@@ -62,7 +62,7 @@ def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> 
     made.lose(victim)
     form = last(made, d.Form)
     assert (form.generation, form.step, form.outcome) == (before.generation + 1, 2, "recovered")
-    assert form.members[2] == d.Member(stage=2, worker=spare, source=d.Rebuild(by="checkfree", donors=[1, 3]))
+    assert form.members[2] == d.Member(node=2, stage=2, worker=spare, source=d.Rebuild(by="checkfree", donors=[1, 3]))
     assert [m.source for m in form.members if m.stage != 2] == [d.Keep()] * STAGES
     old, new = ({(n.low, n.high): n.id for n in f.links} for f in (before, form))
     assert {pair for pair in old if old[pair] != new[pair]} == {(1, 2), (2, 3)}
@@ -238,7 +238,7 @@ def test_facts_that_only_inform_change_nothing(said: str) -> None:
     work_until(made, "run", 1)
     for fact in (
         e.ZombieIgnored(worker="w1", incarnation=1, said=said),
-        e.FaultInjected(worker="w1", stage=1, signal="SIGKILL", step=1, moment="any"),
+        e.FaultInjected(worker="w1", node=1, signal="SIGKILL", step=1, moment="any"),
     ):
         assert apply(fact, made.state) == made.state
 

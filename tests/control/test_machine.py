@@ -39,10 +39,26 @@ def origins(folders: list[str]) -> dict[int, str]:
     return {stage: folder for stage, folder in enumerate(folders) if folder}
 
 
-starts = st.builds(
+SHARED: dict[str, Any] = {
+    "arrangement": [0, 1, 2, 3, 4, 1, 0, 2],
+    "routes": [[0, 1, 3, 4, 0], [6, 5, 2, 3, 6], [0, 5, 7, 4, 0], [6, 2, 1, 4, 6]],
+    "pairs": [],
+}
+"""a schedule: two data nodes, stages with two nodes and with one"""
+
+
+def on_a_schedule(start: e.RunStarted, meanwhile: str) -> e.RunStarted:
+    """The same run with several nodes to a stage; strategies that keep copies elsewhere are not for those."""
+    first = {"checkpoint": "checkfree, checkpoint"}.get(start.recovery.strategy.split(", ")[-1], "checkfree")
+    recovery = start.recovery.model_copy(update={"strategy": first, "meanwhile": meanwhile})
+    return e.RunStarted.model_validate(start.model_dump() | SHARED | {"recovery": recovery.model_dump()})
+
+
+alone = st.builds(
     lambda resumed, **fields: started(**(fields | resumed)),
     steps=st.integers(1, 5),
     spares=st.integers(0, 2),
+    replace=st.sampled_from([True, True, False]),
     eval_every=st.sampled_from([0, 1, 2]),
     save_every=st.sampled_from([0, 1, 2]),
     recovery=st.sampled_from(CHAINS).flatmap(
@@ -64,6 +80,9 @@ starts = st.builds(
         ]
     ),
 )
+
+
+starts = st.one_of(alone, st.builds(on_a_schedule, alone, st.sampled_from(["wait", "skip"])))
 
 
 class ControlMachine(RuleBasedStateMachine):
@@ -98,17 +117,22 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.alive)
     @rule()
     def the_holder_of_a_middle_stage_dies(self) -> None:
-        self.fleet.lose_stage(STAGES // 2)
+        self.fleet.lose_node(STAGES // 2)
 
     @precondition(lambda self: self.fleet.alive)
     @rule(stage=st.integers(0, STAGES), away=st.sampled_from([-1, 1]))
     def neighbours_die_one_after_the_other(self, stage: int, away: int) -> None:
         """The second dies just when the first is rebuilt, and keeps nothing of others yet."""
-        self.fleet.lose_stage(stage)
+        self.fleet.lose_node(stage)
         for _ in range(100):
             if self.fleet.pending() and self.fleet.state.phase != "run":
                 self.fleet.work(self.fleet.pending()[0])
-        self.fleet.lose_stage((stage + away) % (STAGES + 1))
+        self.fleet.lose_node((stage + away) % (STAGES + 1))
+
+    @precondition(lambda self: self.fleet.asked)
+    @rule()
+    def a_plan_is_found(self) -> None:
+        self.fleet.find_plan()
 
     @precondition(lambda self: self.fleet.alive)
     @rule(pair=st.sampled_from(PAIRS))
@@ -158,7 +182,7 @@ class ControlMachine(RuleBasedStateMachine):
 
 
 REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved)
-DECISIONS = (d.Spawn, d.Form, d.RunStep, d.Commit, d.Save, d.Seal, d.Cannot, d.Finish)
+DECISIONS = (d.Spawn, d.Form, d.Replan, d.RunStep, d.Commit, d.Save, d.Seal, d.Cannot, d.Finish)
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(

@@ -48,7 +48,9 @@ def steps(made: TraceChaos, t: float, *numbers: int, length: float = 1.0) -> flo
 
 def rebuild(step: int, lost: int) -> d.Form:
     source = d.Rebuild(by="checkfree", donors=[lost - 1, lost + 1])
-    members = [d.Member(stage=s, worker=w, source=source if s == lost else d.Keep()) for s, w in HOLDERS.items()]
+    members = [
+        d.Member(node=s, stage=s, worker=w, source=source if s == lost else d.Keep()) for s, w in HOLDERS.items()
+    ]
     return d.Form(generation=2, step=step, outcome="recovered", members=members, links=[])
 
 
@@ -65,7 +67,7 @@ def test_a_blow_falls_in_its_part_of_the_step(moment: str, window: tuple[float, 
     assert due is not None
     assert made.strike(due - 0.001, STATE) == []
     struck = made.strike(due, STATE)
-    assert struck == [e.FaultInjected(worker="w2", stage=2, signal="SIGKILL", step=3, moment=moment)]
+    assert struck == [e.FaultInjected(worker="w2", node=2, signal="SIGKILL", step=3, moment=moment)]
     assert fleet.sent == [("w2", 3, signal.SIGKILL)]
     assert made.next_due() is None
     steps(made, t, 3, 4)
@@ -84,7 +86,7 @@ def test_a_commit_is_struck_as_it_begins() -> None:
     assert made.next_due() is None
     made.on_decision(6.0, d.Commit(generation=1, step=1))
     assert made.next_due() == pytest.approx(6.0, abs=0.01)
-    assert [f.stage for f in made.strike(6.1, STATE)] == [4]
+    assert [f.node for f in made.strike(6.1, STATE)] == [4]
 
 
 @pytest.mark.parametrize(("stage", "hit"), [(1, True), (2, True), (3, True), (4, False)])
@@ -93,7 +95,7 @@ def test_a_transfer_is_struck_at_the_giving_or_the_taking_end(stage: int, hit: b
     made.on_decision(5.0, rebuild(1, 2))
     assert made.next_due() is None, "it is for step 2"
     made.on_decision(6.0, rebuild(2, 2))
-    assert [f.stage for f in made.strike(FAR, STATE)] == ([stage] if hit else [])
+    assert [f.node for f in made.strike(FAR, STATE)] == ([stage] if hit else [])
 
 
 def test_a_frozen_worker_thaws_when_it_is_time() -> None:
@@ -120,7 +122,7 @@ def test_who_is_dead_already_is_struck_again_once_someone_holds_the_stage() -> N
 def test_a_step_that_is_repeated_is_struck_once() -> None:
     made, _ = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
     made.on_decision(0.0, d.RunStep(generation=1, step=1))
-    assert [f.stage for f in made.strike(FAR, STATE)] == [2, 3]
+    assert [f.node for f in made.strike(FAR, STATE)] == [2, 3]
     made.on_decision(0.0, d.RunStep(generation=2, step=1))
     assert made.strike(FAR, STATE) == []
 
@@ -134,4 +136,4 @@ def test_a_fault_whose_step_was_passed_over_is_made_up_for() -> None:
 def test_a_resumed_run_leaves_the_past_alone() -> None:
     made, _ = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
     made.on_decision(0.0, d.RunStep(generation=1, step=5))
-    assert [f.stage for f in made.strike(FAR, STATE)] == [3]
+    assert [f.node for f in made.strike(FAR, STATE)] == [3]

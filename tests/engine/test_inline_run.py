@@ -97,7 +97,7 @@ def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
     assert [f.step for f in log.facts if isinstance(f, d.Commit)] == [0, 1, 2, 3]
     assert [f.step for f in log.facts if isinstance(f, d.Seal)] == [2, 4]
     assert saved(tmp_path) == ["step-00000004"]
-    faults = [(f.step, f.stage) for f in log.facts if isinstance(f, e.FaultInjected)]
+    faults = [(f.step, f.node) for f in log.facts if isinstance(f, e.FaultInjected)]
     assert faults == [(3, 2)]
     validations = [f for f in log.facts if isinstance(f, e.StageReady) and f.grad_norm is None]
     assert [f.step for f in validations] == [0, 2, 4]
@@ -147,7 +147,7 @@ def test_after_a_rollback_the_same_steps_come_again(every: int, back_to: int, co
     assert ending == d.Finish(outcome="finished")
     once = tries(untroubled)
     assert tries(log) == once[:3] + once[back_to:], "the same losses, bit for bit"
-    assert [(f.step, f.stage) for f in log.facts if isinstance(f, e.FaultInjected)] == [(3, 0), (3, 2)]
+    assert [(f.step, f.node) for f in log.facts if isinstance(f, e.FaultInjected)] == [(3, 0), (3, 2)]
     assert [(f.step, f.outcome) for f in log.facts if isinstance(f, d.Form)] == [(back_to, "rolled back")]
     assert not prove_exactly_once(record(recipe, tmp_path, log))
     for stage in STAGES:

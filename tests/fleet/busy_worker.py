@@ -25,5 +25,5 @@ def main(connection: Connection, worker: str, incarnation: int) -> None:
         torch.cdist(points, points, p=3.0)
         span = Span(action="forward", start=start, end=time.monotonic())
         width = int(width * max(1.5, 1.2 * BUSY_S / (span.end - span.start)))
-    desk.report(Worked(worker=worker, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
+    desk.report(Worked(worker=worker, node=1, stage=1, generation=1, step=0, spans=[span], sent_bytes={}))
     desk.next()

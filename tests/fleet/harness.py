@@ -81,7 +81,7 @@ class Crew:
     holders: dict[int, str] = field(default_factory=dict)
 
     def signal(self, number: signal.Signals, stage: int | None) -> int:
-        """Signal the holder of ``stage``, or a spare; its process id."""
+        """Signal the worker at the node ``stage``, or a spare; its process id."""
         spare = next((worker for worker in self.pids if worker not in self.holders.values()), "")
         pid = self.pids[spare if stage is None else self.holders[stage]]
         os.kill(pid, number)
@@ -118,7 +118,7 @@ class _Hooked(Watch):
     def on_decision(self, t: float, decision: d.Decision) -> None:
         super().on_decision(t, decision)
         if isinstance(decision, d.Form):
-            self._crew.holders = {m.stage: m.worker for m in decision.members}
+            self._crew.holders = {m.node: m.worker for m in decision.members}
         if self._hook is not None:
             self._hook(decision, self._crew)
 
@@ -262,7 +262,7 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
     config, checkpoints = record.config, record.folder / "checkpoints"
     dataset = prepare(config.data, config.model.vocab)
     streams = [Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")]
-    linked = {(fact.generation, fact.stage) for fact in facts(record, e.Linked)}
+    linked = {(fact.generation, fact.node) for fact in facts(record, e.Linked)}
     trained, validated = {}, {}
     for _, fact in record.history:
         match fact:
@@ -270,16 +270,26 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 engine = InlineEngine(config, *streams)
             case d.Form():
                 engine.step = fact.step
-                engine.skip(set(range(config.pipeline.stages + 1)) - {m.stage for m in fact.members})
-                sources = {m.stage: m.source for m in fact.members if (fact.generation, m.stage) in linked}
+                engine.skip(engine.stage.keys() - {m.node for m in fact.members})
+                engine.detour = fact.routes
+                sources = {m.node: m.source for m in fact.members if (fact.generation, m.node) in linked}
                 engine.become(
-                    {s: _state(config, checkpoints, s, source) for s, source in sources.items() if _known(source)}
+                    {
+                        node: _state(config, checkpoints, engine.stage[node], source)
+                        for node, source in sources.items()
+                        if _known(source)
+                    }
                 )
-                lost = {stage: source for stage, source in sources.items() if isinstance(source, d.Rebuild)}
+                lost = {node: source for node, source in sources.items() if isinstance(source, d.Rebuild)}
                 done = engine.lose(list(lost)).rebuilt
-                assert done == {stage: (source.by, tuple(source.donors)) for stage, source in lost.items()}
+                assert done == {
+                    engine.stage[node]: (source.by, tuple(engine.stage[donor] for donor in source.donors))
+                    for node, source in lost.items()
+                    if source.by != d.PEER
+                }
             case e.StageReady(stage=0, grad_norm=None):
-                validated[fact.step] = engine.evaluate()
+                if fact.step not in validated:
+                    validated[fact.step] = engine.evaluate()
             case d.Commit():
                 result = engine.train_step()
                 assert result.step == fact.step

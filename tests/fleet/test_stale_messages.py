@@ -98,7 +98,7 @@ class DeadEdge:
 
 
 def form(generation: int, links: dict[tuple[int, int], str], sources: dict[int, Source] | None = None) -> Form:
-    members = [Member(stage=s, worker=f"w{s}", source=(sources or {}).get(s, Keep())) for s in range(5)]
+    members = [Member(node=s, stage=s, worker=f"w{s}", source=(sources or {}).get(s, Keep())) for s in range(5)]
     told = [Link(low=low, high=high, id=name) for (low, high), name in links.items()]
     return Form(generation=generation, step=7, outcome="recovered", members=members, links=told)
 

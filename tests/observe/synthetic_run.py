@@ -110,7 +110,12 @@ class Synthesis:
     def _form(self, step: int, outcome: str, reborn: int | None = None) -> None:
         self.generation += 1
         members = [
-            Member(stage=s, worker=w, source=Rebuild(by="checkfree", donors=[s - 1, s + 1]) if s == reborn else Keep())
+            Member(
+                node=s,
+                stage=s,
+                worker=w,
+                source=Rebuild(by="checkfree", donors=[s - 1, s + 1]) if s == reborn else Keep(),
+            )
             for s, w in self.holders.items()
         ]
         links = [Link(low=s, high=s + 1, id=f"{s}.{self.generation}") for s in range(STAGES)]
@@ -119,8 +124,9 @@ class Synthesis:
         linked = []
         for stage, worker in self.holders.items():
             transfer, rebuild = (TRANSFER, REBUILD) if stage == reborn else (0.0, 0.0)
-            event = Linked(worker=worker, stage=stage, generation=self.generation, link_s=LINK, transfer_s=transfer,
-                           transfer_bytes=9_000_000 if stage == reborn else 0, rebuild_s=rebuild)  # fmt: skip
+            event = Linked(worker=worker, node=stage, stage=stage, generation=self.generation, link_s=LINK,
+                           transfer_s=transfer, transfer_bytes=9_000_000 if stage == reborn else 0,
+                           rebuild_s=rebuild)  # fmt: skip
             linked.append((self.t + 0.001 * stage + LINK + transfer + rebuild, event))
         for t, event in sorted(linked, key=lambda entry: entry[0]):
             self.t = t
@@ -135,8 +141,8 @@ class Synthesis:
                     target = (stage + 1 if ahead else stage - 1) % (STAGES + 1)
                     sent[target] = sent.get(target, 0) + ACTIVATION
             if stage != without:
-                work = Worked(worker=self.holders[stage], stage=stage, generation=self.generation, step=step,
-                              dropped=dropped, spans=own, sent_bytes=sent)  # fmt: skip
+                work = Worked(worker=self.holders[stage], node=stage, stage=stage, generation=self.generation,
+                              step=step, dropped=dropped, spans=own, sent_bytes=sent)  # fmt: skip
                 self.log.worked(self.t, work)
 
     def _step(self, step: int) -> None:
@@ -170,11 +176,11 @@ class Synthesis:
         kill = self._tick(0.55 * (end - self.t))
         victim = self.holders[stage]
         if self.faults_known:
-            fault = FaultInjected(worker=victim, stage=stage, signal="SIGKILL", step=step, moment="during a forward")
+            fault = FaultInjected(worker=victim, node=stage, signal="SIGKILL", step=step, moment="during a forward")
             with (self.folder / "chaos.jsonl").open("a") as file:
                 file.write(json.dumps({"t": kill, "event": fault.model_dump()}) + "\n")
         lost = self._tick(NOTICE)
-        neighbour = EdgeBroken(worker=self.holders[stage - 1], stage=stage - 1, peer_stage=stage,
+        neighbour = EdgeBroken(worker=self.holders[stage - 1], node=stage - 1, peer=stage,
                                generation=self.generation, detail="reset")  # fmt: skip
         self.log.event(lost - 0.001, neighbour)
         self.log.event(lost, WorkerLost(worker=victim, incarnation=0, cause="connection", detail="reset by peer"))

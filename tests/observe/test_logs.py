@@ -26,7 +26,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "x")
     joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3)
     work = Worked(
-        worker="w1", stage=1, generation=1, step=3, sent_bytes={2: 512},
+        worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
     )  # fmt: skip
     log = RunLog(folder)

@@ -95,18 +95,18 @@ def told(*facts: object) -> list[str]:
 
 
 def form(outcome: str, step: int = 5) -> Form:
-    members = [Member(stage=0, worker="a", source=Keep()), Member(stage=1, worker="b", source=Keep())]
+    members = [Member(node=0, stage=0, worker="a", source=Keep()), Member(node=1, stage=1, worker="b", source=Keep())]
     return Form(generation=2, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
 
 
 def test_every_kind_of_trouble_has_its_line() -> None:
-    edge = EdgeBroken(worker="a", stage=1, peer_stage=0, generation=1, detail="timeout")
+    edge = EdgeBroken(worker="a", node=1, peer=0, generation=1, detail="timeout")
     assert told(edge, form("relinked")) == ["broken edge 0–1 replaced"]
     assert told(form("rolled back")) == ["rolled back to step 5"]
     assert told(WorkerLost(worker="s", incarnation=0, cause="exit", detail="")) == [
         "worker s (spare) lost: process ended"
     ]
-    assert told(FaultInjected(worker="b", stage=1, signal="SIGSTOP", step=3, moment="")) == [
+    assert told(FaultInjected(worker="b", node=1, signal="SIGSTOP", step=3, moment="")) == [
         "SIGSTOP sent to worker b (stage 1)"
     ]
     assert told(Cannot(lost=[2, 1], reason="they are neighbours")) == [
@@ -114,7 +114,7 @@ def test_every_kind_of_trouble_has_its_line() -> None:
     ]
     assert told(Seal(step=5, folder="f", stages=[0, 3], partial=True)) == ["what is left was saved in f: stages 0, 3"]
     assert told(Seal(step=5, folder="f", stages=[0, 3])) == []
-    assert told(WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
+    assert told(form("started"), WorkerFailed(worker="b", stage=1, generation=1, detail="disk full")) == [
         "worker b (stage 1) failed: disk full"
     ]
     assert told(ZombieIgnored(worker="b", incarnation=1, said="ready")) == [

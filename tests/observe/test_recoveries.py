@@ -33,14 +33,14 @@ def started(first: int = 0) -> RunStarted:
 
 def form(generation: int, workers: str, outcome: str = "recovered", step: int = 3, reborn: int | None = None) -> Form:
     members = [
-        Member(stage=s, worker=w, source=Rebuild(by="checkfree", donors=[0]) if s == reborn else Keep())
+        Member(node=s, stage=s, worker=w, source=Rebuild(by="checkfree", donors=[0]) if s == reborn else Keep())
         for s, w in enumerate(workers)
     ]
     return Form(generation=generation, step=step, outcome=outcome, members=members, links=[])  # type: ignore[arg-type]
 
 
 def linked(generation: int, stage: int, worker: str, **seconds: float) -> Linked:
-    return Linked(worker=worker, stage=stage, generation=generation, **{"link_s": 0.1, **seconds})  # type: ignore[arg-type]
+    return Linked(worker=worker, node=stage, stage=stage, generation=generation, **{"link_s": 0.1, **seconds})  # type: ignore[arg-type]
 
 
 def lost(worker: str) -> WorkerLost:
@@ -48,12 +48,12 @@ def lost(worker: str) -> WorkerLost:
 
 
 def fault(worker: str, signal: str = "SIGKILL") -> FaultInjected:
-    return FaultInjected(worker=worker, stage=1, signal=signal, step=3, moment="")
+    return FaultInjected(worker=worker, node=1, signal=signal, step=3, moment="")
 
 
 def work(generation: int, end: float, action: str = "backward", hop: int = 0) -> Worked:
     span = Span(action=action, microbatch=0, hop=hop, start=end - 0.1, end=end)  # type: ignore[arg-type]
-    return Worked(worker="a", stage=0, generation=generation, step=3, spans=[span], sent_bytes={})
+    return Worked(worker="a", node=0, stage=0, generation=generation, step=3, spans=[span], sent_bytes={})
 
 
 BEGIN = [(0.0, started()), (1.0, form(1, "abc", "started", 0)), (2.0, RunStep(generation=1, step=3))]
@@ -129,7 +129,7 @@ def test_a_worker_that_thawed_died_of_something_else() -> None:
 
 
 def test_a_broken_edge_without_a_death_is_a_relink() -> None:
-    edge = EdgeBroken(worker="a", stage=0, peer_stage=1, generation=1, detail="")
+    edge = EdgeBroken(worker="a", node=0, peer=1, generation=1, detail="")
     links = [(12.0, linked(2, s, w)) for s, w in enumerate("abc")]
     facts = record(*BEGIN, (10.0, edge), (11.0, form(2, "abc", "relinked")), *links, works=[work(2, 13.0)])
     (timing,) = recoveries(facts)
@@ -153,11 +153,15 @@ def test_a_rollback_tells_the_step_it_went_back_to(tmp_path: Path) -> None:
     assert (summary.injected, summary.deaths, dict(summary.outcomes)) == (1, 1, {"rolled back": 1})
 
 
+ENDS = "stage 0 (ends)"
+
+
 def test_holdings_follow_the_formations() -> None:
     facts = [*BEGIN, (10.0, lost("b")), (11.0, form(2, "adc")), (20.0, started(3)), (21.0, form(1, "xyz", "started"))]
     held = holdings(record(*facts, (30.0, RunStep(generation=1, step=3))))
     assert held == [
-        Holding(0, "a", 1.0, 11.0), Holding(0, "x", 21.0, 30.0),
-        Holding(1, "b", 1.0, 10.0), Holding(1, "d", 11.0, 11.0), Holding(1, "y", 21.0, 30.0),
-        Holding(2, "c", 1.0, 11.0), Holding(2, "z", 21.0, 30.0),
+        Holding(0, ENDS, "a", 1.0, 11.0), Holding(0, ENDS, "x", 21.0, 30.0),
+        Holding(1, "stage 1", "b", 1.0, 10.0), Holding(1, "stage 1", "d", 11.0, 11.0),
+        Holding(1, "stage 1", "y", 21.0, 30.0),
+        Holding(2, "stage 2", "c", 1.0, 11.0), Holding(2, "stage 2", "z", 21.0, 30.0),
     ]  # fmt: skip

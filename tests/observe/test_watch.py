@@ -56,7 +56,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
             watch.on_decision(t, fact)
         else:
             watch.on_event(t, fact)  # type: ignore[arg-type]
-    worked = e.Worked(worker="w0", stage=0, generation=1, step=3, spans=[], sent_bytes={1: 9})
+    worked = e.Worked(worker="w0", node=0, stage=0, generation=1, step=3, spans=[], sent_bytes={1: 9})
     watch.on_worked(4.5, worked)
     watch.close()
 

@@ -19,10 +19,11 @@ MAX_BYTES = 64 * 2**20
 
 
 class Fault(Section):
-    """One blow against the worker that holds ``stage`` in step ``step``."""
+    """One blow against a worker in step ``step``."""
 
     step: Natural
     stage: Natural
+    """that the worker holds; in a run on a schedule, the number of its node"""
     signal: Literal["kill", "stop"] = "kill"
     """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen"""
     moment: Literal["any", "forward", "backward", "commit", "transfer"] = "any"

@@ -16,7 +16,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def strike(folder: Path, action: str, target: str, resume_after_s: float | None = None) -> str:
-    """Send ``action``'s signal to ``target`` ('stage=2', 'worker=w3' or 'controller'); a sentence on what was done.
+    """Send ``action``'s signal to ``target`` ('stage=2', 'node=2', 'worker=w3', 'controller'); what was done, told.
 
     With ``resume_after_s``, wait so long and send SIGCONT: by then another worker may hold the stage.
 
@@ -34,9 +34,9 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
         raise UserError(f"{folder}: {worker.worker} (pid {worker.pid}) is gone already; the run may be over")
     t = time.monotonic()
     _send(worker.pid, SIGNALS[action], folder)
-    stage = -1 if worker.stage is None else worker.stage
+    node = -1 if worker.node is None else worker.node
     fault = FaultInjected(
-        worker=worker.worker, stage=stage, signal=SIGNALS[action].name, step=state.step, moment="another terminal"
+        worker=worker.worker, node=node, signal=SIGNALS[action].name, step=state.step, moment="another terminal"
     )
     with (folder / "chaos.jsonl").open("a") as file:
         file.write(f'{{"t": {t!r}, "event": {fault.model_dump_json()}}}\n')
@@ -50,10 +50,10 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
 
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     kind, _, value = target.partition("=")
-    if kind not in ("stage", "worker") or not value:
-        raise UserError(f"{target!r}: no target; write stage=2, worker=w3 or controller")
+    if kind not in ("stage", "node", "worker") or not value:
+        raise UserError(f"{target!r}: no target; write stage=2, node=2, worker=w3 or controller")
     for worker in workers:
-        if value == (worker.worker if kind == "worker" else str(worker.stage)):
+        if value == str(getattr(worker, kind)):
             return worker
     there = [f"{w.worker} ({'spare' if w.stage is None else f'stage {w.stage}'})" for w in workers]
     raise UserError(f"{folder}: nobody is {target}; there are: {', '.join(there)}")

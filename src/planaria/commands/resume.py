@@ -9,6 +9,7 @@ from planaria import recipe
 from planaria.checkpoint.stage_file import check_stage
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.commands import runs
+from planaria.commands.schedule import on_schedule
 from planaria.commands.train import Prepared, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
 from planaria.control.statefile import read_state
@@ -50,6 +51,8 @@ def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> Ru
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
+    if config.routing.schedule is not None:  # the folder may have been moved
+        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
     return config

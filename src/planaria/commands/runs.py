@@ -17,8 +17,8 @@ from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.errors import UserError
 
-TRACE, DATA = "trace.json", "data.json"
-"""the faults of the run, and what its token shards were made from"""
+TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
+"""the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
 
 
 def create(config: RunConfig) -> Path:

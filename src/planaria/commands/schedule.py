@@ -60,23 +60,29 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
 
 
 def with_schedule(config: RunConfig, recipe: Path | None) -> RunConfig:
-    """The recipe with the routes, by stages, of the schedule that ``routing.schedule`` names, if it names one.
+    """The recipe with the full path of the schedule that ``routing.schedule`` names, if it names one.
 
-    The run keeps them: it can be resumed without the file. :raises UserError: when they are not for this recipe.
+    :raises UserError: when there is none, or it breaks a rule, or is not for this recipe.
     """
     if config.routing.schedule is None:
         return config
-    file = beside(recipe, config.routing.schedule)
-    schedule = read_schedule(file)
+    file = beside(recipe, config.routing.schedule).absolute()
+    schedule, pipeline = read_schedule(file), config.pipeline
     if wrong := broken(schedule.problem, schedule.solution):
         raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
-    if len(schedule.stages) != config.pipeline.stages + 1:
+    if len(schedule.stages) != pipeline.stages + 1:
+        raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
+    if len(schedule.routes) != pipeline.microbatches:
         raise UserError(
-            f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {config.pipeline.stages}"
+            f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
+            f"{pipeline.microbatches}"
         )
-    stage = schedule.solution.stage.tolist()
-    given = {"kind": "given", "routes": [[stage[node] for node in route] for route in schedule.routes]}
-    return config.model_copy(update={"routing": config.routing.model_copy(update=given)})
+    return on_schedule(config, file)
+
+
+def on_schedule(config: RunConfig, file: Path) -> RunConfig:
+    """The recipe with this schedule."""
+    return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
 
 
 def beside(recipe: Path | None, name: str) -> Path:

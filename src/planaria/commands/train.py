@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,11 +16,12 @@ from planaria.commands import runs
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
-from planaria.commands.schedule import with_schedule
+from planaria.commands.schedule import on_schedule, with_schedule
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
 from planaria.engine import fleet, inline_run
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin
 from planaria.errors import RunStopped, UserError
 from planaria.observe.logs import read_run
@@ -28,10 +29,8 @@ from planaria.observe.progress import Progress, Quiet
 from planaria.observe.report import write_report
 from planaria.observe.summary import summary
 from planaria.observe.watch import Watch
-from planaria.plan.build import plan_for
 from planaria.plan.check import require
 from planaria.recovery import names, recovery
-from planaria.routing import routes
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,22 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
         return 0
     prepared = prepare_run(config, quiet, recipe_file)
     folder = runs.create(config)
+    if config.routing.schedule is not None:
+        kept = shutil.copyfile(config.routing.schedule, folder / runs.SCHEDULE)
+        prepared = replace(prepared, config=on_schedule(config, kept.absolute()))
     with runs.held(folder):
         return train_prepared(prepared, folder, START, quiet)
 
 
 def check(config: RunConfig) -> None:
     """Everything that can be wrong with a recipe by itself, before any data is touched."""
-    pipeline = config.pipeline
-    recovery(config.recovery, pipeline.stages)
-    require(plan_for(pipeline, routes(config, 0)))
+    chain, itinerary = recovery(config.recovery, config.pipeline.stages), Itinerary(config)
+    require(itinerary.training(0))
+    if chain.slots and itinerary.schedule is not None:
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
+            "schedule the nodes of a stage are each other's copies: use 'checkfree' or 'checkpoint'"
+        )
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
@@ -89,10 +95,11 @@ def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None)
         if recipe_file is not None and not beside.is_absolute() and (recipe_file.parent / beside).is_file():
             beside = recipe_file.parent / beside
         trace = read_trace(beside)
+        place = "stage" if config.routing.schedule is None else "node"
+        last = len(Itinerary(config).arrangement.stage) - 1
         for fault in trace.faults:
-            if fault.stage > config.pipeline.stages:
-                last = config.pipeline.stages
-                raise UserError(f"{beside}: a fault at stage {fault.stage}; this run has stages 0..{last}")
+            if fault.stage > last:
+                raise UserError(f"{beside}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
     dataset = prepare(config.data, config.model.vocab, None if quiet else print)
     Stream(dataset, "train", config.model.context, config.seed)
     if config.train.eval_every:

@@ -40,21 +40,23 @@ def _(fact: e.WorkerLost, state: RunState) -> RunState:
     state = _set_worker(state, fact.worker, replace(worker, status="dead"))
     if worker.status == "starting":
         state = replace(state, stillborn=state.stillborn + 1)
-    stages = [s for s, holder in state.holders.items() if holder == fact.worker]
-    if not stages or state.phase == "over":
+    nodes = [n for n, holder in state.holders.items() if holder == fact.worker]
+    if not nodes or state.phase == "over":
         return state
     known = _still_known(state)
-    origins = {**state.origins, **{s: known[s] for s in stages if s in known}}
+    origins = {**state.origins, **{n: known[n] for n in nodes if n in known}}
     state = replace(
         state,
-        holders=_freeze({s: w for s, w in state.holders.items() if w != fact.worker}),
+        holders=_freeze({n: w for n, w in state.holders.items() if w != fact.worker}),
         origins=_freeze(origins),
-        lost=state.lost | {s for s in stages if s not in origins},
-        links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(stages)}),
+        lost=state.lost | {n for n in nodes if n not in origins},
+        links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(nodes)}),
         stillborn=0,  # spares may have been given up; a stage is worth trying again
     )
-    if state.phase == "commit" or (state.phase == "save" and state.cannot):
-        return _reported(state, fact.worker)  # the others finish what cannot be taken back
+    another = {state.arrangement.stage[node] for node in nodes} & set(state.stateful.stages)
+    # The others finish what cannot be taken back; but a last save begins anew if another node can do the lost one's part.
+    if state.phase == "commit" or (state.phase == "save" and state.cannot and not another):
+        return _reported(state, fact.worker)
     return replace(state, phase="idle", waiting=frozenset())
 
 
@@ -62,7 +64,7 @@ def _(fact: e.WorkerLost, state: RunState) -> RunState:
 def _(fact: e.Linked, state: RunState) -> RunState:
     if not _current(state, fact, "link"):
         return state
-    state = replace(state, origins=_without(state.origins, fact.stage), lost=state.lost - {fact.stage})
+    state = replace(state, origins=_without(state.origins, fact.node), lost=state.lost - {fact.node})
     return _reported(state, fact.worker)
 
 
@@ -70,7 +72,7 @@ def _(fact: e.Linked, state: RunState) -> RunState:
 def _(fact: e.EdgeBroken, state: RunState) -> RunState:
     if fact.generation != state.generation or fact.worker not in state.holders.values():
         return state
-    pair = (min(fact.stage, fact.peer_stage), max(fact.stage, fact.peer_stage))
+    pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
     return replace(state, suspects=state.suspects | {pair})
 
 
@@ -116,6 +118,17 @@ def _(fact: e.IntervalChosen, state: RunState) -> RunState:
 
 
 @apply.register
+def _(fact: e.Replanned, state: RunState) -> RunState:
+    state = replace(state, detour=fact)
+    return replace(state, phase="idle") if state.phase == "replan" else state
+
+
+@apply.register
+def _(fact: d.Replan, state: RunState) -> RunState:
+    return replace(state, phase="replan", waiting=frozenset())
+
+
+@apply.register
 def _(fact: d.Spawn, state: RunState) -> RunState:
     return _set_worker(state, fact.worker, WorkerState(fact.incarnation, "starting"))
 
@@ -127,9 +140,9 @@ def _(fact: d.Form, state: RunState) -> RunState:
     for member in fact.members:
         workers[member.worker] = replace(workers[member.worker], status="member")
         if isinstance(member.source, d.Fresh | d.Load):
-            origins[member.stage] = member.source
+            origins[member.node] = member.source
         if not isinstance(member.source, d.Keep):
-            ages[member.stage] = 0
+            ages[member.node] = 0
     return replace(
         state,
         phase="link",
@@ -138,8 +151,8 @@ def _(fact: d.Form, state: RunState) -> RunState:
         formed=fact.step,
         attempts=state.attempts + 1,
         workers=_freeze(workers),
-        holders=_freeze({m.stage: m.worker for m in fact.members}),
-        skipped=frozenset(range(state.settings.stages + 1)) - {m.stage for m in fact.members},
+        holders=_freeze({m.node: m.worker for m in fact.members}),
+        skipped=frozenset(state.arrangement.stage) - {m.node for m in fact.members},
         origins=_freeze(origins),
         ages=_freeze(ages),
         lost=frozenset() if fact.outcome == "rolled back" else state.lost,
@@ -161,17 +174,18 @@ def _(fact: d.RunStep, state: RunState) -> RunState:
 def _(fact: d.Commit, state: RunState) -> RunState:
     state = replace(state, phase="commit", waiting=frozenset(state.holders.values()))
     rested = state.rested | state.skipped
-    if state.skipped:  # copies from and at the skipped stages rest; nobody's count as older for it
+    if state.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
         return replace(state, rested=rested)
     # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
-    anew = {stage for pair in state.settings.pairs if rested & set(pair) for stage in pair}
-    ages = {stage: 1 if stage in anew else age + 1 for stage, age in state.ages.items()}
+    anew = {node for pair in state.settings.pairs if rested & set(pair) for node in pair}
+    ages = {node: 1 if node in anew else age + 1 for node, age in state.ages.items()}
     return replace(state, ages=_freeze(ages), rested=frozenset())
 
 
 @apply.register
 def _(fact: d.Save, state: RunState) -> RunState:
-    keepers = {w for s, w in state.holders.items() if s not in state.lost and s not in state.origins}
+    there = state.stateful
+    keepers = {state.holders[there.nodes(stage)[0]] for stage in there.stages}
     return replace(state, phase="save", waiting=frozenset(keepers))
 
 
@@ -193,7 +207,7 @@ def _(fact: d.Finish, state: RunState) -> RunState:
 
 
 def _still_known(state: RunState) -> Mapping[int, d.Source]:
-    """Where the stages' present state can be had exactly: as long as no step is committed, whence the run started."""
+    """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
     if state.step != state.settings.first_step or state.phase == "commit":
         return {}
     return RunState.start(state.settings).origins

@@ -22,6 +22,10 @@ GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
 
 
+PLANNING_S = 0.02
+"""between two looks whether new routes have been found"""
+
+
 class Observer(Protocol):
     """Is told everything, in order; has no influence."""
 
@@ -42,6 +46,14 @@ class FaultSource(Protocol):
     def next_due(self) -> float | None: ...
 
 
+class Planner(Protocol):
+    """Finds routes for the nodes that are left, in its own time."""
+
+    def ask(self, request: d.Replan) -> None: ...
+
+    def answer(self) -> e.Replanned | None: ...
+
+
 class Controller:
     """The one authority of a run."""
 
@@ -53,10 +65,12 @@ class Controller:
         folder: Path,
         observer: Observer,
         chaos: FaultSource,
+        planner: Planner | None = None,
     ) -> None:
+        """``planner`` is for runs on a schedule, which need new routes when nodes go."""
         self.state = RunState.start(started)
         self._config, self._fleet, self._folder = config, fleet, folder
-        self._observer, self._chaos = observer, chaos
+        self._observer, self._chaos, self._planner = observer, chaos, planner
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
         self._cadence = Cadence(config.network.hourly, config.pipeline.stages + 1) if measure else None
@@ -73,6 +87,8 @@ class Controller:
             now = time.monotonic()
             for fault in self._chaos.strike(now, self.state):
                 self._happened(fault)
+            if self._planner is not None and (answer := self._planner.answer()):
+                self._happened(answer)
             if self._grace and now >= self._grace[0]:
                 (_, generation), self._grace = self._grace, None
                 if generation == self.state.generation:
@@ -87,7 +103,8 @@ class Controller:
         """How long to listen: until the next thing that is due by the clock."""
         due = [t for t in (self._chaos.next_due(), self._grace[0] if self._grace else None) if t is not None]
         until_due = min(due) - time.monotonic() if due else self._config.fleet.heartbeat_s
-        return min(max(0.0, until_due), self._config.fleet.heartbeat_s)
+        longest = PLANNING_S if self.state.phase == "replan" else self._config.fleet.heartbeat_s
+        return min(max(0.0, until_due), longest)
 
     def _hear(self, notice: Said | Gone) -> None:
         worker = self.state.workers.get(notice.worker)
@@ -147,6 +164,9 @@ class Controller:
                 text = decision.model_dump_json().encode()
                 for worker in self.state.waiting:
                     self._fleet.send(worker, text)
+            case d.Replan():
+                assert self._planner is not None, "only runs on a schedule are planned anew"
+                self._planner.ask(decision)
             case d.Seal():
                 try:
                     self._seal(decision)

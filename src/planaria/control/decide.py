@@ -34,7 +34,7 @@ def decide(state: RunState) -> d.Decision | None:
 
 
 def _is_broken(state: RunState) -> bool:
-    """Does a stage lack a worker or a state, or a pair of them an edge? What is being skipped may wait for a spare."""
+    """Does a node lack a worker or a state, or a pair of them an edge? What is being skipped may wait for a spare."""
     stateless = (state.lost | state.origins.keys()) & state.holders.keys()
     vacant = set(state.vacant)
     unfilled = vacant - state.skipped or (vacant and state.with_status("spare"))
@@ -45,10 +45,10 @@ def _proceed(state: RunState) -> d.Decision | None:
     """The replica is idle: validate, save, train on, or finish, in this order. What it skips, it does not save."""
     settings, step = state.settings, state.step
     done = step >= settings.steps
-    if state.skipped:
+    if len(state.stateful.stages) <= settings.stages:
         if not done and not state.stopping:
             return d.RunStep(generation=state.generation, step=step)
-        return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
+        return _wait(state)
     evaluate = settings.eval_every and (done or step % settings.eval_every == 0)
     if evaluate and step > state.evaluated and not state.stopping:
         return d.RunStep(generation=state.generation, step=step, mode="evaluate")
@@ -63,33 +63,38 @@ def _proceed(state: RunState) -> d.Decision | None:
 
 
 def _form(state: RunState) -> d.Decision | None:
-    """A new generation: fill vacant stages from spares, give every stage a state, replace edges that are gone."""
-    plan = recovery(state.settings.recovery, state.settings.stages).plan(state.lost, state.ages)
+    """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone."""
+    of, alive = state.arrangement.stage, state.stateful
+    # A stage is lost with the last node that had its state; until then, its nodes copy one another.
+    gone = frozenset(of[node] for node in state.lost) - set(alive.stages)
+    plan = recovery(state.settings.recovery, state.settings.stages).plan(gone, state.ages)
     if plan.reason:
-        return d.Cannot(lost=sorted(state.lost), reason=plan.reason)
+        return d.Cannot(lost=sorted(gone), reason=plan.reason)
     spares = state.with_status("spare")
     if len(spares) < len(state.vacant) and (plan.rollback or not _may_skip(state)):
-        return _staff(state) if state.stillborn < MAX_STILLBORN else _stillborn(state)
+        return _wait(state)
     holders = {**state.holders, **dict(zip(state.vacant, spares, strict=False))}
     if plan.rollback:
         step, origins = state.last_durable
-        return _formation(state, holders, {stage: origins[stage] for stage in holders}, step, "rolled back")
-    sources: dict[int, d.Source] = {stage: state.origins.get(stage, d.Keep()) for stage in holders}
-    for stage, (by, donors) in plan.rebuilt.items():
-        if stage in holders:
-            sources[stage] = d.Rebuild(by=by, donors=list(donors))
-    outcome = "skipping" if len(holders) <= state.settings.stages else _outcome(state)
+        return _formation(state, holders, {node: origins[node] for node in holders}, step, "rolled back")
+    sources: dict[int, d.Source] = {node: state.origins.get(node, d.Keep()) for node in holders}
+    for node in state.lost & holders.keys():
+        by, donors = plan.rebuilt.get(of[node], (d.PEER, (of[node],)))
+        sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or state.held.nodes(s))[0] for s in donors])
+    outcome = "skipping" if len(holders) < len(of) else _outcome(state)
     return _formation(state, holders, sources, state.step, outcome)
 
 
 def _may_skip(state: RunState) -> bool:
-    """May training go on without the vacant stages until there are workers for them?
+    """May training go on without the vacant nodes until there are workers for them?
 
-    Not while the state of one can be had exactly: a stage that is skipped is lost, and never anyone's donor.
+    Not while the state of one can be had exactly: a stage that is skipped is lost, and never anyone's donor. A schedule
+    leaves out nodes but no stage.
     """
-    blocks_left = set(state.holders) - {0}
-    wanted = state.settings.recovery.meanwhile == "skip" and 0 in state.holders
-    return wanted and state.formed >= 0 and bool(blocks_left) and state.lost >= set(state.vacant)
+    if state.settings.recovery.meanwhile != "skip" or state.formed < 0 or not state.lost >= set(state.vacant):
+        return False
+    stages = state.held.stages
+    return len(stages) > state.settings.stages if state.settings.arrangement else 0 in stages and len(stages) > 1
 
 
 def _outcome(state: RunState) -> str:
@@ -100,29 +105,56 @@ def _outcome(state: RunState) -> str:
 
 def _formation(
     state: RunState, holders: dict[int, str], sources: dict[int, d.Source], step: int, outcome: str
-) -> d.Form:
-    generation = state.generation + 1
+) -> d.Decision:
+    """The formation of these nodes; before it, a plan for them if there is none."""
+    routes = state.routes_over(holders)
+    if routes is None:
+        return d.Replan(nodes=sorted(holders))
+    generation, stage = state.generation + 1, state.arrangement.stage
     kept = {pair: link for pair, link in state.links.items() if not set(pair) & set(state.vacant)}
-    links = [
-        d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}")) for a, b in sorted(state.pairs_of(holders))
-    ]
-    members = [d.Member(stage=s, worker=holders[s], source=sources[s]) for s in sorted(holders)]
-    return d.Form(generation=generation, step=step, outcome=outcome, members=members, links=links)  # type: ignore[arg-type]
+    return d.Form(
+        generation=generation,
+        step=step,
+        outcome=outcome,  # type: ignore[arg-type]
+        members=[d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n]) for n in sorted(holders)],
+        links=[
+            d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}"))
+            for a, b in sorted(state.pairs_of(holders))
+        ],
+        routes=routes if state.settings.arrangement else [],
+    )
 
 
-def _stillborn(state: RunState) -> d.Cannot | d.Finish:
-    """A stage lacks a worker and none can be started: save what there is, if there is anything."""
-    reason = f"{state.stillborn} workers in a row died before they were ready"
+def _wait(state: RunState) -> d.Decision | None:
+    """Nothing goes on until there is a worker more; if there will be none, the run is over."""
+    if state.stillborn >= MAX_STILLBORN:
+        return _without_worker(state, f"{state.stillborn} workers in a row died before they were ready")
+    if _final(state) and not state.with_status("starting"):
+        where = "node" if state.settings.arrangement else "stage"
+        named = ", ".join(map(str, state.vacant))
+        return _without_worker(state, f"no worker is left for {where} {named}; fleet.replace = false starts no other")
+    return _staff(state)
+
+
+def _without_worker(state: RunState, reason: str) -> d.Cannot | d.Finish:
+    """A node lacks a worker and none can be started: save what there is, if there is anything."""
     if state.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
-    return d.Cannot(lost=list(state.vacant), reason=reason)
+    return d.Cannot(lost=sorted({state.arrangement.stage[node] for node in state.vacant}), reason=reason)
+
+
+def _final(state: RunState) -> bool:
+    """Are the workers that there are all that there will be?"""
+    return not state.settings.replace and state.formed >= 0
 
 
 def _staff(state: RunState) -> d.Spawn | None:
-    """Start a worker if stages lack one, or if spares do and the run moves: starting one costs the others CPU time.
+    """Start a worker if nodes lack one, or if spares do and the run moves: starting one costs the others CPU time.
 
     Spares are a convenience: where they die before they are ready, the run goes on without.
     """
+    if _final(state):
+        return None
     short = len(state.vacant) - len(state.with_status("spare")) - len(state.with_status("starting"))
     moving = state.formed < 0 or state.step > state.formed
     wanted = state.settings.spares if moving and state.stillborn < MAX_STILLBORN else 0
@@ -136,7 +168,7 @@ def _staff(state: RunState) -> d.Spawn | None:
 
 def _seal(state: RunState) -> d.Seal | d.Finish:
     """All stages that have a state are on disk; a checkpoint without the lost ones is marked partial."""
-    stages = [s for s in sorted(state.holders) if s not in state.lost and s not in state.origins]
+    stages = list(state.stateful.stages)
     if not stages:  # the last survivor died while it was being saved
         return d.Finish(outcome="cannot", reason=state.cannot)
     partial = len(stages) <= state.settings.stages
@@ -145,8 +177,7 @@ def _seal(state: RunState) -> d.Seal | d.Finish:
 
 def _wind_up(state: RunState) -> d.Decision | None:
     """After *cannot*: drop what is under way, save the survivors, leave."""
-    survivors = [s for s in state.holders if s not in state.lost and s not in state.origins]
-    if state.saved != state.step and survivors:
+    if state.saved != state.step and state.stateful.stages:
         return d.Save(generation=state.generation, step=state.step)
     return d.Finish(outcome="cannot", reason=state.cannot)
 

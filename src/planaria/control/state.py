@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
 from planaria.decisions import Fresh, Load, Source
-from planaria.events import RunStarted
+from planaria.events import Replanned, RunStarted
+from planaria.routing.arrangement import Arrangement, Pair
 
-Phase = Literal["idle", "link", "run", "evaluate", "commit", "save", "over"]
-Pair = tuple[int, int]
+Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "save", "over"]
+Routes = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything a decision depends on. ``step`` counts committed steps, so it is also the step to run next."""
+    """Everything a decision depends on. ``step`` counts committed steps, so it is also the step to run next.
+
+    Who, where and with whom goes by node: where every stage has one worker, that is the stage's number.
+    """
 
     settings: RunStarted
     """what the run was started with"""
@@ -37,17 +41,19 @@ class RunState:
     """``step`` when the present generation was formed"""
     workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
     holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """stage → the living worker that holds it, or is about to"""
+    """node → the living worker that stands there, or is about to"""
     origins: Mapping[int, Source] = field(default_factory=lambda: MappingProxyType({}))
-    """stages whose state does not exist in any worker yet and comes from the seed or from disk"""
+    """nodes whose state does not exist in any worker yet and comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
-    """stages whose state died with their worker and is not rebuilt yet"""
+    """nodes whose state died with their worker and is not rebuilt yet"""
     ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """stage → commits of its present, or last, holder, through which it kept its copies of others up to date"""
+    """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
-    """stages that were skipped since the last commit of the whole replica: their copies have missed steps"""
+    """nodes that were skipped since the last commit of the whole replica: their copies have missed steps"""
     skipped: frozenset[int] = frozenset()
-    """stages that the present generation does without"""
+    """nodes that the present generation does without"""
+    detour: Replanned | None = None
+    """the last plan for nodes that were left"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     suspects: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
@@ -73,8 +79,10 @@ class RunState:
     @classmethod
     def start(cls, settings: RunStarted) -> RunState:
         """The state of a run that is just being started or resumed."""
-        origins: dict[int, Source] = {s: Fresh() for s in range(settings.stages + 1)}
-        origins |= {stage: Load(folder=folder) for stage, folder in settings.load.items()}
+        origins: dict[int, Source] = {}
+        for node, stage in settings.stage_of.items():
+            folder = settings.load.get(stage)
+            origins[node] = Fresh() if folder is None else Load(folder=folder)
         folders = set(settings.load.values())
         whole = len(folders) == 1 and len(settings.load) == settings.stages + 1
         return cls(
@@ -89,25 +97,45 @@ class RunState:
             durable_step=settings.first_step if whole else -1,
         )
 
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """All nodes of the run, whether anybody stands there or not."""
+        return Arrangement(self.settings.stage_of)
+
+    @cached_property
+    def held(self) -> Arrangement:
+        """The nodes at which a worker stands."""
+        return self.arrangement.of(self.holders)
+
+    @cached_property
+    def stateful(self) -> Arrangement:
+        """The nodes whose worker has its stage's state."""
+        return self.arrangement.of(self.holders.keys() - self.lost - self.origins.keys())
+
+    def routes_over(self, present: Collection[int]) -> Routes | None:
+        """The ways of microbatches when these nodes are there; None if they have to be planned yet."""
+        missing = self.arrangement.stage.keys() - set(present)
+        if not missing or not self.settings.arrangement:
+            return [[node for node in route if node not in missing] for route in self.settings.routes]
+        return self.detour.routes if self.detour and set(self.detour.nodes) == set(present) else None
+
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
-        """The edges of a replica that has these stages only: routes lead past the others."""
-        found = {pair for pair in self.settings.pairs if set(pair) <= set(present)}
-        for route in self.settings.routes:
-            walk = [stage for stage in route if stage in present]
-            found |= {(min(a, b), max(a, b)) for a, b in pairwise(walk)}
-        return found
+        """The edges of a replica that has these nodes only."""
+        copies = {pair for pair in self.settings.pairs if set(pair) <= set(present)}
+        there = self.arrangement.of(present)
+        return copies | there.pairs(self.routes_over(present) or ()) if there.stages else copies
 
     @property
     def last_durable(self) -> tuple[int, Mapping[int, Source]]:
         """Where a rollback leads: the newest complete checkpoint, or where the run began."""
         if self.durable is None:
             return self.settings.first_step, RunState.start(self.settings).origins
-        return self.durable_step, dict.fromkeys(range(self.settings.stages + 1), self.durable)
+        return self.durable_step, dict.fromkeys(self.arrangement.stage, self.durable)
 
     @property
     def vacant(self) -> tuple[int, ...]:
-        """Stages without a living holder."""
-        return tuple(s for s in range(self.settings.stages + 1) if s not in self.holders)
+        """Nodes without a living worker."""
+        return tuple(node for node in self.arrangement.stage if node not in self.holders)
 
     def with_status(self, status: str) -> tuple[str, ...]:
         """Identities of the workers in this status, in order of identity."""

@@ -12,7 +12,7 @@ from planaria.errors import UserError
 
 
 class LiveWorker(BaseModel):
-    """A living worker; ``stage`` is None for a spare, ``born`` its process's start time in clock ticks after boot."""
+    """A living worker; a spare has neither node nor stage. ``born``: its process's start, in clock ticks after boot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -20,6 +20,7 @@ class LiveWorker(BaseModel):
     incarnation: int
     pid: int
     born: int | None
+    node: int | None
     stage: int | None
 
 
@@ -37,9 +38,17 @@ class StateFile(BaseModel):
 
 def describe(state: RunState) -> StateFile:
     """What the state file says of ``state``, written by this process."""
-    stages = {worker: stage for stage, worker in state.holders.items()}
+    nodes = {worker: node for node, worker in state.holders.items()}
+    stages = {worker: state.arrangement.stage[node] for worker, node in nodes.items()}
     workers = [
-        LiveWorker(worker=name, incarnation=w.incarnation, pid=w.pid, born=born(w.pid), stage=stages.get(name))
+        LiveWorker(
+            worker=name,
+            incarnation=w.incarnation,
+            pid=w.pid,
+            born=born(w.pid),
+            node=nodes.get(name),
+            stage=stages.get(name),
+        )
         for name, w in state.workers.items()
         if w.status in ("spare", "member")
     ]

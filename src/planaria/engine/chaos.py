@@ -19,7 +19,7 @@ _SHORT_S = 0.005
 
 
 class TraceChaos:
-    """Strikes the holders of stages at the moments a trace names.
+    """Strikes the workers at the nodes that a trace names (as stages), at its moments.
 
     A fault waits for the first step at or after its own that offers its moment, so a rolled-back or repeated step is
     struck once. Moments inside a step are placed by the median length of the latest steps.
@@ -45,7 +45,7 @@ class TraceChaos:
                     self._lengths.append(t - self._began)
                 self._arm(t, decision.step, "commit")
             case d.Form():
-                rebuilt = {m.stage: m.source.donors for m in decision.members if isinstance(m.source, d.Rebuild)}
+                rebuilt = {m.node: m.source.donors for m in decision.members if isinstance(m.source, d.Rebuild)}
                 both_ends = {*rebuilt, *(donor for donors in rebuilt.values() for donor in donors)}
                 for fault in [f for f in self._waiting if f.moment == "transfer" and f.stage in both_ends]:
                     if fault.step <= decision.step:
@@ -69,7 +69,7 @@ class TraceChaos:
             struck.append(
                 e.FaultInjected(
                     worker=worker,
-                    stage=fault.stage,
+                    node=fault.stage,
                     signal=_SIGNALS[fault.signal].name,
                     step=step,
                     moment=fault.moment,

@@ -11,13 +11,13 @@ from planaria.control.controller import Controller, Observer
 from planaria.decisions import Finish
 from planaria.engine import worker
 from planaria.engine.chaos import TraceChaos
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.replanner import Replanner
 from planaria.engine.setup import Setup
 from planaria.engine.stopping import stop_signals
 from planaria.fleet.local import LocalFleet
-from planaria.plan.build import plan_for
 from planaria.plan.check import require
-from planaria.routing import routes
 from planaria.transport.rendezvous import Rendezvous
 
 _PRELOAD = [worker.__name__, "torch._dynamo"]
@@ -36,14 +36,15 @@ def train(
 
     :raises UserError: when the plan is not sound or the rendezvous port is taken; no worker has started then.
     """
-    pipeline = config.pipeline
-    plan = plan_for(pipeline, routes(config, 0))
-    require(plan)
+    itinerary = Itinerary(config)
+    require(itinerary.training(0))
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(config, origin)
-    controller = Controller(config, started, fleet, folder, observer, TraceChaos(trace, fleet, origin.next_fault))
+    planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
+    chaos = TraceChaos(trace, fleet, origin.next_fault)
+    controller = Controller(config, started, fleet, folder, observer, chaos, planner)
     try:
         with stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")

@@ -46,9 +46,11 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
     chain = recovery(config.recovery, config.pipeline.stages)
     for member in form.members:
         source = member.source
-        if isinstance(source, d.Rebuild) and post.stage in source.donors:
-            kept = keeping.kept(source.by, member.stage)
-            post.send_state(member.stage, pack(chain.give(source.by, member.stage, runner.state(), kept)))
+        if isinstance(source, d.Rebuild) and post.node in source.donors:
+            given = runner.state()
+            if source.by != d.PEER:
+                given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
+            post.send_state(member.node, pack(given))
 
 
 def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) -> tuple[StageRunner, Timing]:
@@ -76,14 +78,17 @@ def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunn
     start = time.monotonic()
 
     def missing() -> list[int]:
-        return [stage for stage in source.donors if stage not in post.states]
+        return [node for node in source.donors if node not in post.states]
 
-    post.wait_for(lambda: not missing(), "the state of stage {}", missing)
+    post.wait_for(lambda: not missing(), "the state of {}", missing)
     arrived = time.monotonic()
-    given = {stage: unpack(post.states[stage]) for stage in source.donors}
+    given = {post.there.stage[node]: unpack(post.states[node]) for node in source.donors}
     size = sum(flat.nbytes for flat in post.states.values())
-    chain = recovery(config.recovery, config.pipeline.stages)
-    runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
+    if source.by == d.PEER:
+        runner.load(given[post.stage])
+    else:
+        chain = recovery(config.recovery, config.pipeline.stages)
+        runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
     post.states.clear()
     post.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived)

@@ -32,7 +32,7 @@ def train(
 ) -> d.Finish:
     """Train in this process; how it ended.
 
-    A fault of the trace takes its stage's state away before its step, whatever its signal and moment. When it cannot be
+    A fault of the trace takes its node's state away before its step, whatever its signal and moment. When it cannot be
     rebuilt, the survivors are saved and the run ends.
     """
     torch.set_num_threads(1)  # two OpenMP threads beside one busy neighbour are many times slower than one
@@ -42,7 +42,7 @@ def train(
     run = _InlineRun(config, folder, engine, observer, origin)
     observer.on_event(time.monotonic(), run_started(config, origin))
     engine.step = origin.step
-    run.begin(origin.load)
+    run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
     faults: dict[int, list[int]] = defaultdict(list)
     for fault in trace.faults:
         if fault.step >= origin.next_fault:
@@ -79,33 +79,34 @@ class _InlineRun:
         self.config, self.engine, self.observer, self.origin = config, engine, observer, origin
         self.store = CheckpointStore(folder / "checkpoints")
 
-    def begin(self, stages: Iterable[int]) -> None:
-        """Give ``stages`` the state that the run starts from."""
+    def begin(self, nodes: Iterable[int]) -> None:
+        """Give ``nodes`` the state that the run starts from."""
         states = {}
-        for stage in stages:
+        for node in nodes:
+            stage = self.engine.stage[node]
             if stage in self.origin.load:
-                states[stage] = read_stage(self.store.folder / self.origin.load[stage], stage)
+                states[node] = read_stage(self.store.folder / self.origin.load[stage], stage)
             else:
-                states[stage] = StageRunner(self.config, stage).state()
+                states[node] = StageRunner(self.config, stage).state()
         self.engine.become(states)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
 
-    def strike(self, stages: list[int]) -> str:
-        """Lose stages and rebuild them; if that cannot be, save the survivors and say why."""
+    def strike(self, nodes: list[int]) -> str:
+        """Lose the state of nodes and rebuild it; if that cannot be, save the survivors and say why."""
         step = self.engine.step
-        for stage in stages:
-            fault = e.FaultInjected(worker=WORKER, stage=stage, signal="state lost", step=step, moment="between steps")
+        for node in nodes:
+            fault = e.FaultInjected(worker=WORKER, node=node, signal="state lost", step=step, moment="between steps")
             self.observer.on_event(time.monotonic(), fault)
         if step == self.origin.step:  # nothing is committed yet: the state can be had again
-            self.begin(stages)
+            self.begin(nodes)
             return ""
-        plan = self.engine.lose(stages)
+        plan = self.engine.lose(nodes)
         if plan.rollback:
             self._roll_back()
         if plan.reason:
-            self.save([s for s in self.engine.runners if s not in stages])
+            self.save([node for node in self.engine.runners if node not in nodes])
         return plan.reason
 
     def _roll_back(self) -> None:
@@ -116,7 +117,7 @@ class _InlineRun:
             self.begin(self.engine.runners)
         else:
             self.engine.step = saved.step
-            self.engine.become({stage: read_stage(saved.folder, stage) for stage in self.engine.runners})
+            self.engine.become({node: read_stage(saved.folder, stage) for node, stage in self.engine.stage.items()})
         self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
     def step(self) -> None:
@@ -145,11 +146,14 @@ class _InlineRun:
         ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
         self.observer.on_event(time.monotonic(), ready)
 
-    def save(self, stages: list[int]) -> None:
-        """Write these stages as the checkpoint of the present step."""
+    def save(self, nodes: list[int]) -> None:
+        """Write the stages that these nodes hold as the checkpoint of the present step."""
         step, count = self.engine.step, self.config.pipeline.stages
+        there = self.engine.itinerary.arrangement.of(nodes)
+        stages = list(there.stages)
         for stage in stages:
-            write_stage(self.store.unfinished(step), stage, step, self.engine.runners[stage].state())
+            runner = self.engine.runners[there.nodes(stage)[0]]
+            write_stage(self.store.unfinished(step), stage, step, runner.state())
         partial = len(stages) <= count
         manifest = Manifest(step=step, stages=stages, pipeline_stages=count, model=self.config.model)
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)

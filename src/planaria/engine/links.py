@@ -6,6 +6,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from planaria.decisions import Form, Rebuild
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
 from planaria.model.packing import HEADROOM
 from planaria.model.stages import stage_parameters
@@ -15,33 +16,33 @@ from planaria.transport.edge import Edge, EdgeSpec
 
 
 class Links:
-    """A worker's edges by peer stage, and the short-lived ones that carry a lost stage's state."""
+    """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
-    def __init__(self, setup: Setup, inbox: SimpleQueue[Any]) -> None:
-        self._setup, self._inbox = setup, inbox
+    def __init__(self, setup: Setup, itinerary: Itinerary, inbox: SimpleQueue[Any]) -> None:
+        self._setup, self._itinerary, self._inbox = setup, itinerary, inbox
         self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
         self.opened: set[Edge] = set()
 
-    def form(self, form: Form, stage: int) -> None:
-        """Have exactly the edges that ``form`` gives to ``stage``; an edge whose id is unchanged stays open."""
-        mine = [link for link in form.links if stage in (link.low, link.high)]
-        wanted = {link.high if link.low == stage else link.low: link for link in mine}
+    def form(self, form: Form, node: int) -> None:
+        """Have exactly the edges that ``form`` gives to ``node``; an edge whose id is unchanged stays open."""
+        mine = [link for link in form.links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
         for peer, edge in list(self.edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.edges.pop(peer).abandon()
         for peer, link in wanted.items():
             if peer not in self.edges:
-                self.edges[peer] = self._open(link.id, stage, peer, self._most_bytes(stage, peer))
+                self.edges[peer] = self._open(link.id, node, peer, self._most_bytes(node, peer))
         self.end_transfers()
         for member in form.members:
             if isinstance(member.source, Rebuild):
                 for donor in member.source.donors:
-                    if stage in (donor, member.stage):
-                        peer = member.stage if stage == donor else donor
-                        link_id = f"g{form.generation}:state:{donor}>{member.stage}"
-                        self.transfers[peer] = self._open(link_id, stage, peer, self._state_bytes(member.stage))
+                    if node in (donor, member.node):
+                        peer = member.node if node == donor else donor
+                        link_id = f"g{form.generation}:state:{donor}>{member.node}"
+                        self.transfers[peer] = self._open(link_id, node, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
         """The lost stages are rebuilt; their edges go."""
@@ -56,13 +57,15 @@ class Links:
 
     @property
     def unopened(self) -> list[int]:
-        """Peer stages whose edge is not up yet."""
+        """Nodes to which the edge is not up yet."""
         return [peer for peer, edge in self.edges.items() if edge not in self.opened]
 
-    def _most_bytes(self, stage: int, peer: int) -> int:
-        """The largest frame between two stages: an activation, or a copy that one keeps of the other."""
-        config = self._setup.config
-        copied = {slot.copy.stage for slot in self._slots if {stage, peer} == set(slot.copy)}
+    def _most_bytes(self, node: int, peer: int) -> int:
+        """The largest frame between two nodes: an activation, a share of a gradient, or a copy that one keeps."""
+        config, stage = self._setup.config, self._itinerary.arrangement.stage
+        copied = {slot.copy.stage for slot in self._slots if {stage[node], stage[peer]} == set(slot.copy)}
+        if stage[node] == stage[peer]:
+            copied.add(stage[node])
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
 
     def _state_bytes(self, stage: int) -> int:
@@ -70,17 +73,18 @@ class Links:
         config = self._setup.config
         return 3 * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
-    def _open(self, link_id: str, stage: int, peer: int, max_bytes: int) -> Edge:
-        config, network = self._setup.config, self._setup.config.network
+    def _open(self, link_id: str, node: int, peer: int, max_bytes: int) -> Edge:
+        config = self._setup.config
+        latency_s, bandwidth = self._itinerary.link(peer, node) if config.network.emulate else (0.0, None)
         spec = EdgeSpec(
             host=self._setup.host,
             port=self._setup.port,
             link_id=link_id,
-            rank=0 if stage < peer else 1,
+            rank=0 if node < peer else 1,
             peer=peer,
             max_bytes=max_bytes,
             open_timeout_s=config.fleet.timeout_s,
-            latency_s=network.latency_s if network.emulate else 0.0,
-            bandwidth=network.bandwidth if network.emulate else None,
+            latency_s=latency_s,
+            bandwidth=bandwidth,
         )
         return Edge(spec, self._inbox)

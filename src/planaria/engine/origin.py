@@ -9,9 +9,10 @@ from itertools import combinations
 
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
+from planaria.engine.itinerary import Itinerary
 from planaria.events import RunStarted
 from planaria.recovery import recovery
-from planaria.routing import change, full, routes
+from planaria.routing import change
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ START = Origin()
 
 def run_started(config: RunConfig, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
-    pipeline = config.pipeline
-    walked = {*routes(config, 0), *full(pipeline.stages, 1)}
-    met = combinations(range(pipeline.stages + 1), 2) if change(config) else ()
+    pipeline, itinerary = config.pipeline, Itinerary(config)
+    walked = [list(route) for route in itinerary.routes(0)]
+    scheduled = itinerary.schedule is not None
+    met = combinations(range(pipeline.stages + 1), 2) if change(config) and not scheduled else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     return RunStarted(
         name=config.name,
@@ -55,7 +57,9 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,
-        routes=sorted(list(route) for route in walked),
+        replace=config.fleet.replace,
+        routes=walked if scheduled else sorted(map(list, {tuple(route) for route in walked})),
+        arrangement=list(itinerary.arrangement.stage.values()) if scheduled else [],
         pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
         recovery=config.recovery,
     )

@@ -17,11 +17,11 @@ Passed = Callable[[Action, Tensor], None]
 
 
 def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None = None) -> None:
-    """Carry out the actions of ``post.stage``; appends a span for each to ``spans`` as it ends.
+    """Carry out the actions of ``post.node``; appends a span for each to ``spans`` as it ends.
 
     :raises Interrupted: when the controller wants something else meanwhile.
     """
-    todo, done = list(plan.actions[post.stage]), set[Key]()
+    todo, done = list(plan.actions.get(post.node, ())), set[Key]()
     while todo:
         action = _first_ready(todo, done, post)
         spans.append(_act(action, post, runner, passed))
@@ -42,7 +42,7 @@ def _first_ready(todo: list[Action], done: set[Key], post: Post) -> Action:
         return [a.source for a in todo if a.source is not None and done.issuperset(a.after)][:1]
 
     first = todo[0]
-    post.wait_for(ready, f"the {first.kind} of microbatch {first.microbatch} from stage {{}}", late)
+    post.wait_for(ready, f"the {first.kind} of microbatch {first.microbatch} from {{}}", late)
     return found[0]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from planaria import events as e
 from planaria.decisions import Form
 from planaria.engine.desk import Desk
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping, Parcel
 from planaria.engine.links import Links
 from planaria.engine.mail import Mail
@@ -24,32 +25,37 @@ MOMENTS: tuple[Moment, ...] = ("before", "after")
 
 
 class Post:
-    """Where a worker stands (stage, generation, step), and all it hears from and says to its neighbours."""
+    """Where a worker stands (node, stage, generation, step), and all it hears from and says to its neighbours."""
 
-    def __init__(self, setup: Setup, worker: str, desk: Desk) -> None:
-        self.worker, self.stage, self.generation, self.step = worker, -1, 0, 0
+    def __init__(self, setup: Setup, itinerary: Itinerary, worker: str, desk: Desk) -> None:
+        self.worker, self.node, self.stage, self.generation, self.step = worker, -1, -1, 0, 0
         self.desk = desk
-        self.links = Links(setup, desk.inbox)
+        self.links = Links(setup, itinerary, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
         self.absent: set[int] = set()
-        """stages that the present generation skips"""
+        """nodes that the present generation does without"""
         self.states: dict[int, Tensor] = {}
-        """donor stage → its packed state, while a lost stage is being rebuilt here"""
+        """donor node → its packed state, while a lost stage is being rebuilt here"""
+        self.shares: dict[tuple[int, int, int], Tensor] = {}
+        """what other nodes of this stage have of the step's gradient, by generation, step and node"""
         self.parcels: dict[tuple[int, int, Parcel], Tensor] = {}
         """what has come for the copies kept here, by generation, step and parcel"""
-        self._stages = pipeline.stages
+        self._everywhere = itinerary.arrangement
+        self.there = self._everywhere
+        """the nodes of the present generation"""
         self._timeout_s = setup.config.fleet.timeout_s
         self._sent_before: dict[int, int] = {}
         self._broken: dict[Edge, str] = {}
 
-    def move(self, stage: int, form: Form) -> None:
-        """Take the place that ``form`` gives to ``stage``; what belongs to older generations is dropped."""
+    def move(self, node: int, form: Form) -> None:
+        """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
         self.states.clear()
-        self.stage, self.generation = stage, form.generation
-        self.absent = set(range(self._stages + 1)) - {member.stage for member in form.members}
+        self.node, self.stage, self.generation = node, self._everywhere.stage[node], form.generation
+        self.there = self._everywhere.of([member.node for member in form.members])
+        self.absent = self._everywhere.stage.keys() - self.there.stage.keys()
         self.advance(form.step)
-        self.links.form(form, stage)
+        self.links.form(form, node)
         # An edge may have broken while the controller was already forming this generation: it was told to the last one.
         self._broken = {edge: detail for edge, detail in self._broken.items() if self.links.has(edge)}
         for edge, detail in self._broken.items():
@@ -60,6 +66,7 @@ class Post:
         self.step = step
         self.mail.turn(self.generation, step)
         self.parcels = {key: flat for key, flat in self.parcels.items() if key[:2] >= (self.generation, step)}
+        self.shares = {key: flat for key, flat in self.shares.items() if key[:2] >= (self.generation, step)}
 
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
@@ -71,6 +78,8 @@ class Post:
             case Arrived(header=header, payload=payload) if header.content is Content.PARCEL:
                 parcel = Parcel(header.microbatch, MOMENTS[header.hop & 1])
                 self.parcels[header.generation, header.step, parcel] = payload
+            case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.SHARE:
+                self.shares[header.generation, header.step, edge.spec.peer] = payload
             case Arrived(edge=edge, header=header, payload=payload):
                 try:
                     self.mail.put(header, payload)
@@ -90,7 +99,7 @@ class Post:
     def wait_for(self, condition: Callable[[], bool], what: str, peers: Callable[[], Sequence[int]]) -> None:
         """Take in what comes until ``condition``.
 
-        A wait longer than the time-out is reported once, as for ``what``, with the first of the ``peers`` in its {}.
+        A wait longer than the time-out is reported once, as for ``what``, whose {} names the first of the ``peers``.
         """
         deadline: float | None = time.monotonic() + self._timeout_s
         while not condition():
@@ -98,15 +107,40 @@ class Post:
             if item is not None:
                 self.hear(item)
             elif late := peers():
-                self.report_broken(late[0], f"waited {self._timeout_s:g} s for {what.format(late[0])}")
+                self.report_broken(late[0], f"waited {self._timeout_s:g} s for {what.format(self._named(late[0]))}")
                 deadline = None
 
     def send(self, action: Action, out: Tensor) -> None:
-        """Hand an action's output to the stage that needs it."""
+        """Hand an action's output to the node that needs it."""
         assert action.target is not None
         content = Content.FORWARD if action.kind == "forward" else Content.BACKWARD
         header = self._header(content, out, action.microbatch, action.hop)
         self.links.edges[action.target].send(header, out)
+
+    def send_share(self, node: int, flat: Tensor) -> None:
+        """Send to another node of this stage what there is of the step's gradient."""
+        self.links.edges[node].send(self._header(Content.SHARE, flat, 0, 0), flat)
+
+    def take_shares(self, nodes: Sequence[int], like: Tensor) -> list[Tensor]:
+        """Wait for the shares of these ``nodes``, each of the shape of ``like``, and take them in this order.
+
+        One of another shape is a broken edge; the wait then ends with the next generation.
+        """
+
+        def missing() -> list[int]:
+            return [node for node in nodes if (self.generation, self.step, node) not in self.shares]
+
+        taken: list[Tensor] = []
+        while len(taken) < len(nodes):
+            self.wait_for(lambda: not missing(), "the gradient of {}", missing)
+            found = [self.shares.pop((self.generation, self.step, node)) for node in nodes]
+            wrong = {
+                n for n, flat in zip(nodes, found, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
+            }
+            for node in sorted(wrong):
+                self.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
+            taken = [] if wrong else found
+        return taken
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> int:
         """Send a copy's message to the stage that hosts it; bytes sent."""
@@ -122,26 +156,31 @@ class Post:
             here = self.parcels.keys()
             return [stage for parcel, stage in expected.items() if (self.generation, self.step, parcel) not in here]
 
-        self.wait_for(lambda: not missing(), "what is kept here of stage {}", missing)
+        self.wait_for(lambda: not missing(), "what is kept here of {}", missing)
         for parcel in expected:
             keeping.take(self.step, parcel, self.parcels.pop((self.generation, self.step, parcel)))
 
-    def send_state(self, to_stage: int, flat: Tensor) -> None:
-        """Give a packed state to the worker that rebuilds ``to_stage``."""
-        self.links.transfers[to_stage].send(self._header(Content.STATE, flat, 0, 0), flat)
+    def send_state(self, node: int, flat: Tensor) -> None:
+        """Give a packed state to the worker that rebuilds the stage of ``node``."""
+        self.links.transfers[node].send(self._header(Content.STATE, flat, 0, 0), flat)
 
     def report_broken(self, peer: int, detail: str) -> None:
-        """Tell the controller that the edge to stage ``peer`` is of no use, and why."""
+        """Tell the controller that the edge to node ``peer`` is of no use, and why."""
         place = f"at step {self.step}, generation {self.generation}"
+        here, there = self._named(self.node), self._named(peer)
         self.desk.report(
             e.EdgeBroken(
                 worker=self.worker,
-                stage=self.stage,
-                peer_stage=peer,
+                node=self.node,
+                peer=peer,
                 generation=self.generation,
-                detail=f"worker {self.worker} (stage {self.stage}) and stage {peer}: {detail} {place}",
+                detail=f"worker {self.worker} ({here}) and {there}: {detail} {place}",
             )
         )
+
+    def _named(self, node: int) -> str:
+        stage = self._everywhere.stage.get(node, node)
+        return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
     def report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""
@@ -151,6 +190,7 @@ class Post:
         self.desk.report(
             e.Worked(
                 worker=self.worker,
+                node=self.node,
                 stage=self.stage,
                 generation=self.generation,
                 step=self.step,

@@ -115,6 +115,24 @@ class StageRunner:
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._microbatches / self._seen)
 
+    def share(self) -> Tensor:
+        """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
+        if isinstance(self.module, Ends):
+            self.module.fold_gradients()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        counted = torch.tensor([float(self._seen), self.loss or 0.0])
+        return torch.cat([*(grad.reshape(-1).float().cpu() for grad in grads), counted])
+
+    def absorb(self, total: Tensor) -> None:
+        """The sum of all nodes' shares takes the place of this node's own."""
+        parameters = list(self.parameters.values())
+        *pieces, counted = torch.split(total, [*(p.numel() for p in parameters), 2])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.device, copy=True)
+        self._seen = round(counted[0].item())
+        if isinstance(self.module, Ends):
+            self._losses = {0: counted[1].clone()}
+
     def gradients(self) -> StageState:
         """The finished, clipped gradient as weights, with its norms; shares memory."""
         assert self._pending is not None, "there is no finished step"

@@ -10,24 +10,33 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.engine.batches import Batch
 from planaria.engine.runner import StageRunner
-from planaria.network.costs import Costs
+from planaria.network.costs import Prices
 
 
 def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
     """A stage that computes, or one that sleeps what computing is said to cost."""
-    return (SleepingRunner if config.network.emulate else StageRunner)(config, stage, initialise)
+    return (SleepingRunner if config.network.emulate is True else StageRunner)(config, stage, initialise)
 
 
 class SleepingRunner(StageRunner):
-    """A stage runner whose passes take exactly what ``network`` says and move tensors of the real size.
+    """A stage runner whose passes take exactly what its node's prices say and move tensors of the real size.
 
     Weights, updates and recovery stay real: gradients are zero, so every update is too.
     """
 
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         super().__init__(config, stage, initialise)
-        self._costs = Costs(config.network)
+        self._prices: tuple[int, Prices] | None = None
         self._activation = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
+
+    def stand_at(self, node: int, prices: Prices) -> None:
+        """From now on, passes take what they cost at ``node``; nothing until this is said."""
+        self._prices = node, prices
+
+    def _sleep(self, kind: str, hop: int) -> None:
+        if self._prices is not None:
+            node, prices = self._prices
+            time.sleep(Prices.seconds(prices.compute(kind, node, hop)))
 
     def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
         super().begin(None, train, microbatches)
@@ -35,12 +44,12 @@ class SleepingRunner(StageRunner):
             parameter.grad = torch.zeros_like(parameter)
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
-        time.sleep(self._costs.compute("forward", self.stage, hop))
+        self._sleep("forward", hop)
         if self.stage == 0 and hop:
             self._losses[microbatch] = torch.zeros(())
             return None
         return self._activation
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
-        time.sleep(self._costs.compute("backward", self.stage, hop))
+        self._sleep("backward", hop)
         return None if self.stage == 0 and hop == 0 else self._activation

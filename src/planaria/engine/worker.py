@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -14,22 +13,20 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore
-from planaria.config import PipelineConfig
 from planaria.data.shards import Dataset, Split
 from planaria.data.stream import Stream
 from planaria.engine.batches import Batch, batches
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.formation import donate, take_state, warm_runner
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping
 from planaria.engine.perform import perform
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
-from planaria.engine.sleeper import new_runner
+from planaria.engine.sleeper import SleepingRunner, new_runner
 from planaria.errors import UserError
-from planaria.plan.actions import Plan, Route
-from planaria.plan.build import plan_for
-from planaria.routing import full, routes, without
+from planaria.plan.actions import Plan
 
 
 def main(setup: Setup, connection: Connection, worker: str, incarnation: int) -> NoReturn:
@@ -54,10 +51,12 @@ class Worker:
     def __init__(self, setup: Setup, connection: Connection, worker: str) -> None:
         self.setup, self.config, self.worker = setup, setup.config, worker
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
-        self.post = Post(setup, worker, self.desk)
+        self.itinerary = Itinerary(self.config)
+        self.post = Post(setup, self.itinerary, worker, self.desk)
         self.runner = warm_runner(setup.config)
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
+        self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
 
     def run(self, incarnation: int) -> NoReturn:
@@ -98,18 +97,22 @@ class Worker:
         start = time.monotonic()
         me = next(member for member in form.members if member.worker == self.worker)
         self._drop()
-        self.post.move(me.stage, form)
+        self._detour = form.routes
+        self.post.move(me.node, form)
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner)
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.stage, new_runner)
+        if isinstance(self.runner, SleepingRunner):
+            self.runner.stand_at(me.node, self.itinerary.prices)
         reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.post.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links
-        self.post.wait_for(lambda: not links.unopened, "the edge to stage {}", lambda: links.unopened)
+        self.post.wait_for(lambda: not links.unopened, "the edge to {}", lambda: links.unopened)
         linked = e.Linked(
             worker=self.worker,
+            node=me.node,
             stage=me.stage,
             generation=form.generation,
             link_s=time.monotonic() - start - timing.transfer_s - timing.rebuild_s,
@@ -120,7 +123,7 @@ class Worker:
         self.desk.report(linked)
 
     def _run_step(self, order: d.RunStep) -> None:
-        """Carry out this stage's actions of the step's plan, then report the gradient ready."""
+        """Carry out this node's actions of the step's plan, then report the gradient ready."""
         self.post.links.end_transfers()
         self.post.advance(order.step)
         plan = self._plan(order)
@@ -150,11 +153,29 @@ class Worker:
         for parcel in keeping.before(step, self.runner):
             self.post.send_parcel(*parcel)
         perform(plan, self.post, self.runner, spans, keeping.passed)
+        self._agree(spans)
         norm = self.runner.finish()
         for parcel in keeping.after(step, self.runner):
             self.post.send_parcel(*parcel)
         self.post.take_parcels(keeping)
         return norm
+
+    def _agree(self, spans: list[e.Span]) -> None:
+        """The nodes of a stage add up what they have of its gradient: at the first, in the order of nodes."""
+        first, *others = self.post.there.peers(self.post.node)
+        if not others:
+            return
+        start, own = time.monotonic(), self.runner.share()
+        if self.post.node == first:
+            for share in self.post.take_shares(others, own):
+                own += share
+            for node in others:
+                self.post.send_share(node, own)
+        else:
+            self.post.send_share(first, own)
+            (own,) = self.post.take_shares([first], own)
+        self.runner.absorb(own)
+        spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
         perform(plan, self.post, self.runner, spans)
@@ -196,12 +217,9 @@ class Worker:
         self.desk.report(failed)
 
     def _plan(self, order: d.RunStep) -> Plan:
-        pipeline = self.config.pipeline
         if order.mode == "evaluate":
-            walked = full(pipeline.stages, self.config.train.eval_microbatches)
-        else:
-            walked = routes(self.config, order.step)
-        return _cached_plan(pipeline, tuple(without(walked, self.post.absent)), order.mode == "train")
+            return self.itinerary.validation(self.post.absent)
+        return self.itinerary.training(order.step, self.post.absent, self._detour)
 
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"
@@ -210,8 +228,3 @@ class Worker:
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
         first = order.step * self.config.pipeline.samples if order.mode == "train" else 0
         return batches(self._streams[split], first, self.config.pipeline.microbatch_size)
-
-
-@lru_cache(maxsize=64)
-def _cached_plan(pipeline: PipelineConfig, routes: tuple[Route, ...], backward: bool) -> Plan:
-    return plan_for(pipeline, routes, backward)

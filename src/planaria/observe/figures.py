@@ -116,7 +116,7 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
 
 def recovery_name(number: int, timing: RecoveryTiming) -> str:
     """A recovery's name in figures and tables; the number keeps two at the same step apart."""
-    return f"{number} · step {timing.step} · stage {', '.join(map(str, timing.stages))}"
+    return f"{number} · step {timing.step} · {timing.where}"
 
 
 def bytes_figure(record: RunRecord) -> go.Figure | None:
@@ -125,7 +125,7 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     wasted: dict[tuple[int, int], float] = defaultdict(float)
     for _, work in record.worked:
         for peer, sent in work.sent_bytes.items():
-            (wasted if work.dropped else useful)[work.stage, peer] += sent / 1e6
+            (wasted if work.dropped else useful)[work.node, peer] += sent / 1e6
     edges = sorted({*useful, *wasted}, key=lambda edge: (min(edge), max(edge), edge[0]))
     if not edges:
         return None
@@ -147,30 +147,30 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
 
 def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], zero: float) -> go.Figure:
     """Who held which stage, over seconds since the monotonic time ``zero``; a cross where a holder was lost."""
-    stages = sorted({h.stage for h in held})
-    rows = [_stage(s) for s in stages]
+    named = {h.node: h.where for h in held}
+    rows = [named[node] for node in sorted(named)]
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
     shades = ("#cfe0ee", "#f3ddbd", "#d9d3eb", "#c9e6d9")
     turn: dict[int, int] = defaultdict(int)
     for h in held:
         fig.add_bar(
-            y=[_stage(h.stage)],
+            y=[h.where],
             x=[h.end - h.start],
             base=[h.start - zero],
             orientation="h",
             showlegend=False,
-            marker={"color": shades[turn[h.stage] % len(shades)], "line": {"color": "white", "width": 2}},
+            marker={"color": shades[turn[h.node] % len(shades)], "line": {"color": "white", "width": 2}},
             text=[label(h.worker)],
             textposition="inside",
             insidetextanchor="start",
             textfont={"color": INK},
             hovertemplate=f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s<extra></extra>",
         )
-        turn[h.stage] += 1
-    losses = [(t.lost_t - zero, stage) for t in timings for stage in t.stages if stage in stages]
+        turn[h.node] += 1
+    losses = [(t.lost_t - zero, named[node]) for t in timings for node in t.nodes if node in named]
     fig.add_scatter(
         x=[t for t, _ in losses],
-        y=[_stage(s) for _, s in losses],
+        y=[where for _, where in losses],
         mode="markers",
         showlegend=False,
         marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
@@ -179,7 +179,3 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
     fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
     fig.update_xaxes(range=[0, max((h.end - zero for h in held), default=1)])
     return fig
-
-
-def _stage(stage: int) -> str:
-    return f"stage {stage}" if stage else "stage 0 (ends)"

@@ -15,7 +15,7 @@ from planaria.observe.logs import RunRecord
 from planaria.observe.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 
-COLOURS = {"forward": BLUE, "backward": ORANGE, "optimizer": VIOLET, "rebuild": GREEN, "save": TEAL}
+COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREY, "optimizer": VIOLET, "rebuild": GREEN, "save": TEAL}
 ROW = 34
 """pixels of one worker's row"""
 
@@ -61,7 +61,7 @@ def idle_fraction(works: Sequence[Worked]) -> float:
 def step_figure(works: Sequence[Worked]) -> go.Figure:
     """One step, milliseconds since its first action."""
     zero = min(span.start for work in works for span in work.spans)
-    ordered = sorted(works, key=lambda work: work.stage)
+    ordered = sorted(works, key=lambda work: (work.stage, work.node))
     bars = [bar for work in ordered for bar in _bars(work)]
     return _draw(bars, [_row(work.worker, work.stage) for work in ordered], zero)
 

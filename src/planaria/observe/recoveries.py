@@ -25,6 +25,7 @@ from planaria.events import (
     ZombieIgnored,
 )
 from planaria.observe.logs import RunRecord
+from planaria.observe.places import Places
 
 Outcome = Literal["recovered", "rolled back", "relinked", "skipping", "cannot", "unfinished"]
 
@@ -39,8 +40,12 @@ class RecoveryTiming:
 
     step: int
     """step under way when the loss was noticed"""
+    nodes: tuple[int, ...]
+    """nodes whose worker was lost; if the outcome is 'relinked', those at the broken edges"""
+    where: str
+    """the nodes by name"""
     stages: tuple[int, ...]
-    """stages whose holder was lost; if the outcome is 'relinked', the stages at the broken edges"""
+    """the stage of each of them"""
     workers: tuple[str, ...]
     causes: tuple[str, ...]
     outcome: Outcome
@@ -48,7 +53,7 @@ class RecoveryTiming:
     resumed_step: int | None
     """step the replica went on from"""
     heirs: dict[int, str]
-    """lost stage → worker that holds it afterwards"""
+    """lost node → worker that stands there afterwards"""
     attempts: int
     """formations it took"""
     fault_t: float | None
@@ -125,7 +130,8 @@ class _Open:
     step: int
     lost_t: float
     fault_t: float | None = None
-    stages: set[int] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)
+    places: Places = field(default_factory=Places)
     lost: dict[str, str] = field(default_factory=dict)
     """lost worker → cause"""
     forms: list[tuple[float, Form]] = field(default_factory=list)
@@ -137,7 +143,7 @@ class _Open:
     @property
     def whole(self) -> bool:
         """Every member of the last formation has linked."""
-        return bool(self.forms) and {k.stage for _, k in self.linked} == {m.stage for m in self.forms[-1][1].members}
+        return bool(self.forms) and {k.node for _, k in self.linked} == {m.node for m in self.forms[-1][1].members}
 
     @property
     def outcome(self) -> Outcome:
@@ -146,9 +152,9 @@ class _Open:
         outcome = self.forms[-1][1].outcome if self.whole else "started"
         return "unfinished" if outcome == "started" else outcome
 
-    def add(self, t: float, fact: WorkerLost, stage: int, fault_t: float | None) -> None:
+    def add(self, t: float, fact: WorkerLost, node: int, fault_t: float | None) -> None:
         self.lost[fact.worker] = fact.cause
-        self.stages.add(stage)
+        self.nodes.add(node)
         if fault_t is not None and fault_t <= self.lost_t:
             self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
 
@@ -167,13 +173,15 @@ class _Open:
         links = [link for _, link in self.linked]
         return RecoveryTiming(
             step=self.step,
-            stages=tuple(sorted(self.stages)),
+            nodes=tuple(sorted(self.nodes)),
+            where=self.places.name(self.nodes),
+            stages=tuple(self.places.stage(node) for node in sorted(self.nodes)),
             workers=tuple(self.lost),
             causes=tuple(self.lost.values()),
             outcome=self.outcome,
             generation=form.generation if form else None,
             resumed_step=form.step if form else None,
-            heirs={m.stage: m.worker for m in form.members if m.stage in self.stages} if form and self.lost else {},
+            heirs={m.node: m.worker for m in form.members if m.node in self.nodes} if form and self.lost else {},
             attempts=len(self.forms),
             fault_t=self.fault_t,
             lost_t=self.lost_t,
@@ -195,6 +203,7 @@ class _Scan:
         self._finished = finished
         self._open: _Open | None = None
         self._step = 0
+        self._places = Places()
         self._members: dict[str, int] = {}
         self._faults: dict[str, float] = {}
         self._broken: list[tuple[float, EdgeBroken]] = []
@@ -202,7 +211,7 @@ class _Scan:
     def take(self, t: float, fact: Event | Decision) -> None:
         if isinstance(fact, RunStarted):
             self.close()
-            self._members, self._step = {}, fact.first_step
+            self._members, self._step, self._places = {}, fact.first_step, Places(fact)
         elif isinstance(fact, FaultInjected):
             self._faults[fact.worker] = t
             if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
@@ -233,19 +242,19 @@ class _Scan:
         self._open = None
 
     def _lost(self, t: float, fact: WorkerLost) -> None:
-        stage = self._members.pop(fact.worker, None)
-        if stage is None:
+        node = self._members.pop(fact.worker, None)
+        if node is None:
             return
         self._close_if_over(t)
-        self._open = self._open or _Open(self._step, t)
-        self._open.add(t, fact, stage, self._faults.pop(fact.worker, None))
+        self._open = self._open or _Open(self._step, t, places=self._places)
+        self._open.add(t, fact, node, self._faults.pop(fact.worker, None))
 
     def _form(self, t: float, form: Form) -> None:
         self._close_if_over(t)
-        self._members = {member.worker: member.stage for member in form.members}
+        self._members = {member.worker: member.node for member in form.members}
         if self._open is None and form.outcome == "relinked" and self._broken:
-            self._open = _Open(self._step, self._broken[0][0])
-            self._open.stages = {s for _, edge in self._broken for s in (edge.stage, edge.peer_stage)}
+            self._open = _Open(self._step, self._broken[0][0], places=self._places)
+            self._open.nodes = {node for _, edge in self._broken for node in (edge.node, edge.peer)}
         self._broken = []
         if self._open:
             self._open.form(t, form)

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 
 from planaria.observe.comparison_figures import OTHERS
 from planaria.observe.theme import BLUE, GREY, INK, MUTED, ORANGE, RED, VIOLET, figure, label, lanes
-from planaria.planner.evaluate import Ints
 from planaria.planner.guidelines import Passes, planned_passes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule
+from planaria.planner.tables import Ints
 
 DRAWN = 40
 """nodes whose passes are drawn"""

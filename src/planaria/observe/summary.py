@@ -26,8 +26,7 @@ def summary(record: RunRecord) -> Iterator[str]:
 
 
 def _told(timing: RecoveryTiming) -> str:
-    stages = ", ".join(str(stage) for stage in timing.stages)
-    what = f"step {timing.step}: stage {stages} lost, {timing.outcome}" if timing.stages else f"step {timing.step}"
+    what = f"step {timing.step}: {timing.where} lost, {timing.outcome}" if timing.nodes else f"step {timing.step}"
     if timing.total is None:
         return what
     return f"{what} {timing.total:.2f} s after the {'fault' if timing.fault_t else 'notice'}"

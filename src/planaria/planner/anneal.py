@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planaria.planner.compiled import compiled
-from planaria.planner.evaluate import NEVER, Ints, Tables, makespan
+from planaria.planner.evaluate import NEVER, makespan
+from planaria.planner.tables import Ints, Tables
 
 Floats = NDArray[np.float64]
 RANDOMS = 10
@@ -41,11 +42,13 @@ def anneal(
     best_path: Ints,
     best_stage: Ints,
     best: int,
+    places: bool,
 ) -> int:
     """One move for each temperature (nanoseconds), with the ``random`` numbers [moves, RANDOMS] given.
 
     Changes ``origin`` [count], ``path`` [count, visits] and ``stage`` [nodes] in place; whenever the simulated step
-    takes less than ``best``, copies them to the ``best_`` arrays. Returns the least time.
+    takes less than ``best``, copies them to the ``best_`` arrays. Returns the least time. Without ``places``, no two
+    nodes change places: the arrangement stays.
     """
     count, nodes = path.shape[0], stage.shape[0]
     members = _members(stage, tables.sizes)
@@ -62,6 +65,8 @@ def anneal(
         i, j = int(r[1] * count), int(r[2] * count)
         if r[9] < CRITICAL:
             i = _late(origin, worst, r[1])
+        if kind == PLACE and not places:
+            continue
         if kind == PLACE:
             x, y = int(r[1] * nodes), int(r[2] * nodes)
             if r[9] < CRITICAL:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planaria.planner.evaluate import Ints
 from planaria.planner.problem import BLOCK, ENTRY, RETURN, Problem
+from planaria.planner.tables import Ints
 
 
 class Certificate(NamedTuple):

@@ -16,8 +16,8 @@ from planaria.data.cache import cache_folder
 
 F = TypeVar("F", bound=Callable[..., object])
 COMPILED = find_spec("numba") is not None
-SOURCES = ("evaluate.py", "anneal.py")
-"""files of compiled functions, which call one another"""
+SOURCES = ("tables.py", "evaluate.py", "anneal.py")
+"""files of compiled functions, which call one another, and of what they take"""
 
 
 def compiled(function: F) -> F:
@@ -32,7 +32,7 @@ def compiled(function: F) -> F:
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(_folder())
     try:
-        made: Any = numba.njit(cache=True)(function)
+        made: Any = numba.njit(cache=True, nogil=True)(function)
     finally:
         settings.CACHE_DIR = before
     return made  # type: ignore[no-any-return]

@@ -6,34 +6,16 @@ always in one place: it waits at a node, is worked on there, or travels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from planaria.planner.compiled import compiled
+from planaria.planner.tables import Ints, Tables
 
-Ints = NDArray[np.int64]
 NEVER = 1 << 62
 """the time of a step that deadlocks"""
 
 _URGENT, _PATIENT = range(2)
 """the two queues of a node: backwards and losses; forwards, which need a slot"""
-
-
-class Tables(NamedTuple):
-    """A problem as numba takes it: ``problem.Problem`` says what each means."""
-
-    sizes: Ints
-    site: Ints
-    forward: Ints
-    backward: Ints
-    link: Ints
-    transmit: Ints
-    slots: Ints
-    role: Ints
-    swaps: int
-    jump: int
 
 
 @compiled

@@ -16,8 +16,8 @@ import numpy as np
 
 from planaria.errors import UserError
 from planaria.plan.planned import first_come
-from planaria.planner.evaluate import Ints
 from planaria.planner.problem import ROLES, Problem, Solution, broken_order
+from planaria.planner.tables import Ints
 
 
 class Passes(NamedTuple):
@@ -74,8 +74,9 @@ def _arrangement(problem: Problem, solution: Solution) -> Iterator[Broken]:
 
 def _routes(problem: Problem, solution: Solution) -> Iterator[Broken]:
     let_in = Counter(solution.origin.tolist())
+    most = problem.microbatches + (problem.more > 0)
     for node in solution.members(0):
-        if let_in[node] != problem.microbatches:
+        if not problem.microbatches <= let_in[node] <= most:
             yield Broken("CC1", f"data node {node} lets in {let_in[node]} microbatches, not {problem.microbatches}")
     for i, (origin, *walk, _) in enumerate(solution.routes):
         if solution.stage[origin]:

@@ -13,7 +13,7 @@ from planaria.errors import UserError
 from planaria.network.costs import Prices, message_bytes
 from planaria.network.topology import Topology
 from planaria.plan.actions import Route
-from planaria.planner.evaluate import Ints, Tables
+from planaria.planner.tables import Ints, Tables
 from planaria.routing.skipping import disorder, visits
 
 ENTRY, BLOCK, RETURN = range(3)
@@ -46,6 +46,8 @@ class Problem:
     slots: Ints
     role: Ints
     """index into ROLES"""
+    more: int = 0
+    """data nodes that let in one microbatch more"""
 
     @property
     def nodes(self) -> int:
@@ -54,7 +56,7 @@ class Problem:
     @property
     def count(self) -> int:
         """Microbatches in one step."""
-        return self.sizes[0] * self.microbatches
+        return self.sizes[0] * self.microbatches + self.more
 
     @property
     def tables(self) -> Tables:

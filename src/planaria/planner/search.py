@@ -68,7 +68,7 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
             temperature = scale * HOT * (COLD / HOT) ** share
             least = anneal(
                 problem.tables, now.origin, now.path, now.stage, rng.random((moves, RANDOMS)), temperature,
-                best.origin, best.path, best.stage, least,
+                best.origin, best.path, best.stage, least, True,
             )  # fmt: skip
             spent += moves
             found = Found(best.copy(), least / 1e9, spent, time.monotonic() - began)
@@ -78,11 +78,23 @@ def search(problem: Problem, seed: int, budget: Budget, watch: Watch = lambda fo
     raise AssertionError("rounds never end")
 
 
+def improve(problem: Problem, solution: Solution, seed: int, moves: int) -> Found:
+    """``solution``, which must not deadlock, made better by so many moves of its routes; the arrangement stays."""
+    began, now, best = time.monotonic(), solution.copy(), solution.copy()
+    least = step_ns(problem, solution)
+    temperature = np.full(moves, least * COLD / problem.sizes[0])
+    least = anneal(
+        problem.tables, now.origin, now.path, now.stage, np.random.default_rng(seed).random((moves, RANDOMS)),
+        temperature, best.origin, best.path, best.stage, least, False,
+    )  # fmt: skip
+    return Found(best, least / 1e9, moves, time.monotonic() - began)
+
+
 def _warm(problem: Problem) -> None:
     """Compile, which takes seconds the first time and belongs to no budget."""
     now = greedy(problem, random.Random(0))
     one, cold = np.zeros((1, RANDOMS)), np.ones(1)
-    anneal(problem.tables, now.origin, now.path, now.stage, one, cold, *now.copy()[1:], now.stage.copy(), NEVER)
+    anneal(problem.tables, now.origin, now.path, now.stage, one, cold, *now.copy()[1:], now.stage.copy(), NEVER, True)
 
 
 def step_ns(problem: Problem, solution: Solution) -> int:

@@ -25,7 +25,7 @@ _HEADER_TAG, _PAYLOAD_TAG = 1, 2
 
 @dataclass(frozen=True)
 class EdgeSpec:
-    """Where an edge meets and what it may carry. ``peer`` is the stage at the other end."""
+    """Where an edge meets and what it may carry. ``peer`` is the node at the other end."""
 
     host: str
     port: int

@@ -35,6 +35,7 @@ class Content(enum.IntEnum):
     STATE = 2
     BYE = 3
     PARCEL = 4
+    SHARE = 5
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""Which way a run's microbatches go, over which nodes, at what price: by the recipe's routing or by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from planaria.config import RunConfig
+from planaria.network.costs import Costs, Prices, message_bytes
+from planaria.plan.actions import Plan, Route
+from planaria.plan.build import plan_for
+from planaria.plan.planned import planned
+from planaria.planner.schedule import Schedule, read
+from planaria.routing import routes, without
+from planaria.routing.arrangement import Arrangement
+
+REMEMBERED = 64
+"""plans that are kept: the same routes come again"""
+
+
+class Itinerary:
+    """The same for all workers of a run, and for both engines."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """:raises UserError: when the recipe names a schedule that cannot be read."""
+        self.config = config
+        named = config.routing.schedule
+        self.schedule: Schedule | None = None if named is None else read(Path(named))
+        self._compiled = lru_cache(REMEMBERED)(self._compile)
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """All nodes of the run."""
+        if self.schedule is None:
+            return Arrangement.single(self.config.pipeline.stages)
+        return Arrangement(dict(enumerate(self.schedule.solution.stage.tolist())))
+
+    def routes(self, step: int) -> list[Route]:
+        """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
+        return routes(self.config, step) if self.schedule is None else [tuple(r) for r in self.schedule.routes]
+
+    def training(self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = ()) -> Plan:
+        """The plan of a step past the ``absent`` nodes; a ``detour`` takes the place of a schedule's own routes."""
+        if self.schedule is not None:
+            return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
+        return self._compiled(tuple(without(self.routes(step), absent)), True)
+
+    def validation(self, absent: Collection[int] = ()) -> Plan:
+        """The plan of a validation: every microbatch visits every stage that is there, at its first node."""
+        there = self.arrangement.of(self.arrangement.stage.keys() - set(absent))
+        return self._compiled((there.spine,) * self.config.train.eval_microbatches, False)
+
+    def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
+        if train and self.schedule is not None:
+            return planned(walked, self.schedule.problem.memory, self.prices)
+        return plan_for(self.config.pipeline, walked, train)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What passes and messages cost at each node."""
+        if self.schedule is not None:
+            return self.schedule.problem.prices
+        return Prices(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
+
+    def link(self, source: int, target: int) -> tuple[float, float | None]:
+        """Latency (s) and bandwidth (bytes/s; None: unlimited) of the way from one node to another."""
+        network = self.config.network
+        if self.schedule is None:
+            return network.latency_s, network.bandwidth
+        taken, carried = self.prices.transmit(source, target), self.prices.carry(source, target)
+        size = message_bytes(self.config.model, self.config.pipeline)
+        return Prices.seconds(carried - taken), size / Prices.seconds(taken) if taken else None

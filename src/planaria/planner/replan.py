@@ -1,0 +1,81 @@
+"""A plan for the nodes that are left: the old one mended, then made better for a while, without moving any stage.
+
+Routes keep the stages they visit and their order, so that whatever rules the old plan kept (CC1 to CC3), the new one
+keeps; only other nodes of the same stage stand in for those that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from planaria.planner.compiled import COMPILED
+from planaria.planner.evaluate import NEVER
+from planaria.planner.problem import BLOCK, Problem, Solution
+from planaria.planner.search import improve, step_ns
+
+WORK = 1_000_000 if COMPILED else 5_000
+"""microbatch visits that are simulated to make the mended plan better: well under a second"""
+
+
+def remaining(problem: Problem, solution: Solution, nodes: Collection[int]) -> Problem:
+    """The problem with these ``nodes`` only, numbered anew in their order, each in the stage that it holds."""
+    kept = np.array(sorted(nodes))
+    sizes = np.bincount(solution.stage[kept], minlength=len(problem.sizes)).tolist()
+    return replace(
+        problem,
+        names=tuple(problem.names[n] for n in kept),
+        site=problem.site[kept],
+        sizes=tuple(sizes),
+        microbatches=problem.count // sizes[0],
+        more=problem.count % sizes[0],
+        forward=np.ascontiguousarray(problem.forward[:, kept]),
+        backward=np.ascontiguousarray(problem.backward[:, kept]),
+        slots=problem.slots[kept],
+        role=problem.role[kept],
+    )
+
+
+def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float]:
+    """Routes over ``nodes``, some of every stage, by their old numbers; and the simulated step in seconds."""
+    kept = sorted(nodes)
+    left, mended = remaining(problem, solution, kept), _mended(problem, solution, kept)
+    found = improve(left, mended, seed, max(1, WORK // (problem.count * (problem.visits + 2))))
+    old = np.array(kept)
+    return Solution(solution.stage, old[found.solution.origin], old[found.solution.path]), found.step_s
+
+
+def _mended(problem: Problem, solution: Solution, kept: list[int]) -> Solution:
+    """The old routes, a near and little used node of the same stage wherever one is gone; nodes numbered anew."""
+    new = {node: place for place, node in enumerate(kept)}
+    load = np.bincount(np.concatenate([solution.path.ravel(), solution.origin]), minlength=problem.nodes).astype(float)
+    both = (problem.link + problem.link.T)[np.ix_(problem.site, problem.site)]
+    work = (problem.forward + problem.backward)[BLOCK] * 3 / problem.slots
+    origin, path = solution.origin.copy(), solution.path.copy()
+
+    def stand_in(gone: int, before: int) -> int:
+        peers = [n for n in kept if solution.stage[n] == solution.stage[gone]]
+        chosen = min(peers, key=lambda n: both[before, n] + load[n] * work[n])
+        load[chosen] += 1
+        return chosen
+
+    let_in = {n: int((origin == n).sum()) for n in kept if solution.stage[n] == 0}
+    for i in range(problem.count):
+        if origin[i] not in new:
+            origin[i] = min(let_in, key=lambda n: (let_in[n], n))
+            let_in[int(origin[i])] += 1
+        for k in range(problem.visits):
+            if path[i, k] not in new:
+                path[i, k] = stand_in(int(path[i, k]), int(path[i, k - 1] if k else origin[i]))
+    renumber = np.vectorize(new.__getitem__, otypes=[np.int64])
+    mended = Solution(solution.stage[kept], renumber(origin), renumber(path))
+    left = remaining(problem, solution, kept)
+    return mended if step_ns(left, mended) != NEVER else _in_order(mended)
+
+
+def _in_order(solution: Solution) -> Solution:
+    """Every walk in natural order: microbatches then never wait for one another's memory in a ring."""
+    order = np.argsort(solution.stage[solution.path], axis=1, kind="stable")
+    return solution._replace(path=np.take_along_axis(solution.path, order, axis=1))

@@ -1,0 +1,59 @@
+"""Which stage each node holds. Where every stage has one worker, a node is its stage's number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+
+Pair = tuple[int, int]
+"""two nodes that exchange messages, the smaller first"""
+
+
+class Arrangement:
+    """The nodes that are there, by number, and the stage that each holds."""
+
+    def __init__(self, stage: Mapping[int, int]) -> None:
+        """``stage``: node → stage; the ends' nodes (stage 0) are data nodes."""
+        self.stage = dict(sorted(stage.items()))
+        self._nodes: dict[int, tuple[int, ...]] = {}
+        for node, held in self.stage.items():
+            self._nodes[held] = (*self._nodes.get(held, ()), node)
+
+    @classmethod
+    def single(cls, stages: int) -> Arrangement:
+        """One node for each of the stages 0..``stages``."""
+        return cls({stage: stage for stage in range(stages + 1)})
+
+    def of(self, present: Collection[int]) -> Arrangement:
+        """The same, of the ``present`` nodes only."""
+        return Arrangement({node: stage for node, stage in self.stage.items() if node in present})
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that some node holds, in natural order."""
+        return tuple(sorted(self._nodes))
+
+    @property
+    def shared(self) -> bool:
+        """Does any stage have several nodes?"""
+        return len(self._nodes) < len(self.stage)
+
+    def nodes(self, stage: int) -> tuple[int, ...]:
+        """The nodes that hold ``stage``."""
+        return self._nodes.get(stage, ())
+
+    def peers(self, node: int) -> tuple[int, ...]:
+        """All nodes of the stage of ``node``, itself included. The first adds up what all of them have."""
+        return self.nodes(self.stage[node])
+
+    @property
+    def spine(self) -> tuple[int, ...]:
+        """The route in natural order over the first node of every stage: a validation's."""
+        first = [self.nodes(stage)[0] for stage in self.stages]
+        return (*first, first[0])
+
+    def pairs(self, routes: Iterable[Collection[int]] = ()) -> set[Pair]:
+        """The edges of a replica: along ``routes`` and the spine, and from each node to the first of its stage."""
+        ways = [*routes, self.spine, *((self.peers(node)[0], node) for node in self.stage)]
+        met = {pair for way in ways for pair in pairwise(way)}
+        return {(min(pair), max(pair)) for pair in met if pair[0] != pair[1]}

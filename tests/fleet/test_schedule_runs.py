@@ -1,0 +1,97 @@
+"""Several nodes to a stage, on real processes: routes over nodes, gradients added up, nodes that come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
+from scheduled import scheduled
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.chaos.trace import Fault
+from planaria.planner.guidelines import broken
+from planaria.planner.replan import remaining
+from planaria.planner.schedule import read
+
+TOLERANCE = 1e-5
+
+
+def test_ten_processes_train_on_a_schedule_as_one_does(tmp_path: Path) -> None:
+    record = train(scheduled(tmp_path, train={"eval_every": 4}))
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started"]
+    assert len(facts(record, e.Linked)) == 10
+    trained, validated = inline(record)
+    assert losses(record) == trained, "not equal to the last bit"
+    assert {m.step: m.val_loss for m in record.metrics if m.val_loss is not None} == validated
+
+
+def test_a_schedule_that_skips_nothing_trains_as_a_plain_pipeline(tmp_path: Path) -> None:
+    """The same samples through all stages: only the order in which gradients are added up differs."""
+    record = train(scheduled(tmp_path, skip=0.0, disorderly=False))
+    plain = train(tiny(tmp_path / "plain", steps=8, pipeline={"microbatches": 6, "microbatch_size": 2}))
+    assert apart(losses(record), losses(plain)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("node", [0, 4])
+def test_a_node_that_dies_is_copied_exactly_from_another_of_its_stage(tmp_path: Path, node: int) -> None:
+    record = train(scheduled(tmp_path), [Fault(step=4, stage=node, moment="forward")])
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    (source,) = [m.source for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)]
+    assert source.by == d.PEER
+    unharmed = train(scheduled(tmp_path / "unharmed"))
+    assert losses(record) == losses(unharmed)
+
+
+def test_a_stage_that_loses_all_its_nodes_is_rebuilt_from_its_neighbours(tmp_path: Path) -> None:
+    config = scheduled(tmp_path, fleet={"spares": 2})
+    schedule = read(tmp_path / "schedule.json")
+    faults = [Fault(step=4, stage=node, moment="forward") for node in schedule.stages[2]]
+    record = train(config, faults)
+    assert ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+def test_without_a_spare_training_goes_on_by_a_new_plan_and_returns_to_the_old_one(tmp_path: Path) -> None:
+    config = scheduled(tmp_path, steps=60, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
+    record = train(config, [Fault(step=4, stage=5, moment="forward")])
+    assert outcomes(record) == ["started", "skipping", "recovered"] and ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+
+
+def test_nodes_that_never_come_back_are_planned_around(tmp_path: Path) -> None:
+    settings = {"fleet": {"spares": 0, "replace": False}, "recovery": {"meanwhile": "skip"}}
+    config = scheduled(tmp_path, steps=14, **settings)
+    schedule = read(tmp_path / "schedule.json")
+    gone = [schedule.stages[0][0], schedule.stages[3][1]]  # a data node, and one of a block stage
+    record = train(config, [Fault(step=4 + 4 * k, stage=node, moment="forward") for k, node in enumerate(gone)])
+    assert outcomes(record) == ["started", "skipping", "skipping"] and ending(record).outcome == "finished"
+    first, second = facts(record, e.Replanned)
+    for plan, left in ((first, set(range(10)) - {gone[0]}), (second, set(range(10)) - set(gone))):
+        assert set(plan.nodes) == left and {node for route in plan.routes for node in route} <= left
+        assert broken(*_sub(schedule, plan)) == []
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
+    assert facts(record, d.Seal)[-1].stages == list(range(5))
+
+
+def test_a_stage_with_no_node_left_ends_the_run_saved(tmp_path: Path) -> None:
+    settings = {"fleet": {"spares": 0, "replace": False}, "recovery": {"meanwhile": "skip"}}
+    config = scheduled(tmp_path, **settings)
+    faults = [Fault(step=4, stage=node) for node in read(tmp_path / "schedule.json").stages[2]]
+    record = train(config, faults)
+    assert ending(record).outcome == "cannot" and "fleet.replace = false" in ending(record).reason
+    assert facts(record, d.Seal)[-1].stages == [0, 1, 3, 4]
+
+
+def _sub(schedule: object, plan: e.Replanned) -> tuple[object, object]:
+    import numpy as np
+
+    from planaria.planner.problem import Solution
+    from planaria.planner.schedule import Schedule
+
+    assert isinstance(schedule, Schedule)
+    problem, kept = remaining(schedule.problem, schedule.solution, plan.nodes), sorted(plan.nodes)
+    new = {node: place for place, node in enumerate(kept)}
+    routes = np.array([[new[node] for node in route] for route in plan.routes])
+    return problem, Solution(schedule.solution.stage[kept], routes[:, 0], routes[:, 1:-1])
