@@ -4,6 +4,7 @@ import copy
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.optimizer import learning_rate
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.model.stages import Llama, global_name
 from planaria.recovery.chain import Plan
 from planaria.recovery.merging import merge
 from planaria.routing import routes
+from schedules import on_schedule, shape
 
 Recipe = Callable[..., RunConfig]
 
@@ -30,7 +33,9 @@ def pipeline_gradients(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tu
     def commit(runner: StageRunner, step: int) -> None:
         for name, parameter in runner.parameters.items():
             assert parameter.grad is not None
-            caught[global_name(config.model, config.pipeline.stages, runner.stage, name)] = parameter.grad.clone()
+            whole = global_name(config.model, config.pipeline.stages, runner.stage, name)
+            assert whole not in caught or torch.equal(caught[whole], parameter.grad), "a stage's nodes disagree"
+            caught[whole] = parameter.grad.clone()
 
     monkeypatch.setattr(StageRunner, "commit", commit)
     return engine_of(config).train_step().loss, caught
@@ -278,4 +283,26 @@ def test_gradients_of_skipping_routes_are_means_over_what_a_stage_saw(
         for name, gradient in expected.items():
             if name.startswith(f"model.layers.{own + stage - 1}."):
                 gradient.mul_(5 / seen)
+    same_gradients(pipeline_gradients(recipe, monkeypatch), (loss, expected))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+def test_gradients_of_a_schedule_are_those_of_backpropagation_on_its_routes(
+    skip: float, tied: bool, config: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten nodes, two for each stage, which add up what they have; skipping and swapping, or neither."""
+    plain = config(model={"tied": tied}, optim={"clip": 0.0}, **shape(skip))
+    recipe = on_schedule(plain, tmp_path, disorderly=skip > 0)
+    itinerary = Itinerary(recipe)
+    stage = itinerary.arrangement.stage
+    orders = [[stage[node] for node in route[1:-1]] for route in itinerary.routes(0)]
+    assert {len(order) for order in orders} == {4 if not skip else 2}
+    assert any(order != sorted(order) for order in orders) == bool(skip)
+    loss, expected = plain_gradients(recipe, orders)
+    for block in range(1, 5):
+        seen = sum(block in order for order in orders)
+        for name, gradient in expected.items():
+            if name.startswith(f"model.layers.{block - 1}."):
+                gradient.mul_(6 / seen)
     same_gradients(pipeline_gradients(recipe, monkeypatch), (loss, expected))

@@ -68,7 +68,7 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         recovered = run.wait_until(lambda record: "recovered" in outcomes(record))
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
         assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
-        assert [(f.stage, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
+        assert [(f.node, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:

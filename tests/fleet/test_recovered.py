@@ -31,7 +31,7 @@ def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_lo
         Fault(step=18, stage=2, moment="any", offset=0.9),
     ]
     record = train(tiny(tmp_path, steps=24), faults)
-    assert [f.stage for f in facts(record, e.FaultInjected)] == [2, 3, 2, 3, 2]
+    assert [f.node for f in facts(record, e.FaultInjected)] == [2, 3, 2, 3, 2]
     assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
     trained, _ = inline(record)
     assert apart(losses(record), trained) <= TOLERANCE

@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
-from scheduled import scheduled
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
 from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Fault
+from planaria.config import RunConfig
+from planaria.observe.logs import RunRecord
 from planaria.planner.guidelines import broken
+from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import remaining
-from planaria.planner.schedule import read
+from planaria.planner.schedule import Schedule, read
+from schedules import on_schedule, shape
 
 TOLERANCE = 1e-5
 
 
-def test_ten_processes_train_on_a_schedule_as_one_does(tmp_path: Path) -> None:
-    record = train(scheduled(tmp_path, train={"eval_every": 4}))
-    assert ending(record).outcome == "finished" and outcomes(record) == ["started"]
-    assert len(facts(record, e.Linked)) == 10
-    trained, validated = inline(record)
-    assert losses(record) == trained, "not equal to the last bit"
-    assert {m.step: m.val_loss for m in record.metrics if m.val_loss is not None} == validated
+def scheduled(folder: Path, steps: int = 8, skip: float = 0.5, disorderly: bool = True, **sections: Any) -> RunConfig:
+    settings = shape(skip)
+    for name, fields in sections.items():
+        settings[name] = {**settings.get(name, {}), **fields}
+    return on_schedule(tiny(folder, stages=4, steps=steps, **settings), folder, disorderly)
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """A run on the schedule in which nobody dies."""
+    return train(scheduled(tmp_path_factory.mktemp("unharmed"), train={"eval_every": 4}))
+
+
+def test_ten_processes_train_on_a_schedule_as_one_does(unharmed: RunRecord) -> None:
+    assert ending(unharmed).outcome == "finished" and outcomes(unharmed) == ["started"]
+    assert len(facts(unharmed, e.Linked)) == 10
+    trained, validated = inline(unharmed)
+    assert losses(unharmed) == trained, "not equal to the last bit"
+    assert validation_losses(unharmed) == validated
 
 
 def test_a_schedule_that_skips_nothing_trains_as_a_plain_pipeline(tmp_path: Path) -> None:
     """The same samples through all stages: only the order in which gradients are added up differs."""
-    record = train(scheduled(tmp_path, skip=0.0, disorderly=False))
+    record = train(scheduled(tmp_path, skip=0.0, disorderly=False, network={"emulate": "links"}))
     plain = train(tiny(tmp_path / "plain", steps=8, pipeline={"microbatches": 6, "microbatch_size": 2}))
     assert apart(losses(record), losses(plain)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("node", [0, 4])
-def test_a_node_that_dies_is_copied_exactly_from_another_of_its_stage(tmp_path: Path, node: int) -> None:
-    record = train(scheduled(tmp_path), [Fault(step=4, stage=node, moment="forward")])
-    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
-    (source,) = [m.source for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)]
-    assert source.by == d.PEER
-    unharmed = train(scheduled(tmp_path / "unharmed"))
+def test_nodes_that_die_are_copied_exactly_from_others_of_their_stages(tmp_path: Path, unharmed: RunRecord) -> None:
+    """A data node, and one of a block stage."""
+    config = scheduled(tmp_path)
+    stages = read(tmp_path / "schedule.json").stages
+    faults = [Fault(step=step, stage=stages[stage][0], moment="forward") for step, stage in ((2, 0), (5, 2))]
+    record = train(config, faults)
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered", "recovered"]
+    sources = [m.source for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
+    assert [source.by for source in sources] == [d.PEER, d.PEER]
     assert losses(record) == losses(unharmed)
 
 
@@ -54,7 +73,7 @@ def test_a_stage_that_loses_all_its_nodes_is_rebuilt_from_its_neighbours(tmp_pat
 
 
 def test_without_a_spare_training_goes_on_by_a_new_plan_and_returns_to_the_old_one(tmp_path: Path) -> None:
-    config = scheduled(tmp_path, steps=60, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
+    config = scheduled(tmp_path, steps=40, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
     record = train(config, [Fault(step=4, stage=5, moment="forward")])
     assert outcomes(record) == ["started", "skipping", "recovered"] and ending(record).outcome == "finished"
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
@@ -84,13 +103,8 @@ def test_a_stage_with_no_node_left_ends_the_run_saved(tmp_path: Path) -> None:
     assert facts(record, d.Seal)[-1].stages == [0, 1, 3, 4]
 
 
-def _sub(schedule: object, plan: e.Replanned) -> tuple[object, object]:
-    import numpy as np
-
-    from planaria.planner.problem import Solution
-    from planaria.planner.schedule import Schedule
-
-    assert isinstance(schedule, Schedule)
+def _sub(schedule: Schedule, plan: e.Replanned) -> tuple[Problem, Solution]:
+    """What the plan is for, and the plan, with nodes numbered anew."""
     problem, kept = remaining(schedule.problem, schedule.solution, plan.nodes), sorted(plan.nodes)
     new = {node: place for place, node in enumerate(kept)}
     routes = np.array([[new[node] for node in route] for route in plan.routes])

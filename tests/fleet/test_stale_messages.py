@@ -19,6 +19,7 @@ from torch import Tensor
 from planaria.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.engine import links
 from planaria.engine.desk import Desk
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.mail import Mail
 from planaria.engine.post import Post
 from planaria.engine.setup import Setup
@@ -109,7 +110,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Post, Conne
     monkeypatch.setattr(links, "Edge", DeadEdge)
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", 1)
-    post = Post(setup, "w2", Desk(theirs, heartbeat_s=1.0))
+    post = Post(setup, Itinerary(setup.config), "w2", Desk(theirs, heartbeat_s=1.0))
     post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     return post, ours
 
@@ -160,7 +161,7 @@ def test_a_frame_of_a_wrong_shape_is_reported_with_peer_step_and_generation(offi
     post.hear(Arrived(post.links.edges[1], *frame(1, 7, shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
-    assert (report.stage, report.peer_stage, report.generation) == (2, 1, 1)
+    assert (report.node, report.peer, report.generation) == (2, 1, 1)
     for part in ("worker w2 (stage 2) and stage 1", "[2, 32, 31]", "step 7", "generation 1"):
         assert part in report.detail
     assert not post.mail.has(second_visit(0))

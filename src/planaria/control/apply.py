@@ -54,7 +54,7 @@ def _(fact: e.WorkerLost, state: RunState) -> RunState:
         stillborn=0,  # spares may have been given up; a stage is worth trying again
     )
     another = {state.arrangement.stage[node] for node in nodes} & set(state.stateful.stages)
-    # The others finish what cannot be taken back; but a last save begins anew if another node can do the lost one's part.
+    # The others finish what cannot be taken back; a last save begins anew if another node can do the lost one's part.
     if state.phase == "commit" or (state.phase == "save" and state.cannot and not another):
         return _reported(state, fact.worker)
     return replace(state, phase="idle", waiting=frozenset())

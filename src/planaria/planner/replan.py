@@ -1,7 +1,7 @@
 """A plan for the nodes that are left: the old one mended, then made better for a while, without moving any stage.
 
-Routes keep the stages they visit and their order, so that whatever rules the old plan kept (CC1 to CC3), the new one
-keeps; only other nodes of the same stage stand in for those that are gone.
+Where a node is gone, another of its stage stands in on its routes, so that the mended plan keeps whatever rules the old
+one kept (CC1 to CC3); the moves that then make it better keep them too.
 """
 
 from __future__ import annotations

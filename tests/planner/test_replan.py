@@ -1,0 +1,71 @@
+"""Plans for the nodes that are left: valid, over those nodes only, and found from the old plan."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from instances import CA, problems, published, published_plan
+
+from planaria.planner.evaluate import NEVER
+from planaria.planner.guidelines import broken
+from planaria.planner.problem import Problem, Solution
+from planaria.planner.replan import remaining, replan
+from planaria.planner.search import step_ns
+from planaria.planner.start import greedy, random_routes
+
+
+def numbered_anew(solution: Solution, nodes: list[int]) -> Solution:
+    new = np.vectorize({node: place for place, node in enumerate(nodes)}.__getitem__, otypes=[np.int64])
+    return Solution(solution.stage[nodes], new(solution.origin), new(solution.path))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.integers(0, 99), st.data())
+def test_every_rule_that_the_old_plan_kept_is_kept(problem: Problem, seed: int, data: st.DataObject) -> None:
+    rng = random.Random(seed)
+    old = greedy(problem, rng)
+    stages = [old.members(stage) for stage in range(len(problem.sizes))]
+    if data.draw(st.booleans()):
+        disorderly = random_routes(problem, stages, rng, problem.swaps)
+        old = old if broken(problem, disorderly) else disorderly
+    one_of_each = {rng.choice(members) for members in stages}
+    others = sorted(set(range(problem.nodes)) - one_of_each)
+    assume(others)
+    gone = data.draw(st.sets(st.sampled_from(others), min_size=1))
+    nodes = [n for n in range(problem.nodes) if n not in gone]
+    found, step_s = replan(problem, old, nodes, seed)
+    left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
+    assert broken(left, new) == []
+    assert step_ns(left, new) / 1e9 == step_s
+
+
+def test_the_published_plan_without_some_of_its_nodes() -> None:
+    problem, old = published(), published_plan(CA)
+    whole = step_ns(problem, old) / 1e9
+    for gone in ([15], [0], [14, 9], [3, 13]):
+        nodes = [n for n in range(20) if n not in gone]
+        found, step_s = replan(problem, old, nodes, 0)
+        left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
+        assert broken(left, new) == []
+        assert left.count == 30, "microbatches are lost with a data node"
+        assert whole * 0.8 < step_s < whole * 2.5
+
+
+def test_the_same_nodes_and_seed_give_the_same_plan() -> None:
+    problem, old = published(), published_plan(CA)
+    nodes = list(range(1, 20))
+    one, other = (replan(problem, old, nodes, 7) for _ in range(2))
+    assert one[1] == other[1] and all((a == b).all() for a, b in zip(one[0], other[0], strict=True))
+
+
+def test_walks_that_would_deadlock_are_put_in_order() -> None:
+    """With one slot a node, microbatches that cross may wait for one another for ever."""
+    problem, old = published(), published_plan(CA)
+    tight = replace(problem, slots=np.ones(20, np.int64))
+    nodes = [n for n in range(20) if n != 15]
+    found, step_s = replan(tight, old, nodes, 0)
+    assert step_ns(remaining(tight, old, nodes), numbered_anew(found, nodes)) != NEVER and step_s > 0
