@@ -96,7 +96,7 @@ def city_rows(given: argparse.Namespace) -> list[Row]:
         found = search(problem, given.seed, Budget(seconds=given.seconds), watch)
         bound = certificate(problem)
         compared = baselines(problem, found.solution, given.seed, Budget(seconds=given.seconds / 5))
-        beside = {
+        beside: dict[str, float | int | str] = {
             "step": f"{found.step_s:.2f} s",
             "bound": f"{bound.step_s:.2f} s, gap {bound.gap(found.step_s):.1%}",
             "moves": found.moves,
