@@ -110,11 +110,15 @@ def _show(problem: Problem, schedule: Schedule) -> None:
     table = Table(title=f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages")
     for column in ("", "seconds", "this plan ÷ it"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("this plan", f"{schedule.step_s:.2f}", "1.000")
+    table.add_row("this plan", _seconds(schedule.step_s), "1.000")
     for name, seconds in sorted(schedule.compared.items(), key=lambda pair: pair[1]):
-        table.add_row(name, f"{seconds:.2f}", f"{schedule.step_s / seconds:.3f}")
+        table.add_row(name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}")
     gap = 1 - schedule.bound.step_s / schedule.step_s
-    table.add_row(f"lower bound ({schedule.bound.binds})", f"{schedule.bound.step_s:.2f}", f"gap {gap:.1%}")
+    table.add_row(f"lower bound ({schedule.bound.binds})", _seconds(schedule.bound.step_s), f"gap {gap:.1%}")
     Console().print(table)
     search = schedule.search
     print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value >= 10 else f"{value:.3f}"

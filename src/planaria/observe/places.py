@@ -17,10 +17,10 @@ class Places:
         return self._stage.get(node, node)
 
     def name(self, nodes: Iterable[int]) -> str:
-        """'stage 2', 'stages 1, 3'; or 'node 14 (stage 3)'."""
+        """'stage 2', 'stages 1, 3'; or 'node 14 of stage 3'."""
         ordered = sorted(nodes)
         if self._stage:
-            return ", ".join(f"node {node} (stage {self._stage.get(node, '?')})" for node in ordered)
+            return ", ".join(f"node {node} of stage {self._stage.get(node, '?')}" for node in ordered)
         return stages(ordered)
 
     def row(self, node: int) -> str:

@@ -37,7 +37,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 def _body(record: RunRecord) -> Iterator[str]:
     timings = recoveries(record)
     outcome = _outcome(record)
-    yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record.config))
+    yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record))
     yield page.cards(_facts(record, timings))
     if any(metric.loss is not None for metric in record.metrics):
         yield page.section(
@@ -63,13 +63,15 @@ def _outcome(record: RunRecord) -> str:
     return ends[-1].outcome + (f": {ends[-1].reason}" if ends[-1].reason else "")
 
 
-def _summary(config: RunConfig) -> str:
+def _summary(record: RunRecord) -> str:
+    config = record.config
     model, pipe = config.model, config.pipeline
+    nodes = next((len(fact.arrangement) for _, fact in record.history if isinstance(fact, RunStarted)), 0)
+    ways = f"on a schedule over {nodes} nodes" if nodes else f"{pipe.order}, {config.routing.kind} routing"
     return (
         f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "
-        f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {pipe.order}, "
-        f"{config.routing.kind} routing; recovery by {config.recovery.strategy}; engine {config.engine}; "
-        f"seed {config.seed}."
+        f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {ways}; "
+        f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
     )
 
 
