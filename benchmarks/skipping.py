@@ -159,7 +159,7 @@ def main() -> int:
     flags.add_argument("--layers", type=int, default=12, help="one of them at the ends")
     flags.add_argument("--dim", type=int, default=96, help="width; with 12 layers, 96 is 1.4 million parameters")
     flags.add_argument("--vocab", type=int, default=1024)
-    flags.add_argument("--lr", type=float, default=1e-3, help="of all arms: the best of 5e-4, 1e-3, 2e-3, 4e-3 for full")
+    flags.add_argument("--lr", type=float, default=1e-3, help="of all arms: full's best of 5e-4, 1e-3, 2e-3, 4e-3")
     flags.add_argument("--samples", type=int, default=18, help="in one step, of 64 tokens each")
     flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
     given = flags.parse_args()

@@ -256,13 +256,12 @@ def validation_losses(record: RunRecord) -> dict[int, float]:
 def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
     """Training and validation losses by step of an inline engine that does what ``record`` says was done.
 
-    It loads and loses the same stages at the same places between steps. A generation that broke up again counts only
-    for the stages that had reported in.
+    It loads and loses the same stages at the same places between steps. What a generation rebuilt that broke up before
+    all was in place is lost again, and rebuilt again, in the next.
     """
     config, checkpoints = record.config, record.folder / "checkpoints"
     dataset = prepare(config.data, config.model.vocab)
     streams = [Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")]
-    linked = {(fact.generation, fact.node) for fact in facts(record, e.Linked)}
     trained, validated = {}, {}
     for _, fact in record.history:
         match fact:
@@ -272,7 +271,7 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 engine.step = fact.step
                 engine.skip(engine.stage.keys() - {m.node for m in fact.members})
                 engine.detour = fact.routes
-                sources = {m.node: m.source for m in fact.members if (fact.generation, m.node) in linked}
+                sources = {m.node: m.source for m in fact.members}
                 engine.become(
                     {
                         node: _state(config, checkpoints, engine.stage[node], source)
