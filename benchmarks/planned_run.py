@@ -43,7 +43,7 @@ from planaria.observe.recoveries import recoveries
 from planaria.plan.planned import first_come
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
-from planaria.planner.problem import Problem, Solution, problem_of
+from planaria.planner.problem import Problem, Solution, central_first, problem_of
 from planaria.planner.replan import remaining
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search
@@ -107,7 +107,7 @@ def with_exchange(asked: Problem, solution: Solution) -> float:
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
     carry, last = asked.prices.carry, 0
     for stage in range(len(asked.sizes)):
-        first, *others = solution.members(stage)
+        first, *others = central_first(asked, solution.members(stage))
         whole = max([ends.get(first, 0), *(ends.get(n, 0) + carry(n, first) for n in others)])
         last = max([last, whole, *(whole + carry(first, n) for n in others)])
     return Prices.seconds(last)

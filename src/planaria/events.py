@@ -46,14 +46,15 @@ class RunStarted(Fact):
     """all different ways that microbatches go in training; with an arrangement, each microbatch's way over its nodes"""
     pairs: list[tuple[int, int]] = []
     """nodes (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
-    arrangement: list[int] = []
-    """a schedule's stage of each node; empty where node n is stage n"""
+    arrangement: list[list[int]] = []
+    """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
 
     @property
     def stage_of(self) -> dict[int, int]:
         """Node → its stage."""
-        return dict(enumerate(self.arrangement or range(self.stages + 1)))
+        held = self.arrangement or [[stage] for stage in range(self.stages + 1)]
+        return dict(sorted((node, stage) for stage, nodes in enumerate(held) for node in nodes))
 
 
 class WorkerJoined(Fact):

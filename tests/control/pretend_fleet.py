@@ -294,9 +294,8 @@ class PretendFleet:
         walks = [[node for node in route if node in present] for route in self.started.routes]
         if self.started.arrangement and present != self.stage_of.keys():
             walks = detours(self.started, sorted(present))
-        first = {
-            stage: min(n for n in present if self.stage_of[n] == stage) for stage in map(self.stage_of.get, present)
-        }
+        listed = self.started.arrangement or [[node] for node in self.stage_of]
+        first = {stage: next(n for n in held if n in present) for stage, held in enumerate(listed) if present & {*held}}
         spine = [first[stage] for stage in sorted(first)]
         walks += [[*spine, spine[0]], *([first[self.stage_of[node]], node] for node in present)]
         pairs = [*self.started.pairs, *(pair for walk in walks for pair in pairwise(walk))]

@@ -40,7 +40,7 @@ def origins(folders: list[str]) -> dict[int, str]:
 
 
 SHARED: dict[str, Any] = {
-    "arrangement": [0, 1, 2, 3, 4, 1, 0, 2],
+    "arrangement": [[0, 6], [5, 1], [2, 7], [3], [4]],
     "routes": [[0, 1, 3, 4, 0], [6, 5, 2, 3, 6], [0, 5, 7, 4, 0], [6, 2, 1, 4, 6]],
     "pairs": [],
 }

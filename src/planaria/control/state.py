@@ -100,7 +100,12 @@ class RunState:
     @cached_property
     def arrangement(self) -> Arrangement:
         """All nodes of the run, whether anybody stands there or not."""
-        return Arrangement(self.settings.stage_of)
+        settings = self.settings
+        return (
+            Arrangement(dict(enumerate(settings.arrangement)))
+            if settings.arrangement
+            else Arrangement.single(settings.stages)
+        )
 
     @cached_property
     def held(self) -> Arrangement:

@@ -34,7 +34,7 @@ class Itinerary:
         """All nodes of the run."""
         if self.schedule is None:
             return Arrangement.single(self.config.pipeline.stages)
-        return Arrangement(dict(enumerate(self.schedule.solution.stage.tolist())))
+        return Arrangement(dict(enumerate(self.schedule.stages)))
 
     def routes(self, step: int) -> list[Route]:
         """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""

@@ -59,7 +59,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         spares=config.fleet.spares,
         replace=config.fleet.replace,
         routes=walked if scheduled else sorted(map(list, {tuple(route) for route in walked})),
-        arrangement=list(itinerary.arrangement.stage.values()) if scheduled else [],
+        arrangement=itinerary.schedule.stages if itinerary.schedule is not None else [],
         pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
         recovery=config.recovery,
     )

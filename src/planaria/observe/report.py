@@ -66,7 +66,9 @@ def _outcome(record: RunRecord) -> str:
 def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
-    nodes = next((len(fact.arrangement) for _, fact in record.history if isinstance(fact, RunStarted)), 0)
+    nodes = next(
+        (len(fact.stage_of) for _, fact in record.history if isinstance(fact, RunStarted) and fact.arrangement), 0
+    )
     ways = f"on a schedule over {nodes} nodes" if nodes else f"{pipe.order}, {config.routing.kind} routing"
     return (
         f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "

@@ -166,6 +166,18 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
     )
 
 
+def central_first(problem: Problem, nodes: list[int]) -> list[int]:
+    """``nodes`` of one stage by how soon each could have added up what all of them have, and sent it back."""
+    link, site = problem.link, problem.site
+
+    def takes(hub: int) -> tuple[int, int]:
+        others = [site[node] for node in nodes if node != hub]
+        there = max((link[other, site[hub]] for other in others), default=0)
+        return int(there + max((link[site[hub], other] for other in others), default=0)), hub
+
+    return sorted(nodes, key=takes)
+
+
 def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
     """How a microbatch's walk breaks CC3; empty if it does not."""
     return disorder(solution.stage[solution.path[microbatch]].tolist(), problem.swaps, problem.jump)

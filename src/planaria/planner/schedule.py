@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from planaria.config import Natural, Positive, Seconds, Section
 from planaria.errors import UserError
-from planaria.planner.problem import ROLES, Problem, Solution
+from planaria.planner.problem import ROLES, Problem, Solution, central_first
 
 MAX_BYTES = 256 << 20
 
@@ -68,7 +68,7 @@ class Schedule(Section):
     nodes: list[Machine]
     rules: Rules
     stages: list[list[Natural]]
-    """nodes of the ends (the data nodes) and of each block stage"""
+    """nodes of the ends (the data nodes) and of each block stage; the first adds up their gradients"""
     routes: list[list[Natural]]
     """nodes that each microbatch visits, from its data node back to it"""
     step_s: Seconds
@@ -134,7 +134,7 @@ def schedule_of(
             swaps=problem.swaps,
             jump=problem.jump,
         ),
-        stages=[solution.members(stage) for stage in range(len(problem.sizes))],
+        stages=[central_first(problem, solution.members(stage)) for stage in range(len(problem.sizes))],
         routes=[list(route) for route in solution.routes],
         step_s=step_s,
         bound=bound,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 Pair = tuple[int, int]
@@ -12,26 +12,24 @@ Pair = tuple[int, int]
 class Arrangement:
     """The nodes that are there, by number, and the stage that each holds."""
 
-    def __init__(self, stage: Mapping[int, int]) -> None:
-        """``stage``: node → stage; the ends' nodes (stage 0) are data nodes."""
-        self.stage = dict(sorted(stage.items()))
-        self._nodes: dict[int, tuple[int, ...]] = {}
-        for node, held in self.stage.items():
-            self._nodes[held] = (*self._nodes.get(held, ()), node)
+    def __init__(self, nodes: Mapping[int, Sequence[int]]) -> None:
+        """``nodes``: stage → the nodes that hold it; the first adds up what all have. Stage 0's are data nodes."""
+        self._nodes = {stage: tuple(held) for stage, held in sorted(nodes.items()) if held}
+        self.stage = dict(sorted((node, stage) for stage, held in self._nodes.items() for node in held))
 
     @classmethod
     def single(cls, stages: int) -> Arrangement:
         """One node for each of the stages 0..``stages``."""
-        return cls({stage: stage for stage in range(stages + 1)})
+        return cls({stage: (stage,) for stage in range(stages + 1)})
 
     def of(self, present: Collection[int]) -> Arrangement:
         """The same, of the ``present`` nodes only."""
-        return Arrangement({node: stage for node, stage in self.stage.items() if node in present})
+        return Arrangement({stage: [n for n in held if n in present] for stage, held in self._nodes.items()})
 
     @property
     def stages(self) -> tuple[int, ...]:
         """The stages that some node holds, in natural order."""
-        return tuple(sorted(self._nodes))
+        return tuple(self._nodes)
 
     @property
     def shared(self) -> bool:
@@ -39,7 +37,7 @@ class Arrangement:
         return len(self._nodes) < len(self.stage)
 
     def nodes(self, stage: int) -> tuple[int, ...]:
-        """The nodes that hold ``stage``."""
+        """The nodes that hold ``stage``, the first of them first."""
         return self._nodes.get(stage, ())
 
     def peers(self, node: int) -> tuple[int, ...]:
