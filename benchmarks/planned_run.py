@@ -2,7 +2,7 @@
 
 Twelve nodes, one in each of the published cities: three data nodes, three stages of three nodes, 12 microbatches.
 Passes and links cost a fiftieth of the published times: stages sleep, links delay, all else is real. The simulated step
-is the plan's own, and the time in which the nodes of a stage then add up their gradients: through the first of them, as
+is the plan's own, and the time in which the nodes of a stage then add up their gradients: through the most central, as
 the fleet does (:func:`with_exchange`).
 
 Then nodes are killed one after the other, and nobody takes their place: the run goes on by a new plan for those that
@@ -101,7 +101,7 @@ def config_for(asked: Problem, solution: Solution, step_s: float, name: str, ste
 def with_exchange(asked: Problem, solution: Solution) -> float:
     """Seconds of the plan's step, and until the nodes of every stage have the sum of their gradients.
 
-    Each node sends its own to the first of its stage when its last pass is over, and that one sends the sum back.
+    Each node sends its own to the most central of its stage when its last pass is over, and that one sends the sum back.
     """
     clock = first_come(solution.routes, asked.memory, asked.prices)
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
