@@ -101,7 +101,7 @@ def config_for(asked: Problem, solution: Solution, step_s: float, name: str, ste
 def with_exchange(asked: Problem, solution: Solution) -> float:
     """Seconds of the plan's step, and until the nodes of every stage have the sum of their gradients.
 
-    Each node sends its own to the most central of its stage when its last pass is over, and that one sends the sum back.
+    Each node sends its own to the most central of its stage when its last pass is over; that one sends the sum back.
     """
     clock = first_come(solution.routes, asked.memory, asked.prices)
     ends = {node: max((clock.ends[n] for n in ran), default=0) for node, ran in clock.ran.items()}
