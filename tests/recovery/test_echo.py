@@ -15,11 +15,11 @@ from torch import Tensor
 
 from planaria.config import RecoveryConfig
 from planaria.errors import UserError
+from planaria.model.quantise import GROUP, coded_bytes, decode, encode
 from planaria.model.state import StageState
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy
 from planaria.recovery.echo import Echo, EchoHolder, EchoSender
-from planaria.recovery.quantise import GROUP, coded_bytes, decode, encode
 
 SHAPES = {"w": torch.Size([20, 31]), "scale": torch.Size([70]), "bias": torch.Size([])}
 COUNT = 691

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.recovery.quantise import GROUP, SCALE_BYTES, STEPS, coded_bytes, decode, encode
+from planaria.model.quantise import GROUP, SCALE_BYTES, STEPS, coded_bytes, decode, encode
 
 BITS = st.sampled_from([2, 4, 8])
 PUBLISHED = {2: 0.1188, 4: 0.01154}
