@@ -1,0 +1,60 @@
+"""All-reduce: in every step, replicas average their gradients before the update. They never differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.errors import UserError
+from planaria.exchange import message
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.pairing import one_group
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Bits of a number of the gradient in a message. The outer state holds nothing but the rounding's residual."""
+
+    bits: int = 32
+
+    @classmethod
+    def from_config(cls, config: ExchangeConfig) -> AllReduce:
+        if config.every:
+            raise UserError(
+                f"exchange.kind = 'allreduce' averages the gradients of every step, not of every {config.every}; leave "
+                "exchange.every out, or take 'diloco'"
+            )
+        return cls(config.bits)
+
+    @property
+    def every(self) -> int:
+        return 0
+
+    @property
+    def delay(self) -> int:
+        return 0
+
+    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+        return one_group(members)
+
+    def start(self, weights: Weights) -> Outer:
+        return Outer()
+
+    def early(self, outer: Outer) -> Tensor | None:
+        return None
+
+    def offer(self, outer: Outer, fast: Weights) -> Offer:
+        return message.rounded_offer(fast, outer.residual, self.bits)
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        """g ← (1/n) Σ_j g_j."""
+        said, residual = message.heard(offers, me, fast, self.bits)
+        return message.fast_copy(message.mean(said), fast), Outer(residual=residual, rounds=outer.rounds + 1)
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        return meeting_cost(one_group(range(members)), message.packed_bytes(shapes, self.bits))

@@ -1,0 +1,69 @@
+"""GASLoC (arXiv 2606.11081): gossip as part of an accelerated outer step.
+
+Written after a third party's rendering of the rule, not after the paper; what the paper recommends for its three
+numbers is not known here, so a recipe must give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.errors import UserError
+from planaria.exchange.gossip import Gossip
+from planaria.exchange.stability import refuse_unstable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gasloc(Gossip):
+    """Momentum α, outer learning rate β and pull γ in the house's letters: the paper's γ, η and α."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+    @classmethod
+    def from_config(cls, config: ExchangeConfig) -> Gasloc:
+        if config.alpha is None or config.beta is None or config.gamma is None:
+            raise UserError(
+                "exchange.kind = 'gasloc' has no defaults for its numbers: set exchange.alpha (momentum), "
+                "exchange.beta (outer learning rate) and exchange.gamma (pull to the group's mean)"
+            )
+        refuse_unstable(config.alpha, config.gamma, config.group)
+        every = cls.every if config.every is None else config.every
+        return cls(
+            every,
+            config.group,
+            config.bits,
+            config.prefetch,
+            alpha=config.alpha,
+            beta=config.beta,
+            gamma=config.gamma,
+        )
+
+    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+        """x = φ + βg: where the replica would go by itself. g = θ − φ is the drift."""
+        return slow + self.beta * drift
+
+    def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        return outer_step(slow, momentum, own, mean, self.alpha, self.gamma)
+
+
+def outer_step(
+    slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor, alpha: float, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """GASLoC's accelerated outer step, elementwise, for x_t = φ_t + βg_t at replica i and its mean x̄ over the group:
+
+        φ_{t+1} = x_t − γ(x_t − x̄_t) + α(x_t − x_{t−1})
+
+    Source: arXiv 2606.11081 as rendered in github.com/junaidaliop/zij, docs/math/gasloc.md, with αΛ there written as
+    γ times the projection on differences within groups: γ = 1 averages a group. ``own`` is x_t; instead of x_{t−1} the
+    state holds δ_t = x_{t−1} − φ_t, which is zero at the start. Returns φ_{t+1} and δ_{t+1}.
+
+    Averaged over all replicas, γ drops out and this is DiLoCo with PyTorch's Nesterov momentum. Disagreement obeys
+    equation (3) with the same letters. [derived here]
+    """
+    new = own - gamma * (own - mean) + alpha * ((own - slow) - momentum)
+    return new, own - new

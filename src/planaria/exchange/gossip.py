@@ -1,0 +1,82 @@
+"""What exchanges in small random groups have in common: who meets, the message in one part or in two, and its bytes.
+
+A replica says one tensor x, made of its slow weights φ and its drift θ − φ, and goes on with the mean of its group's.
+So one tensor each is enough; the released code of arXiv 2506.10911 sends two.
+
+In two parts (``prefetch``, or fewer than 32 bits): φ is known once the round before is settled and so is the next
+group, so it can travel, in full, while the inner steps run. Only the drift is waited for. It is small beside φ and
+bears rounding. That is more bytes in all, and fewer on the critical path.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planaria.exchange import message
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.pairing import random_groups
+
+
+@dataclass(frozen=True)
+class Gossip(ABC):
+    """Inner steps between rounds, members of a group, bits of a number of the late part, one part or two."""
+
+    every: int = 50
+    group: int = 2
+    bits: int = 32
+    prefetch: bool = False
+
+    @abstractmethod
+    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+        """x, from θ − φ and φ of one parameter."""
+
+    @abstractmethod
+    def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """New slow weights and momentum, from the replica's own x and its group's mean."""
+
+    @property
+    def delay(self) -> int:
+        return 0
+
+    @property
+    def two_parts(self) -> bool:
+        return self.prefetch or self.bits < 32
+
+    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+        return random_groups(round, members, self.group, seed)
+
+    def start(self, weights: Weights) -> Outer:
+        return Outer(message.slow_copy(weights), message.zeros(weights))
+
+    def early(self, outer: Outer) -> Tensor | None:
+        return message.pack(outer.slow) if self.two_parts else None
+
+    def offer(self, outer: Outer, fast: Weights) -> Offer:
+        drift = {name: fast[name].detach().float() - slow for name, slow in outer.slow.items()}
+        if self.two_parts:
+            return message.rounded_offer(drift, outer.residual, self.bits, self.early(outer))
+        return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer.slow.items()}))
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        said, residual = message.heard(offers, me, outer.slow, self.bits)
+        if self.two_parts:
+            early = {member: message.unpack(offers[member].early, outer.slow) for member in said}
+            said = {
+                member: {name: self.says(drift[name], early[member][name]) for name in drift}
+                for member, drift in said.items()
+            }
+        mean = message.mean(said)
+        new_slow, momentum = {}, {}
+        for name, slow in outer.slow.items():
+            new_slow[name], momentum[name] = self.step(slow, outer.momentum[name], said[me][name], mean[name])
+        return message.fast_copy(new_slow, fast), Outer(new_slow, momentum, residual, outer.rounds + 1)
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        early = message.packed_bytes(shapes) if self.two_parts else 0
+        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits), early)

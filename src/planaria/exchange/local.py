@@ -1,0 +1,48 @@
+"""No exchange: replicas that start alike and never hear of one another. The baseline that any exchange must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights
+
+
+@dataclass(frozen=True)
+class Local:
+    """Rounds never come; driven through one, everybody is alone and nothing changes."""
+
+    @classmethod
+    def from_config(cls, config: ExchangeConfig) -> Local:
+        return cls()
+
+    @property
+    def every(self) -> None:
+        return None
+
+    @property
+    def delay(self) -> int:
+        return 0
+
+    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+        return [(member,) for member in sorted(members)]
+
+    def start(self, weights: Weights) -> Outer:
+        return Outer()
+
+    def early(self, outer: Outer) -> Tensor | None:
+        return None
+
+    def offer(self, outer: Outer, fast: Weights) -> Offer:
+        return Offer()
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        return dict(fast), replace(outer, rounds=outer.rounds + 1)
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        return ExchangeCost(0.0, 0.0)

@@ -1,0 +1,95 @@
+"""Weights as one flat message and back: in full, in half precision, or in 8 or 4 bits each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from planaria.exchange.base import Offer, Shapes, Weights
+from planaria.model.quantise import coded_bytes, decode, encode
+
+_PLAIN = {32: torch.float32, 16: torch.float16}
+
+
+def pack(weights: Weights, bits: int = 32) -> Tensor:
+    """All tensors end to end in order of name, on the CPU: fp32, fp16 (clamped to its range) or uint8."""
+    pieces = [weights[name].detach().float().cpu().reshape(-1) for name in sorted(weights)]
+    vector = torch.cat([*pieces, torch.empty(0)])
+    if bits == 16:
+        largest = torch.finfo(torch.float16).max
+        return vector.clamp_(-largest, largest).half()
+    return vector if bits == 32 else encode(vector, bits)
+
+
+def unpack(message: Tensor | None, like: Weights, bits: int = 32) -> dict[str, Tensor]:
+    """What :func:`pack` packed, fp32, with the names, shapes and devices of ``like``.
+
+    :raises ValueError: when the message has another size or type.
+    """
+    if message is None:
+        raise ValueError("an offer lacks a part that it must have")
+    shapes = {name: like[name].shape for name in sorted(like)}
+    count = sum(shape.numel() for shape in shapes.values())
+    if bits in _PLAIN and (message.dtype != _PLAIN[bits] or message.shape != (count,)):
+        raise ValueError(f"{count} numbers of {bits} bits are not {message.dtype} {list(message.shape)}")
+    vector = message.float() if bits in _PLAIN else decode(message, count, bits)
+    pieces = torch.split(vector, [shape.numel() for shape in shapes.values()])
+    named = zip(shapes.items(), pieces, strict=True)
+    return {name: piece.view(shape).to(like[name].device) for (name, shape), piece in named}
+
+
+def packed_bytes(shapes: Shapes, bits: int = 32) -> int:
+    """Bytes that :func:`pack` makes of tensors of these shapes."""
+    count = sum(shape.numel() for shape in shapes.values())
+    return count * bits // 8 if bits in _PLAIN else coded_bytes(count, bits)
+
+
+def rounded_offer(exact: Weights, residual: Weights, bits: int, early: Tensor | None = None) -> Offer:
+    """An offer of ``exact`` plus what rounding kept back so far: the error is fed back and stays bounded.
+
+    Source: error feedback as in Seide et al. (2014) and Karimireddy et al. (arXiv 1901.09847, algorithm 2), at the
+    sender, without decay.
+    """
+    if bits == 32:
+        return Offer(pack(exact), early)
+    meant = {name: tensor.detach().float() + residual.get(name, 0.0) for name, tensor in exact.items()}
+    late = pack(meant, bits)
+    sent = unpack(late, meant, bits)
+    return Offer(late, early, {name: meant[name] - sent[name] for name in meant})
+
+
+def heard(
+    offers: Mapping[int, Offer], me: int, like: Weights, bits: int
+) -> tuple[dict[int, dict[str, Tensor]], Weights]:
+    """The late parts in order of member id, and the residual that ``me`` is left with: zero where nobody else heard."""
+    lates = {member: unpack(offers[member].late, like, bits) for member in sorted(offers)}
+    lost = offers[me].lost
+    if len(offers) > 1 or not lost:
+        return lates, lost
+    return {me: {name: lates[me][name] + lost[name] for name in lost}}, zeros(lost)
+
+
+def mean(of: Mapping[int, Weights]) -> dict[str, Tensor]:
+    """Elementwise mean over members, added up in the order in which they are given."""
+    first, *others = of.values()
+    total = {name: tensor.clone() for name, tensor in first.items()}
+    for other in others:
+        for name, tensor in total.items():
+            tensor.add_(other[name])
+    return {name: tensor.div_(len(of)) for name, tensor in total.items()}
+
+
+def slow_copy(weights: Weights) -> dict[str, Tensor]:
+    """An fp32 copy that shares no memory."""
+    return {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in weights.items()}
+
+
+def fast_copy(slow: Weights, like: Weights) -> dict[str, Tensor]:
+    """A copy of ``slow`` with the dtypes of ``like``; shares no memory."""
+    return {name: tensor.to(like[name].dtype, copy=True) for name, tensor in slow.items()}
+
+
+def zeros(like: Weights) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in like.items()}

@@ -1,0 +1,98 @@
+"""Streaming DiLoCo (arXiv 2501.18512): the stage in fragments, one after the other, while training goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.errors import UserError
+from planaria.exchange import message
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.diloco import DiLoCo, pseudo_gradient, stepped
+from planaria.exchange.pairing import one_group
+
+
+@dataclass(frozen=True)
+class Streaming(DiLoCo):
+    """DiLoCo by fragments: round r is about fragment r mod F, so each comes up every ``every`` × F inner steps.
+
+    ``every`` is the distance of two rounds here. ``mix`` is the share of the fast weights that outlives a round.
+    """
+
+    every: int = 25
+    fragments: int = 4
+    settle_delay: int = 0
+    mix: float = 0.0
+
+    @classmethod
+    def from_config(cls, config: ExchangeConfig) -> Streaming:
+        alpha, beta, _ = config.or_else(cls.alpha, cls.beta, 0.0)
+        whole = cls.every * cls.fragments if config.every is None else config.every
+        every, rest = divmod(whole, config.fragments)
+        if rest or not every:
+            raise UserError(
+                f"exchange.every = {whole} does not divide into exchange.fragments = {config.fragments} equal waits; "
+                "change one of them"
+            )
+        if config.delay >= every:
+            raise UserError(
+                f"exchange.delay = {config.delay}: a fragment must be settled before the next is sent, {every} steps "
+                "later (exchange.every / exchange.fragments); lower it"
+            )
+        return cls(every, config.bits, alpha, beta, config.momentum, config.fragments, config.delay, config.mix)
+
+    @property
+    def delay(self) -> int:
+        return self.settle_delay
+
+    def offer(self, outer: Outer, fast: Weights) -> Offer:
+        slow = self._part(outer.slow, outer.rounds)
+        return message.rounded_offer(pseudo_gradient(slow, fast), outer.residual, self.bits)
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        part = self._part(outer.slow, outer.rounds)
+        said, residual = message.heard(offers, me, part, self.bits)
+        slow, momentum = stepped(part, outer.momentum, message.mean(said), self.beta, self.alpha, self.momentum)
+        mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
+        return {**fast, **mixed}, replace(
+            outer,
+            slow={**outer.slow, **slow},
+            momentum={**outer.momentum, **momentum},
+            residual={**outer.residual, **residual},
+            rounds=outer.rounds + 1,
+        )
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""
+        parts = fragments(shapes, self.fragments)
+        late = sum(message.packed_bytes({n: shapes[n] for n in part}, self.bits) for part in parts) / self.fragments
+        cost = meeting_cost(one_group(range(members)), late)
+        return replace(cost, critical=0.0) if self.delay else cost
+
+    def _part(self, weights: Weights, round: int) -> dict[str, Tensor]:
+        return {name: weights[name] for name in fragments(weights, self.fragments)[round % self.fragments]}
+
+
+def mixture(fast: Tensor, slow: Tensor, mix: float) -> Tensor:
+    """θ ← aθ + (1 − a)φ (arXiv 2501.18512), elementwise, in fp32 and returned in the dtype of ``fast``."""
+    return (mix * fast.float() + (1.0 - mix) * slow).to(fast.dtype)
+
+
+def fragments(names: Iterable[str], count: int) -> list[tuple[str, ...]]:
+    """``names`` of parameters in ``count`` fragments: layers dealt out in turn, so that each has early and late ones.
+
+    A layer is what shares a name up to its first number (``layers.3``); a parameter without one is a layer by itself. A
+    stage of fewer layers than fragments leaves some empty, and has nothing to say in their rounds.
+    """
+    layers: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(names):
+        numbered = re.match(r"(.*?)\.(\d+)(?:\.|$)", name)
+        layers.setdefault((numbered[1], int(numbered[2])) if numbered else (name, 0), []).append(name)
+    dealt = [layers[layer] for layer in sorted(layers)]
+    return [tuple(name for layer in dealt[k::count] for name in layer) for k in range(count)]

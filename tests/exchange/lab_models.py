@@ -1,0 +1,59 @@
+"""Small stages for tests of exchanges, and inner phases that really differ from replica to replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.exchange import EXCHANGES, exchange
+from planaria.exchange.base import Exchange
+from planaria.exchange.lab import Replica, replicas
+
+SHAPES = {
+    "layers.0.weight": torch.Size([5, 7]),
+    "layers.1.weight": torch.Size([3, 50]),
+    "norm.weight": torch.Size([]),
+}
+COUNT = 186
+GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
+"""what a kind cannot do without"""
+KINDS = sorted(EXCHANGES)
+
+
+def make(kind: str, **settings: object) -> Exchange:
+    """An exchange as a recipe would make it."""
+    return exchange(ExchangeConfig.model_validate({"kind": kind, **GIVEN.get(kind, {}), **settings}))
+
+
+def weights(seed: int, std: float = 1.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: std * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def drift(of: Mapping[int, Replica], seed: int, std: float = 0.1) -> None:
+    """An inner phase that moves every replica at random."""
+    for member, replica in of.items():
+        moved = weights(1000 * seed + member, std)
+        replica.fast = {name: tensor + moved[name] for name, tensor in replica.fast.items()}
+
+
+def apart(made: Exchange, count: int, start: Callable[[int], dict[str, Tensor]] = weights) -> dict[int, Replica]:
+    """Replicas that have already gone apart: each starts from weights of its own."""
+    of = replicas(made, weights(0), count)
+    for member, replica in of.items():
+        replica.fast = start(member)
+        replica.outer = made.start(replica.fast)
+    return of
+
+
+def mean(of: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name] for one in of.values()]).mean(0) for name in SHAPES}
+
+
+def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Largest difference between two of the same names."""
+    assert one.keys() == other.keys()
+    return max((one[name].float() - other[name].float()).abs().max().item() for name in one)

@@ -1,0 +1,286 @@
+"""Offers: their bytes, rounding and what becomes of it, replicas left alone, and the outer state as a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, make, mean, weights
+
+from planaria.exchange.base import Offer, Outer
+from planaria.exchange.lab import Replica, meet, offers, replicas, settle
+from planaria.exchange.message import pack, packed_bytes, unpack
+from planaria.exchange.noloco import NoLoCo
+from planaria.exchange.pair_mean import PairMean
+
+BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
+
+
+@BITS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, members: int) -> None:
+    made = make(kind, bits=bits, group=3) if kind != "local" else make(kind)
+    of = replicas(made, weights(0), members)
+    late = total = 0
+    rounds = 12
+    for round in range(rounds):
+        drift(of, round)
+        heard = offers(made, of, round, 0)
+        for member, group in heard.items():
+            said = group[member]
+            peers = len(group) - 1
+            late += peers * (said.late.nbytes if said.late is not None else 0)
+            total += peers * sum(part.nbytes for part in (said.late, said.early) if part is not None)
+        settle(made, of, heard)
+    stated = made.cost(SHAPES, members)
+    assert stated.critical == pytest.approx(late / members / rounds)
+    assert stated.total == pytest.approx(total / members / rounds)
+
+
+def test_what_travels_while_training_goes_on_is_not_on_the_critical_path() -> None:
+    cost = make("streaming_diloco", delay=3).cost(SHAPES, 2)
+    assert (cost.critical, cost.total) == (0, 4 * COUNT / 4)
+
+
+def test_one_tensor_is_half_of_the_two_and_few_bits_are_fewer_to_wait_for() -> None:
+    large = {"w": torch.Size([1000, 128])}
+    two_tensors_bf16 = 2 * 2 * large["w"].numel()
+    assert make("noloco").cost(large, 8).total == 0.5 * 2 * 4 * large["w"].numel()
+    assert make("noloco", bits=8).cost(large, 8).critical / two_tensors_bf16 < 0.27
+    assert make("noloco", bits=4).cost(large, 8).critical / two_tensors_bf16 < 0.14
+
+
+def test_the_early_part_is_known_when_the_round_before_is_settled() -> None:
+    made = make("noloco", prefetch=True)
+    of = apart(made, 4)
+    early = {i: made.early(r.outer) for i, r in of.items()}
+    drift(of, 0)
+    for i, replica in of.items():
+        assert torch.equal(made.offer(replica.outer, replica.fast).early, early[i])  # type: ignore[arg-type]
+    assert make("noloco").early(of[0].outer) is None
+
+
+@given(st.sampled_from([32, 16, 8, 4]), st.integers(0, 99))
+def test_a_message_brings_back_names_and_shapes(bits: int, seed: int) -> None:
+    before = weights(seed)
+    message = pack(before, bits)
+    assert message.ndim == 1 and message.nbytes == packed_bytes(SHAPES, bits)
+    after = unpack(message, before, bits)
+    assert {name: tensor.shape for name, tensor in after.items()} == SHAPES
+    error = torch.cat([(after[name] - before[name]).reshape(-1) for name in SHAPES]).square().mean().sqrt().item()
+    assert error <= {32: 0.0, 16: 1e-3, 8: 0.05, 4: 0.2}[bits]
+
+
+@BITS
+def test_messages_of_another_size_or_type_are_refused(bits: int) -> None:
+    before = weights(0)
+    message = pack(before, bits)
+    with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
+        unpack(message[:-1], before, bits)
+    with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
+        unpack(message.double(), before, bits)
+    with pytest.raises(ValueError, match="lacks a part"):
+        unpack(None, before, bits)
+
+
+def test_half_precision_never_sends_infinities() -> None:
+    sent = unpack(pack({"w": torch.tensor([1e9, -1e9])}, 16), {"w": torch.zeros(2)}, 16)
+    assert sent["w"].tolist() == [65504.0, -65504.0]
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("kind", ["allreduce", "diloco", "noloco", "pair_mean"])
+def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int) -> None:
+    made = make(kind, bits=bits)
+    of = replicas(made, weights(0), 4)
+    exact = {i: {k: torch.zeros(s, dtype=torch.float64) for k, s in SHAPES.items()} for i in of}
+    said = {i: {k: torch.zeros(s, dtype=torch.float64) for k, s in SHAPES.items()} for i in of}
+    for round in range(30):
+        for i, replica in of.items():
+            replica.fast = weights(100 * round + i)
+        heard = offers(made, of, round, 0)
+        for i, replica in of.items():
+            sign = {"diloco": -1.0}.get(kind, 1.0)
+            late = unpack(heard[i][i].late, replica.fast, bits)
+            for k in SHAPES:
+                origin = replica.outer.slow.get(k, torch.zeros(SHAPES[k]))
+                exact[i][k] += replica.fast[k] - origin
+                said[i][k] += sign * late[k].double()
+        settle(made, of, heard)
+        for i, replica in of.items():
+            # Telescoping: all that was meant is what was said plus the one residual that is left.
+            left = {k: said[i][k] + {"diloco": -1.0}.get(kind, 1.0) * replica.outer.residual[k] for k in SHAPES}
+            assert distance(left, exact[i]) < 1e-3
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
+    """The same gradients in every round: the mean of what comes out goes to their mean like 1 over the rounds."""
+    made = make("allreduce", bits=bits)
+    of = replicas(made, weights(0), 3)
+    target = mean({i: weights(i) for i in of})
+    total = {k: torch.zeros(s) for k, s in SHAPES.items()}
+    errors = {}
+    for round in range(1, 201):
+        for i, replica in of.items():
+            replica.fast = weights(i)
+        meet(made, of, round, seed=0)
+        total = {k: total[k] + of[0].fast[k] for k in SHAPES}
+        errors[round] = distance({k: total[k] / round for k in SHAPES}, target)
+    assert errors[1] > 1e-2
+    assert errors[200] < errors[1] / 20
+    assert errors[200] < 0.6 * errors[100]
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
+    rounded, exact = NoLoCo(1, 2, bits), NoLoCo(1, 2)
+    left, right = apart(rounded, 6), apart(exact, 6)
+    for round in range(80):
+        for made, of in ((rounded, left), (exact, right)):
+            # Every replica is drawn to the same place by its inner steps.
+            for replica in of.values():
+                replica.fast = {k: t + 0.3 * (weights(77)[k] - t) for k, t in replica.fast.items()}
+            meet(made, of, round, seed=1)
+    assert max(distance(r.fast, weights(77)) for r in right.values()) < 1e-3
+    assert max(distance(r.fast, weights(77)) for r in left.values()) < 1e-2
+
+
+def settled_alone(made: object, replica: Replica) -> Replica:
+    offer = made.offer(replica.outer, replica.fast)  # type: ignore[attr-defined]
+    return Replica(*made.settle(replica.outer, replica.fast, {3: offer}, 3))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [32, 4])
+def test_alone_nothing_is_rounded(kind: str, bits: int) -> None:
+    found = {}
+    for used in (32, bits):
+        made = make(kind, bits=used)
+        of = replicas(made, weights(0), 1)
+        drift(of, 4)
+        found[used] = settled_alone(made, of[0])
+    assert distance(found[bits].fast, found[32].fast) < 1e-6
+    assert all(not tensor.any() for tensor in found[bits].outer.residual.values())
+
+
+def test_alone_a_replica_says_to_itself_what_rounding_had_kept_from_it() -> None:
+    made = PairMean(1, 2, 4)
+    of = apart(made, 2)
+    drift(of, 1)
+    meet(made, of, 0, seed=0)
+    kept = of[0].outer.residual
+    assert distance(kept, {k: torch.zeros(s) for k, s in SHAPES.items()}) > 1e-3
+    before = of[0].fast
+    after = settled_alone(made, of[0])
+    assert distance(after.fast, {k: before[k] + kept[k] for k in SHAPES}) < 1e-6
+
+
+def test_alone_noloco_is_momentum_on_the_own_drift() -> None:
+    made = NoLoCo()
+    of = replicas(made, weights(0), 1)
+    drift(of, 4)
+    moved = {k: of[0].fast[k] - weights(0)[k] for k in SHAPES}
+    after = settled_alone(made, of[0])
+    assert distance(after.outer.momentum, {k: 0.7 * moved[k] for k in SHAPES}) < 1e-6
+    assert distance(settled_alone(made, after).outer.momentum, {k: 0.35 * moved[k] for k in SHAPES}) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["noloco", "gasloc", "pair_mean"])
+def test_a_partner_that_is_late_is_left_out_on_both_sides(kind: str) -> None:
+    made = make(kind)
+    of = apart(made, 4)
+    drift(of, 2)
+    before = {i: Replica(r.fast, r.outer) for i, r in of.items()}
+    pair = made.groups(0, range(4), 9)[0]
+    meet(made, of, 0, seed=9, alone=[pair[0]])
+    assert all(distance(of[i].fast, settled_alone(made, before[i]).fast) == 0 for i in pair)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_run_goes_on_from_its_saved_state_to_the_last_bit(kind: str, bits: int) -> None:
+    made = make(kind, bits=bits)
+    whole = replicas(made, weights(0), 4)
+    for round in range(3):
+        drift(whole, round)
+        meet(made, whole, round, seed=2)
+    resumed = {
+        i: Replica(r.fast, Outer.load({k: t.clone() for k, t in r.outer.state().items()})) for i, r in whole.items()
+    }
+    assert [r.outer.rounds for r in resumed.values()] == [3] * 4
+    for round in range(3, 6):
+        for of in (whole, resumed):
+            drift(of, round)
+            meet(made, of, round, seed=2)
+    for i in whole:
+        assert distance(whole[i].fast, resumed[i].fast) == 0
+        assert distance(whole[i].outer.state(), resumed[i].outer.state()) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({}, "counts its rounds"),
+        ({"rounds": torch.tensor([1, 2])}, "counts its rounds"),
+        ({"rounds": torch.tensor(1.0)}, "counts its rounds"),
+        ({"rounds": torch.tensor(1), "fast/w": torch.zeros(1)}, "'fast/w'"),
+        ({"rounds": torch.tensor(1), "slow/": torch.zeros(1)}, "'slow/'"),
+        ({"rounds": torch.tensor(1), "slow/w": torch.zeros(1).double()}, "torch.float64"),
+    ],
+)
+def test_what_is_no_outer_state_is_refused(state: dict[str, torch.Tensor], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Outer.load(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settling_changes_nothing_that_it_was_given_and_shares_no_weights(kind: str) -> None:
+    made = make(kind, bits=8)
+    of = apart(made, 2)
+    drift(of, 1)
+    heard = offers(made, of, 0, 0)
+    fast = {k: t.clone() for k, t in of[0].fast.items()}
+    state = {k: t.clone() for k, t in of[0].outer.state().items()}
+    new_fast, new_outer = made.settle(of[0].outer, of[0].fast, heard[0], 0)
+    assert distance(of[0].fast, fast) == 0 and distance(of[0].outer.state(), state) == 0
+    slow = {k: t.clone() for k, t in new_outer.slow.items()}
+    for tensor in new_fast.values():
+        tensor.add_(1.0)
+    assert all(torch.equal(new_outer.slow[k], slow[k]) for k in slow)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outer_state_is_kept_in_full_for_weights_of_half_the_bits(kind: str) -> None:
+    made = make(kind)
+    of = replicas(made, {k: t.bfloat16() for k, t in weights(0).items()}, 2)
+    meet(made, of, 0, seed=0)
+    assert {t.dtype for t in of[0].fast.values()} == {torch.bfloat16}
+    assert {t.dtype for k, t in of[0].outer.state().items() if k != "rounds"} <= {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["noloco", "diloco"])
+def test_replicas_may_take_unequal_numbers_of_inner_steps(kind: str) -> None:
+    made = make(kind)
+    of = replicas(made, weights(0), 4)
+    for round in range(40):
+        for i, replica in of.items():
+            for _ in range(1 + 3 * i):
+                replica.fast = {k: t + 0.05 * (weights(77)[k] - t) for k, t in replica.fast.items()}
+        meet(made, of, round, seed=1)
+    assert max(distance(r.fast, weights(77)) for r in of.values()) < 0.02
+
+
+def test_an_offer_without_its_early_part_is_refused() -> None:
+    made = make("noloco", prefetch=True)
+    of = apart(made, 2)
+    said = {i: made.offer(r.outer, r.fast) for i, r in of.items()}
+    said[1] = replace(said[1], early=None)
+    with pytest.raises(ValueError, match="lacks a part"):
+        made.settle(of[0].outer, of[0].fast, said, 0)
+    with pytest.raises(ValueError, match="lacks a part"):
+        made.settle(of[0].outer, of[0].fast, {0: said[0], 1: Offer()}, 0)
