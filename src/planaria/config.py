@@ -91,6 +91,8 @@ class PipelineConfig(Section):
 class RoutingConfig(Section):
     kind: str = "full"
     """which way microbatches go through the stages: full, swapped, skipping (at random), or given (by routes)"""
+    mixed: bool = False
+    """with exchange.replicas: hand every microbatch to a replica drawn anew at each stage boundary"""
     skip: Fraction = 0.0
     """skipping and `planaria plan`: the share of the block stages that each microbatch leaves out"""
     swaps: Natural = 2
@@ -195,6 +197,8 @@ class RecoveryConfig(Section):
 
 
 class ExchangeConfig(Section):
+    replicas: Positive = 1
+    """copies of the model, each with samples of its own, that agree as kind says"""
     kind: str = "allreduce"
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
     every: Natural | None = None
@@ -307,6 +311,11 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     network: NetworkConfig = NetworkConfig()
     chaos: ChaosConfig = ChaosConfig()
+
+    @property
+    def samples(self) -> int:
+        """Samples in one step of all replicas."""
+        return self.pipeline.samples * self.exchange.replicas
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

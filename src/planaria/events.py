@@ -182,6 +182,31 @@ class Replanned(Fact):
     """that it took to find them"""
 
 
+class RoundSettled(Fact):
+    """Replicas met: one round of their exchange, over all stages."""
+
+    kind: Literal["round_settled"] = "round_settled"
+    step: int
+    """steps committed"""
+    number: int
+    groups: list[tuple[int, ...]]
+    late_bytes: int
+    """sent by all together, that somebody waited for"""
+    early_bytes: int
+    spread: float
+    """RMS distance of the replicas' weights from their mean, afterwards"""
+
+
+class ReplicasEvaluated(Fact):
+    """What every replica's model is worth, and that of their mean; nats."""
+
+    kind: Literal["replicas_evaluated"] = "replicas_evaluated"
+    step: int
+    losses: list[float]
+    consensus: float
+    spread: float
+
+
 class FaultInjected(Fact):
     """Chaos struck: ``signal`` was sent to the worker at ``node``."""
 
@@ -216,6 +241,8 @@ Event = Annotated[
     | StopRequested
     | IntervalChosen
     | Replanned
+    | RoundSettled
+    | ReplicasEvaluated
     | FaultInjected
     | ZombieIgnored,
     Field(discriminator="kind"),

@@ -48,6 +48,7 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
         tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
     if state.rng is not None:
         tensors["rng"] = state.rng
+    tensors |= {f"outer.{name}": tensor.cpu() for name, tensor in state.outer.items()}
     numbers = _Numbers(
         stage=stage,
         step=step,
@@ -97,6 +98,7 @@ def read_stage(folder: Path, stage: int) -> StageState:
         numbers.grad_norm,
         numbers.clipped_norm,
         tensors.get("rng"),
+        {key.removeprefix("outer."): tensor for key, tensor in tensors.items() if key.startswith("outer.")},
     )
 
 

@@ -34,6 +34,8 @@ class Manifest(BaseModel):
     """stages that are present"""
     pipeline_stages: int
     """block stages the model was cut into"""
+    replicas: int = 1
+    """where several: each by itself in a folder ``replica-R``, beside the stages of the one model that they make"""
     model: ModelConfig
 
 
@@ -72,7 +74,8 @@ class CheckpointStore:
         :raises OSError: when the disk is full; the checkpoint stays unfinished.
         """
         gathered, final = self.unfinished(manifest.step, generation), self.folder / name
-        for stray in set(gathered.iterdir()) - {stage_file(gathered, s) for s in manifest.stages}:
+        kept = {replica_folder(gathered, r) for r in range(manifest.replicas)} if manifest.replicas > 1 else set()
+        for stray in set(gathered.iterdir()) - {stage_file(gathered, s) for s in manifest.stages} - kept:
             stray.unlink(missing_ok=True)  # a frozen former holder that wakes up may be faster
         with (gathered / "manifest.json").open("w") as file:
             file.write(manifest.model_dump_json(indent=2))
@@ -118,6 +121,11 @@ class CheckpointStore:
         """The newest checkpoint, or the newest that has every stage."""
         found = [s for s in self.list() if s.whole or not whole_only]
         return found[-1] if found else None
+
+
+def replica_folder(folder: Path, replica: int) -> Path:
+    """Where a checkpoint keeps the stages of one of several replicas."""
+    return folder / f"replica-{replica}"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -24,6 +24,7 @@ from planaria.engine import fleet, inline_run
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin
 from planaria.errors import RunStopped, UserError
+from planaria.exchange import exchange
 from planaria.observe.logs import read_run
 from planaria.observe.progress import Progress, Quiet
 from planaria.observe.report import write_report
@@ -71,6 +72,8 @@ def check(config: RunConfig) -> None:
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
             "schedule the nodes of a stage are each other's copies: use 'checkfree' or 'checkpoint'"
         )
+    if config.exchange.replicas > 1:
+        _check_replicas(config, itinerary)
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
@@ -84,6 +87,22 @@ def check(config: RunConfig) -> None:
         )
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
+
+
+def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
+    exchange(config.exchange)
+    if config.engine != "inline":
+        raise UserError(
+            f"exchange.replicas = {config.exchange.replicas}: engine {config.engine!r} trains one replica so far; use "
+            "--engine inline"
+        )
+    if itinerary.schedule is not None:
+        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    if recovery(config.recovery, config.pipeline.stages).slots:
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages; with exchange.replicas there "
+            "are other replicas to copy from: use 'checkfree' or 'checkpoint'"
+        )
 
 
 def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None) -> Prepared:
@@ -116,7 +135,7 @@ def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool
     config = prepared.config
     engine = fleet.train if config.engine == "fleet" else inline_run.train
     runs.keep(folder, config, prepared.dataset, prepared.trace)
-    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet() if quiet else Progress())
+    watch = Watch(folder, config.samples * config.model.context, Quiet() if quiet else Progress())
     try:
         ending = engine(config, folder, prepared.dataset.folder, watch, prepared.trace, origin)
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from planaria.engine.batches import batches
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping
 from planaria.engine.rebirth import workshop
+from planaria.engine.replicas import Replicas, Round
 from planaria.engine.runner import StageRunner
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
@@ -27,11 +29,13 @@ from planaria.routing.arrangement import Arrangement
 
 @dataclass(frozen=True)
 class StepResult:
-    """One committed step: mean loss in nats, and every stage's gradient norm before clipping."""
+    """One committed step: mean loss in nats, and every stage's gradient norm before clipping (the first replica's)."""
 
     step: int
     loss: float
     grad_norms: dict[int, float]
+    rounds: list[Round] = field(default_factory=list)
+    """of the replicas' exchange, settled after this step"""
 
 
 class InlineEngine:
@@ -55,6 +59,8 @@ class InlineEngine:
         """nodes that training does without until they are rebuilt"""
         self.detour: Sequence[Sequence[int]] = ()
         """routes for the nodes that are left, in place of a schedule's own"""
+        several = config.exchange.replicas > 1
+        self.replicas = Replicas(config, self.itinerary.arrangement, self.runners) if several else None
         self._ages = dict.fromkeys(self.runners, 0)
         self._rested: set[int] = set()
         self._train, self._validation = train, validation
@@ -70,27 +76,57 @@ class InlineEngine:
         plan = self.itinerary.training(self.step, self.skipped, self.detour)
         there = self.there
         self._deliver("before")
-        self._carry_out(plan, self._train, self.step * self.config.pipeline.samples, train=True)
+        size = self.config.pipeline.microbatch_size
+        self._carry_out(plan, self._train, self.step * len(plan.routes) * size, train=True)
         self._agree(there)
-        norms = {self.stage[node]: self.runners[node].finish() or 0.0 for node in there.stage}
-        loss = self.runners[there.nodes(0)[0]].loss
-        assert loss is not None
+        norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
+        loss = self._loss(there)
         self._deliver("after")
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
         self._grow_older()
-        result = StepResult(self.step, loss, norms)
+        rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
+        first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
+        result = StepResult(self.step, loss, first, rounds)
         self.step += 1
         return result
 
     def evaluate(self) -> float:
-        """Mean validation loss over the recipe's validation microbatches, in nats."""
-        assert self._validation is not None, "the engine was made without a validation stream"
-        self._carry_out(self.itinerary.validation(self.skipped), self._validation, 0, train=False)
-        loss = self.runners[self.there.nodes(0)[0]].loss
-        assert loss is not None
+        """Mean validation loss over the recipe's validation microbatches, in nats; of replicas, their mean."""
+        if self.replicas is None:
+            return self._evaluate(self.there)
+        return fmean(self.evaluate_replicas())
+
+    def evaluate_replicas(self) -> list[float]:
+        """The validation loss of every replica by itself."""
+        assert self.replicas is not None
+        everywhere = self.itinerary.arrangement
+        return [self._evaluate(everywhere.of(self.replicas.nodes(r))) for r in range(self.replicas.count)]
+
+    def evaluate_consensus(self) -> float:
+        """The validation loss of the one model that the replicas make; they go on as if nothing had been."""
+        assert self.replicas is not None
+        nodes = self.replicas.nodes(0)
+        before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
+        whole = {node: self.replicas.consensus(self.stage[node]).weights for node in nodes}
+        for node in nodes:
+            self.runners[node].put(whole[node])
+        loss = self._evaluate(self.itinerary.arrangement.of(nodes))
+        for node in nodes:
+            self.runners[node].put(before[node])
         return loss
+
+    def _evaluate(self, there: Arrangement) -> float:
+        assert self._validation is not None, "the engine was made without a validation stream"
+        plan = self.itinerary.validation(self.stage.keys() - there.stage.keys())
+        self._carry_out(plan, self._validation, 0, train=False)
+        return self._loss(there)
+
+    def _loss(self, there: Arrangement) -> float:
+        """Mean over data nodes: those of one replica agree already, each of several replicas has its own."""
+        losses = [loss for node in there.nodes(0) if (loss := self.runners[node].loss) is not None]
+        return fmean(losses)
 
     def lose(self, nodes: Sequence[int]) -> RecoveryPlan:
         """The state of ``nodes`` is gone, with all that was kept there; rebuild them as the recipe's strategies say.
@@ -126,6 +162,8 @@ class InlineEngine:
             self.runners[node].load(state)
             self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)
             self._ages[node] = 0
+            if self.replicas is not None:
+                self.replicas.start(node, state.outer)
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:
@@ -154,7 +192,10 @@ class InlineEngine:
                 self.keeping[host].take(self.step, parcel, message)
 
     def _agree(self, there: Arrangement) -> None:
-        """The nodes of each stage add up what they have of its gradient, in the order of nodes, as workers do."""
+        """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
+        if self.replicas is not None:
+            self.replicas.agree()
+            return
         for nodes in (there.nodes(stage) for stage in there.stages):
             if len(nodes) > 1:
                 total = self.runners[nodes[0]].share()
@@ -165,8 +206,9 @@ class InlineEngine:
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
+        own = len(plan.routes) // (self.config.exchange.replicas if train else 1)
         for node, runner in self.runners.items():
-            runner.begin(batch if self.stage[node] == 0 else None, train, len(plan.routes))
+            runner.begin(batch if self.stage[node] == 0 else None, train, own)
         messages: dict[Key, Tensor] = {}
         for action in topological_order(plan):
             given = messages.pop(action.needs) if action.needs is not None else None

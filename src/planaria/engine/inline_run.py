@@ -13,7 +13,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Trace
 from planaria.checkpoint.stage_file import read_stage, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import CheckpointStore, Manifest, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.control.controller import Observer
 from planaria.control.decide import folder_name
@@ -21,8 +21,10 @@ from planaria.data.shards import Dataset
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.replicas import Round
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.engine.stopping import stop_signals
+from planaria.model.state import StageState
 
 WORKER = "inline"
 
@@ -85,10 +87,17 @@ class _InlineRun:
         for node in nodes:
             stage = self.engine.stage[node]
             if stage in self.origin.load:
-                states[node] = read_stage(self.store.folder / self.origin.load[stage], stage)
+                states[node] = self._read(self.store.folder / self.origin.load[stage], node)
             else:
                 states[node] = StageRunner(self.config, stage).state()
         self.engine.become(states)
+
+    def _read(self, folder: Path, node: int) -> StageState:
+        """A node's own state if the checkpoint is of as many replicas, otherwise its stage of the one model."""
+        count, stage = self.config.exchange.replicas, self.engine.stage[node]
+        if count > 1 and read_manifest(folder).replicas == count:
+            folder = replica_folder(folder, self.engine.itinerary.arrangement.nodes(stage).index(node))
+        return read_stage(folder, stage)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
@@ -117,7 +126,7 @@ class _InlineRun:
             self.begin(self.engine.runners)
         else:
             self.engine.step = saved.step
-            self.engine.become({node: read_stage(saved.folder, stage) for node, stage in self.engine.stage.items()})
+            self.engine.become({node: self._read(saved.folder, node) for node in self.engine.stage})
         self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
     def step(self) -> None:
@@ -127,6 +136,8 @@ class _InlineRun:
             self._evaluate()
         self.tell(d.RunStep(generation=0, step=step))
         result = self.engine.train_step()
+        for round in result.rounds:
+            self._settled(round)
         for stage, norm in result.grad_norms.items():
             self._ready(stage, step, result.loss if stage == 0 else None, norm)
         self.tell(d.Commit(generation=0, step=step))
@@ -139,8 +150,27 @@ class _InlineRun:
             self.save(list(self.engine.runners))
 
     def _evaluate(self) -> None:
-        self.tell(d.RunStep(generation=0, step=self.engine.step, mode="evaluate"))
-        self._ready(0, self.engine.step, self.engine.evaluate(), None)
+        step, replicas = self.engine.step, self.engine.replicas
+        self.tell(d.RunStep(generation=0, step=step, mode="evaluate"))
+        if replicas is None:
+            self._ready(0, step, self.engine.evaluate(), None)
+            return
+        losses, consensus = self.engine.evaluate_replicas(), self.engine.evaluate_consensus()
+        told = e.ReplicasEvaluated(step=step, losses=losses, consensus=consensus, spread=replicas.spread())
+        self.observer.on_event(time.monotonic(), told)
+        self._ready(0, step, consensus, None)
+
+    def _settled(self, round: Round) -> None:
+        assert self.engine.replicas is not None
+        told = e.RoundSettled(
+            step=self.engine.step,
+            number=round.number,
+            groups=round.groups,
+            late_bytes=round.late_bytes,
+            early_bytes=round.early_bytes,
+            spread=self.engine.replicas.spread(),
+        )
+        self.observer.on_event(time.monotonic(), told)
 
     def _ready(self, stage: int, step: int, loss: float | None, norm: float | None) -> None:
         ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
@@ -150,11 +180,17 @@ class _InlineRun:
         """Write the stages that these nodes hold as the checkpoint of the present step."""
         step, count = self.engine.step, self.config.pipeline.stages
         there = self.engine.itinerary.arrangement.of(nodes)
-        stages = list(there.stages)
+        stages, replicas, folder = list(there.stages), self.engine.replicas, self.store.unfinished(step)
         for stage in stages:
-            runner = self.engine.runners[there.nodes(stage)[0]]
-            write_stage(self.store.unfinished(step), stage, step, runner.state())
+            first = self.engine.runners[there.nodes(stage)[0]]
+            write_stage(folder, stage, step, replicas.consensus(stage) if replicas else first.state())
+        if replicas is not None:
+            for replica in range(replicas.count):
+                for node in replicas.nodes(replica):
+                    own = replica_folder(folder, replica)
+                    write_stage(own, self.engine.stage[node], step, replicas.state(node))
         partial = len(stages) <= count
-        manifest = Manifest(step=step, stages=stages, pipeline_stages=count, model=self.config.model)
+        several = self.config.exchange.replicas
+        manifest = Manifest(step=step, stages=stages, pipeline_stages=count, replicas=several, model=self.config.model)
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
         self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))

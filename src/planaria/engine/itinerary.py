@@ -1,4 +1,4 @@
-"""Which way a run's microbatches go, over which nodes, at what price: by the recipe's routing or by a schedule."""
+"""Which way a run's microbatches go, over which nodes, at what price: by routing and replicas, or by a schedule."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from planaria.config import RunConfig
 from planaria.network.costs import Costs, Prices, message_bytes
 from planaria.plan.actions import Plan, Route
-from planaria.plan.build import plan_for
+from planaria.plan.build import build, plan_for
 from planaria.plan.planned import planned
 from planaria.planner.schedule import Schedule, read
 from planaria.routing import routes, without
 from planaria.routing.arrangement import Arrangement
+from planaria.routing.replicated import columns, mixed, replicated
 
 REMEMBERED = 64
 """plans that are kept: the same routes come again"""
@@ -32,13 +33,18 @@ class Itinerary:
     @cached_property
     def arrangement(self) -> Arrangement:
         """All nodes of the run."""
-        if self.schedule is None:
-            return Arrangement.single(self.config.pipeline.stages)
-        return Arrangement(dict(enumerate(self.schedule.stages)))
+        if self.schedule is not None:
+            return Arrangement(dict(enumerate(self.schedule.stages)))
+        return replicated(self.config.exchange.replicas, self.config.pipeline.stages)
 
     def routes(self, step: int) -> list[Route]:
         """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
-        return routes(self.config, step) if self.schedule is None else [tuple(r) for r in self.schedule.routes]
+        if self.schedule is not None:
+            return [tuple(route) for route in self.schedule.routes]
+        ways, count, stages = routes(self.config, step), self.config.exchange.replicas, self.config.pipeline.stages
+        if self.config.routing.mixed:
+            return mixed(ways, count, stages, self.config.seed, step)
+        return columns(ways, count, stages)
 
     def training(self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = ()) -> Plan:
         """The plan of a step past the ``absent`` nodes; a ``detour`` takes the place of a schedule's own routes."""
@@ -54,6 +60,8 @@ class Itinerary:
     def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
         if train and self.schedule is not None:
             return planned(walked, self.schedule.problem.memory, self.prices)
+        if self.config.exchange.replicas > 1:  # admission is each replica's own affair
+            return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)
 
     @cached_property

@@ -41,7 +41,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
     pipeline, itinerary = config.pipeline, Itinerary(config)
     walked = [list(route) for route in itinerary.routes(0)]
-    scheduled = itinerary.schedule is not None
+    scheduled = itinerary.arrangement.shared
     met = combinations(range(pipeline.stages + 1), 2) if change(config) and not scheduled else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     return RunStarted(
@@ -51,7 +51,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         steps=config.train.steps,
         first_step=origin.step,
         first_generation=origin.generation,
-        samples_per_step=config.pipeline.samples,
+        samples_per_step=len(walked) * pipeline.microbatch_size,
         wall_time=time.time(),
         load=dict(origin.load),
         eval_every=config.train.eval_every,
@@ -59,7 +59,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         spares=config.fleet.spares,
         replace=config.fleet.replace,
         routes=walked if scheduled else sorted(map(list, {tuple(route) for route in walked})),
-        arrangement=itinerary.schedule.stages if itinerary.schedule is not None else [],
+        arrangement=[list(itinerary.arrangement.nodes(s)) for s in range(pipeline.stages + 1)] if scheduled else [],
         pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
         recovery=config.recovery,
     )

@@ -94,10 +94,7 @@ class StageRunner:
             raise NonFinite(f"the loss is {self.loss}; lower optim.lr or look at the data")
         if not self._train:
             return None
-        if isinstance(self.module, Ends):
-            self.module.fold_gradients()
-        else:
-            self._weigh()
+        self.weigh()
         clip = self.config.optim.clip
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip or math.inf).item()
         if not math.isfinite(norm):
@@ -105,30 +102,41 @@ class StageRunner:
         self._pending = (norm, min(norm, clip) if clip else norm)
         return norm
 
-    def _weigh(self) -> None:
+    def weigh(self) -> None:
         """Routes may pass a stage by: its gradient is the mean over the microbatches it saw, not over all.
 
-        Otherwise a stage that saw half of them would take half the step (and be clipped less than others).
+        Otherwise a stage that saw half of them would take half the step (and be clipped less than others). Nothing to
+        do at the ends, where all pass, or a second time.
         """
-        if 0 < self._seen != self._microbatches:
+        if isinstance(self.module, Ends):
+            self.module.fold_gradients()
+        elif 0 < self._seen != self._microbatches:
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._microbatches / self._seen)
+            self._seen = self._microbatches
+
+    @property
+    def grads(self) -> dict[str, Tensor]:
+        """The gradient as it stands, zero where nothing was added up; may share memory."""
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
+
+    def take(self, grads: Mapping[str, Tensor]) -> None:
+        """These, copied, take the place of the gradient."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = grads[name].to(parameter.device, parameter.dtype, copy=True)
 
     def share(self) -> Tensor:
         """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
         if isinstance(self.module, Ends):
             self.module.fold_gradients()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         counted = torch.tensor([float(self._seen), self.loss or 0.0])
-        return torch.cat([*(grad.reshape(-1).float().cpu() for grad in grads), counted])
+        return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
     def absorb(self, total: Tensor) -> None:
         """The sum of all nodes' shares takes the place of this node's own."""
-        parameters = list(self.parameters.values())
-        *pieces, counted = torch.split(total, [*(p.numel() for p in parameters), 2])
-        for parameter, piece in zip(parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter).to(parameter.device, copy=True)
+        *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 2])
+        self.take({name: piece.view_as(p) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)})
         self._seen = round(counted[0].item())
         if isinstance(self.module, Ends):
             self._losses = {0: counted[1].clone()}
@@ -136,8 +144,7 @@ class StageRunner:
     def gradients(self) -> StageState:
         """The finished, clipped gradient as weights, with its norms; shares memory."""
         assert self._pending is not None, "there is no finished step"
-        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
-        return StageState(grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
+        return StageState(self.grads, grad_norm=self._pending[0], clipped_norm=self._pending[1])
 
     def prepare(self, step: int) -> None:
         """Apply the finished gradient of ``step`` revocably: until :meth:`commit`, :meth:`drop` takes it back.
@@ -159,8 +166,7 @@ class StageRunner:
 
     def apply(self, step: int, gradients: StageState) -> None:
         """Commit ``step`` with gradients that were computed elsewhere, as :meth:`gradients` gives them."""
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients.weights[name].to(parameter.device)
+        self.take(gradients.weights)
         assert gradients.grad_norm is not None and gradients.clipped_norm is not None
         self._pending = (gradients.grad_norm, gradients.clipped_norm)
         self.commit(step)
@@ -210,7 +216,7 @@ class StageRunner:
         :raises ValueError: when a parameter is missing or has another shape.
         """
         self.drop()
-        self._load_weights(state.weights)
+        self.put(state.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), self.config.optim)
         for name, (first, second) in state.moments.items():
             parameter = self.parameters[name]
@@ -233,7 +239,11 @@ class StageRunner:
         """Bytes of weights and moments."""
         return self.state().nbytes
 
-    def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def put(self, weights: Mapping[str, Tensor]) -> None:
+        """Become ``weights``; moments and counts stay.
+
+        :raises ValueError: when a parameter is missing or has another shape.
+        """
         if weights.keys() != self.parameters.keys():
             odd = sorted(weights.keys() ^ self.parameters.keys())
             raise ValueError(f"stage {self.stage}: parameters differ: {odd}")

@@ -15,7 +15,7 @@ class StageState:
     ``moments`` maps a parameter to AdamW's (first, second) moment; empty before the first update. ``updates`` counts
     the optimizer's steps since the stage was (re)born, ``lr_scale`` multiplies its learning rate. The norms (L2, before
     and after clipping) are those of the last committed gradient; None when there is none yet. ``rng`` is the state of
-    the holder's CPU generator.
+    the holder's CPU generator. ``outer`` is what replicas keep from round to round (``exchange.base.Outer.state``).
     """
 
     weights: dict[str, Tensor]
@@ -25,6 +25,7 @@ class StageState:
     grad_norm: float | None = None
     clipped_norm: float | None = None
     rng: Tensor | None = None
+    outer: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
         """The ``wanted`` parameters only, with their moments or without; shares memory, leaves the generator out."""

@@ -19,6 +19,7 @@ from planaria.observe.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.narrate import story
 from planaria.observe.recoveries import RecoveryTiming, faults_summary, recoveries
+from planaria.observe.replicas import replica_section
 
 DEATHS_DRAWN = 4
 
@@ -45,6 +46,7 @@ def _body(record: RunRecord) -> Iterator[str]:
             "Mean cross-entropy of each step, and of the validation set. A cross marks a step with a fault.",
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
         )
+    yield from replica_section(record)
     yield from _pipeline(record)
     yield from _recoveries(record, timings)
     yield from _holders_and_bytes(record, timings)
@@ -69,7 +71,11 @@ def _summary(record: RunRecord) -> str:
     nodes = next(
         (len(fact.stage_of) for _, fact in record.history if isinstance(fact, RunStarted) and fact.arrangement), 0
     )
-    ways = f"on a schedule over {nodes} nodes" if nodes else f"{pipe.order}, {config.routing.kind} routing"
+    ways = f"{pipe.order}, {config.routing.kind} routing"
+    if config.routing.schedule is not None:
+        ways = f"on a schedule over {nodes} nodes"
+    elif config.exchange.replicas > 1:
+        ways += f"; {config.exchange.replicas} replicas that agree by {config.exchange.kind}"
     return (
         f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "
         f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {ways}; "
@@ -100,7 +106,7 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
         f"{validations[-1].val_loss:.4f}" if validations else "–",
         f"after step {validations[-1].step}" if validations else "none measured",
     )
-    tokens = steps * record.config.pipeline.samples * record.config.model.context
+    tokens = steps * record.config.samples * record.config.model.context
     speeds = [m.tokens_per_s for m in record.metrics if m.tokens_per_s]
     yield (
         "tokens/s",

@@ -1,0 +1,142 @@
+"""The replicas of an inline run: what they exchange and when, as the recipe says; and the one model they make.
+
+A stage of a replica is a node. The exchange itself is pure (``exchange/``); here it meets runners.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planaria.config import RunConfig
+from planaria.engine.runner import StageRunner
+from planaria.exchange import exchange
+from planaria.exchange.base import Offer, Outer
+from planaria.model.state import StageState
+from planaria.routing.arrangement import Arrangement
+
+Heard = dict[int, dict[int, Offer]]
+"""node → the offers of its group, by node"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of all stages. Replicas meet whole: the groups are the same at every stage."""
+
+    number: int
+    groups: list[tuple[int, ...]]
+    """of replicas"""
+    late_bytes: int
+    """sent by all nodes together, that somebody waited for"""
+    early_bytes: int
+
+
+class Replicas:
+    """The outer state of every node, and the rounds."""
+
+    def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
+        """:raises UserError: when the recipe's exchange cannot work."""
+        self.exchange = exchange(config.exchange)
+        self.outer: dict[int, Outer] = {}
+        self._runners, self._arrangement = runners, arrangement
+        self._count, self._seed = config.exchange.replicas, config.seed
+        self._pending: list[tuple[int, Round, Heard]] = []
+        """(commits by which it is to be settled, round, what was heard)"""
+        self._round = 0
+        for node in runners:
+            self.start(node)
+
+    def start(self, node: int, outer: Mapping[str, Tensor] | None = None) -> None:
+        """The node has its weights from elsewhere, and with them an ``outer`` state, or begins one with them."""
+        if outer:
+            self.outer[node] = Outer.load(outer)
+            self._round = self.outer[node].rounds
+        else:
+            self.outer[node] = self.exchange.start(self._runners[node].state().weights)
+
+    def state(self, node: int) -> StageState:
+        """All of a node that outlives a step; shares memory."""
+        return replace(self._runners[node].state(), outer=self.outer[node].state())
+
+    def agree(self) -> None:
+        """With an exchange of gradients: average those of every stage, before they are clipped."""
+        if self.exchange.every != 0:
+            return
+        for runner in self._runners.values():
+            runner.weigh()
+        _, heard = self._offers({node: runner.grads for node, runner in self._runners.items()})
+        for node, offers in heard.items():
+            runner = self._runners[node]
+            grads, self.outer[node] = self.exchange.settle(self.outer[node], runner.grads, offers, node)
+            runner.take(grads)
+
+    def meet(self, commits: int) -> list[Round]:
+        """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
+        every = self.exchange.every
+        if every and commits % every == 0:
+            fast = {node: runner.state().weights for node, runner in self._runners.items()}
+            self._pending.append((commits + self.exchange.delay, *self._offers(fast)))
+        due = [pending for pending in self._pending if pending[0] <= commits]
+        self._pending = self._pending[len(due) :]
+        for _, _, heard in due:
+            self._settle(heard)
+        return [round for _, round, _ in due]
+
+    def _offers(self, fast: Mapping[int, Mapping[str, Tensor]]) -> tuple[Round, Heard]:
+        """What every node of every stage hears in the next round."""
+        groups = self.exchange.groups(self._round, range(self._count), self._seed)
+        heard: Heard = {}
+        late = early = 0
+        for stage in self._arrangement.stages:
+            nodes = self._arrangement.nodes(stage)
+            said = {node: self.exchange.offer(self.outer[node], fast[node]) for node in nodes}
+            for group in groups:
+                members = [nodes[replica] for replica in group]
+                heard |= {node: {other: said[other] for other in members} for node in members}
+                late += (len(members) - 1) * sum(_size(said[node].late) for node in members)
+                early += (len(members) - 1) * sum(_size(said[node].early) for node in members)
+        round = Round(self._round, groups, late, early)
+        self._round += 1
+        return round, heard
+
+    def _settle(self, heard: Heard) -> None:
+        for node, offers in heard.items():
+            runner = self._runners[node]
+            fast, self.outer[node] = self.exchange.settle(self.outer[node], runner.state().weights, offers, node)
+            runner.put(fast)
+
+    def spread(self) -> float:
+        """RMS distance of the replicas' weights from their mean: √(Σ (w − w̄)² / (replicas · parameters))."""
+        squares = count = 0.0
+        for stage in self._arrangement.stages:
+            states = [self._runners[node].state().weights for node in self._arrangement.nodes(stage)]
+            for name in states[0]:
+                stacked = torch.stack([state[name].double() for state in states])
+                squares += float((stacked - stacked.mean(dim=0)).square().sum())
+                count += stacked.numel()
+        return math.sqrt(squares / count)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def nodes(self, replica: int) -> list[int]:
+        """The nodes of one replica, in order of stage."""
+        return [self._arrangement.nodes(stage)[replica] for stage in self._arrangement.stages]
+
+    def consensus(self, stage: int) -> StageState:
+        """One stage of the one model: the mean over all replicas of what they train (arXiv 2506.10911 has none)."""
+        states = [self._runners[node].state() for node in self._arrangement.nodes(stage)]
+        mean = {
+            name: torch.stack([state.weights[name].float() for state in states]).mean(dim=0)
+            for name in states[0].weights
+        }
+        return StageState(mean, updates=states[0].updates, lr_scale=states[0].lr_scale)
+
+
+def _size(message: Tensor | None) -> int:
+    return 0 if message is None else message.nbytes
