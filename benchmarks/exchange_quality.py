@@ -5,9 +5,9 @@ validation perplexity is the mean over replicas, and that of the mean of their w
 15 steps, for DiLoCo also every 30, as its paper's rivals compare it.
 
 The claims, as ratios of mean perplexities: NoLoCo over DiLoCo with as many rounds at most 1.03, with half as many at
-most 1.01; NoLoCo over no exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of NoLoCo.
-Of the spread between replicas: NoLoCo's at most 0.15 of that without the pull, and 0.10 of that without exchange. The
-one model is no worse than the mean replica.
+most 1.01; NoLoCo over no exchange at most 0.97; without the pull to the group's mean (γ near 0) at least 1.03 of
+NoLoCo. Of the spread between replicas: NoLoCo's at most 0.15 of that without the pull, and 0.10 of that without
+exchange. The one model is no worse than the mean replica.
 """
 
 from __future__ import annotations

@@ -149,6 +149,17 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
         (["--routing.kind", "given", "--routing.routes", "[[0, 1, 0], [0, 2, 1, 2, 0]]"], ["route 1", "come twice"]),
         (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.jump", "1"], ["routing.jump = 1"]),
         (["--routing.schedule", "no/such.json"], ["no/such.json", "planaria plan"]),
+        (["--exchange.replicas", "2", "--engine", "fleet"], ["exchange.replicas = 2", "--engine inline"]),
+        (["--exchange.replicas", "2", "--exchange.kind", "nolco"], ["'nolco'", "noloco"]),
+        (
+            ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.alpha", "0.9"],
+            ["exchange.gamma = 0.7", "drift apart", "0.38"],
+        ),
+        (
+            ["--exchange.replicas", "2", "--engine", "inline", "--recovery.strategy", "echo"],
+            ["recovery.strategy = 'echo'", "exchange.replicas"],
+        ),
+        (["--routing.mixed", "true"], ["routing.mixed", "exchange.replicas"]),
         (["--model.ends_layers", "3"], ["model.layers = 4", "model.ends_layers = 3", "pipeline.stages = 4"]),
     ],
 )

@@ -74,6 +74,8 @@ def check(config: RunConfig) -> None:
         )
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    elif config.routing.mixed:
+        raise UserError("routing.mixed: there is one replica only; give exchange.replicas, or leave it out")
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
