@@ -33,6 +33,8 @@ class RunStarted(Fact):
     first_generation: int = 0
     """the last generation of the run that is resumed"""
     samples_per_step: int
+    first_sample: int | None = None
+    """samples used before ``first_step``, if another number of replicas took part in them"""
     wall_time: float
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
@@ -49,6 +51,11 @@ class RunStarted(Fact):
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
+
+    def samples_before(self, step: int) -> int:
+        """Samples used in the steps before ``step``: its first one's number."""
+        first = self.first_step * self.samples_per_step if self.first_sample is None else self.first_sample
+        return first + (step - self.first_step) * self.samples_per_step
 
     @property
     def stage_of(self) -> dict[int, int]:

@@ -19,6 +19,7 @@ from planaria.engine import inline_run
 from planaria.engine.inline import InlineEngine
 from planaria.engine.origin import Origin
 from planaria.events import ReplicasEvaluated, RoundSettled
+from planaria.observe.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.progress import Quiet
 from planaria.observe.watch import Watch
@@ -164,7 +165,12 @@ def test_a_run_can_be_taken_up_with_another_number_of_replicas(config: Recipe, t
     model = load_model(runs.newest_whole(tmp_path / "run"))
     five = replicas(config, 5, kind="noloco", every=3)
     five = five.model_copy(update={"train": five.train.model_copy(update={"steps": 16})})
-    record = resumed(five, tmp_path / "run", 10)
+    saved = runs.newest_whole(tmp_path / "run")
+    assert saved.manifest.samples == 10 * first.samples
+    load = dict.fromkeys(range(3), saved.folder.name)
+    record = train(five, tmp_path / "run", Origin(step=10, load=load, samples=saved.manifest.samples))
+    assert prove_exactly_once(record) == [], "a sample was used twice, or not at all"
+    assert sample_ledger(record)[-1].first + five.samples == 10 * first.samples + 6 * five.samples
     rounds = [fact for _, fact in record.history if isinstance(fact, RoundSettled)]
     assert {replica for group in rounds[-1].groups for replica in group} == set(range(5))
     assert all(torch.isfinite(p).all() for p in model.parameters())

@@ -34,6 +34,8 @@ class Manifest(BaseModel):
     """stages that are present"""
     pipeline_stages: int
     """block stages the model was cut into"""
+    samples: int | None = None
+    """that trained it; as many as its steps took, unless said"""
     replicas: int = 1
     """where several: each by itself in a folder ``replica-R``, beside the stages of the one model that they make"""
     model: ModelConfig

@@ -102,4 +102,4 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin
     if missing:
         stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    return Origin(saved.step, generation, load, struck=not saved.whole)
+    return Origin(saved.step, generation, load, saved.manifest.samples, struck=not saved.whole)

@@ -189,6 +189,7 @@ class Controller:
             step=seal.step,
             stages=seal.stages,
             pipeline_stages=self._config.pipeline.stages,
+            samples=self.state.settings.samples_before(seal.step),
             model=self._config.model,
         )
         self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, self.state.generation)

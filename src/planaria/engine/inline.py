@@ -47,6 +47,8 @@ class InlineEngine:
     def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
         self.config = config
         self.step = 0
+        self.sample_offset = 0
+        """added to the numbers of all training samples: earlier steps took more, or fewer"""
         self.itinerary = Itinerary(config)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
@@ -76,8 +78,8 @@ class InlineEngine:
         plan = self.itinerary.training(self.step, self.skipped, self.detour)
         there = self.there
         self._deliver("before")
-        size = self.config.pipeline.microbatch_size
-        self._carry_out(plan, self._train, self.step * len(plan.routes) * size, train=True)
+        sample = self.sample_offset + self.step * self.config.samples
+        self._carry_out(plan, self._train, sample, train=True)
         self._agree(there)
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)

@@ -43,7 +43,7 @@ def train(
     engine = InlineEngine(config, streams["train"], streams["validation"])
     run = _InlineRun(config, folder, engine, observer, origin)
     observer.on_event(time.monotonic(), run_started(config, origin))
-    engine.step = origin.step
+    engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
     run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
     faults: dict[int, list[int]] = defaultdict(list)
     for fault in trace.faults:
@@ -191,6 +191,13 @@ class _InlineRun:
                     write_stage(own, self.engine.stage[node], step, replicas.state(node))
         partial = len(stages) <= count
         several = self.config.exchange.replicas
-        manifest = Manifest(step=step, stages=stages, pipeline_stages=count, replicas=several, model=self.config.model)
+        manifest = Manifest(
+            step=step,
+            stages=stages,
+            pipeline_stages=count,
+            samples=self.engine.sample_offset + step * self.config.samples,
+            replicas=several,
+            model=self.config.model,
+        )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
         self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))

@@ -25,6 +25,8 @@ class Origin:
     step: int = 0
     generation: int = 0
     load: Mapping[int, str] = field(default_factory=dict)
+    samples: int | None = None
+    """used in those steps; as many as the recipe says for each, unless given"""
     struck: bool = False
     """the faults of ``step`` have struck already: they are why the run stopped there"""
 
@@ -32,6 +34,10 @@ class Origin:
     def next_fault(self) -> int:
         """The first step whose faults are still to come."""
         return self.step + 1 if self.struck else self.step
+
+    def sample_offset(self, config: RunConfig) -> int:
+        """What to add to the number of a sample, if all steps before had taken as many as the recipe says."""
+        return 0 if self.samples is None else self.samples - self.step * config.samples
 
 
 START = Origin()
@@ -51,7 +57,8 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
         steps=config.train.steps,
         first_step=origin.step,
         first_generation=origin.generation,
-        samples_per_step=len(walked) * pipeline.microbatch_size,
+        samples_per_step=config.samples,
+        first_sample=origin.samples,
         wall_time=time.time(),
         load=dict(origin.load),
         eval_every=config.train.eval_every,

@@ -226,5 +226,5 @@ class Worker:
         if split not in self._streams:
             dataset = Dataset.open(self.setup.dataset)
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
-        first = order.step * self.config.pipeline.samples if order.mode == "train" else 0
+        first = self.setup.sample_offset + order.step * self.config.samples if order.mode == "train" else 0
         return batches(self._streams[split], first, self.config.pipeline.microbatch_size)

@@ -20,19 +20,18 @@ class LedgerLine(NamedTuple):
 def sample_ledger(record: RunRecord) -> list[LedgerLine]:
     """Committed steps in the order of their commits, without those that were undone.
 
-    Step k trains on samples ``k * samples_per_step`` up to, not including, ``(k + 1) * samples_per_step``, and counts
-    when the order to commit it was given. Rolling back to step k, and resuming at step k, undo steps k and later.
+    Step k trains on the ``samples_per_step`` samples after those of the steps before, and counts when the order to
+    commit it was given. Rolling back to step k, and resuming at step k, undo steps k and later.
     """
     lines: list[LedgerLine] = []
-    size = 0
     for _, fact in record.history:
         if isinstance(fact, RunStarted):
-            size = fact.samples_per_step
+            started = fact
             lines = [line for line in lines if line.step < fact.first_step]
         elif isinstance(fact, Form) and fact.outcome == "rolled back":
             lines = [line for line in lines if line.step < fact.step]
         elif isinstance(fact, Commit):
-            lines.append(LedgerLine(fact.step, fact.step * size, size))
+            lines.append(LedgerLine(fact.step, started.samples_before(fact.step), started.samples_per_step))
     return lines
 
 
@@ -46,10 +45,10 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
         return ["the run never started"]
     spans = sorted((line.first, line.first + line.samples) for line in sample_ledger(record))
     if any(isinstance(fact, Finish) and fact.outcome == "finished" for _, fact in record.history):
-        end = starts[-1].steps * starts[-1].samples_per_step
+        end = starts[-1].samples_before(starts[-1].steps)
         spans.append((end, end))
     problems = []
-    covered = starts[0].first_step * starts[0].samples_per_step
+    covered = starts[0].samples_before(starts[0].first_step)
     for first, last in spans:
         if first > covered:
             problems.append(f"samples {covered} to {first - 1} are missing")
