@@ -112,8 +112,8 @@ def left_out(engine: InlineEngine) -> dict[float, float]:
 
 def measure(given: argparse.Namespace) -> dict[str, list[Outcome]]:
     spawn = multiprocessing.get_context("spawn")
-    arms = list(product(SKIP, given.seeds))
-    found: dict[str, list[Outcome]] = {arm: [] for arm in SKIP}
+    arms = list(product(given.arms, given.seeds))
+    found: dict[str, list[Outcome]] = {arm: [] for arm in given.arms}
     with ProcessPoolExecutor(given.workers, mp_context=spawn) as pool:
         outcomes = pool.map(train, repeat(given), [arm for arm, _ in arms], [seed for _, seed in arms])
         for (arm, seed), one in zip(arms, outcomes, strict=True):
@@ -155,6 +155,7 @@ def _perplexities(*losses: list[float]) -> str:
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--arms", nargs="+", default=list(SKIP), choices=list(SKIP), help="full must be among them")
     flags.add_argument("--steps", type=int, default=500, help="of the full arm")
     flags.add_argument("--layers", type=int, default=12, help="one of them at the ends")
     flags.add_argument("--dim", type=int, default=96, help="width; with 12 layers, 96 is 1.4 million parameters")
