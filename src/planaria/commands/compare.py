@@ -9,22 +9,21 @@ from pathlib import Path
 from planaria import recipe
 from planaria.chaos.trace import Trace, digest, write
 from planaria.commands.train import check
-from planaria.compare.clock import Clock, clock_of, costs_of_copies
+from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
 from planaria.compare.contest import Contest
 from planaria.compare.contestant import Job, Result
 from planaria.compare.results import Compared, Failures, Run, Scored, curve, score
 from planaria.compare.spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.stages import parameter_count, stage_parameters
 from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
 from planaria.observe.comparison import show_table, write_comparison
 from planaria.observe.race_progress import RaceProgress
-from planaria.plan.build import plan_for
 from planaria.recovery.checkpoint import best_steps
-from planaria.routing import routes
 
 
 def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
@@ -90,7 +89,8 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
-    return other.model_copy(update={"routing": arm.config.routing, "recovery": arm.config.recovery})
+    taken = ("routing", "recovery", "exchange")
+    return other.model_copy(update={name: getattr(arm.config, name) for name in taken})
 
 
 def _compared(
@@ -143,6 +143,7 @@ def _scored(
     """An arm's runs, and what its copies cost in the model that the clock is for."""
     costs = [cost for _, cost in costs_of_copies(clocked)] if arm.faults else []
     state = 3 * FP32_BYTES * parameter_count(clocked.model)
+    sent = sum(cost.step_bytes for cost in costs) + exchanged_bytes(clocked)
     return Scored(
         name=arm.name,
         changes=_changes(base, arm.config),
@@ -151,8 +152,8 @@ def _scored(
         runs=runs,
         step_s=clock.step_s,
         save_s=clock.save_s,
-        step_bytes=sum(cost.step_bytes for cost in costs),
-        traffic=sum(cost.step_bytes for cost in costs) / _activation_bytes(clocked),
+        step_bytes=sent,
+        traffic=sent / _activation_bytes(clocked),
         memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
         curves=curves,
     )
@@ -161,7 +162,7 @@ def _scored(
 def _activation_bytes(config: RunConfig) -> int:
     """Bytes of activations and gradients that one step sends over all links."""
     pipeline = config.pipeline
-    plan = plan_for(pipeline, routes(config, 0))
+    plan = Itinerary(config).training(0)
     return sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
 
 

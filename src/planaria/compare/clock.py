@@ -10,13 +10,14 @@ import torch
 
 from planaria.compare.race import Course, Met
 from planaria.config import RunConfig
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
+from planaria.exchange import exchange
+from planaria.exchange.base import ExchangeCost
 from planaria.model.stages import build_stage, stage_parameters
 from planaria.network.costs import FP32_BYTES, Costs, message_bytes
-from planaria.plan.build import plan_for
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
-from planaria.routing import routes
 
 STATE = 3 * FP32_BYTES
 """bytes of a parameter's durable state: its weight and two moments"""
@@ -56,7 +57,8 @@ class Clock:
 def clock_of(config: RunConfig) -> Clock:
     """The clock of a recipe, from its [network] and the statements of its recovery strategies."""
     pipeline, network = config.pipeline, config.network
-    plan = plan_for(pipeline, routes(config, 0))
+    alone = config.exchange.model_copy(update={"replicas": 1})
+    plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size).step_s
     copies = costs_of_copies(config)
@@ -67,8 +69,35 @@ def clock_of(config: RunConfig) -> Clock:
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
-    step = busy + max(sent, default=0.0) / bandwidth
+    step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
     return Clock(step, moved, moved, donated, network.replacement_s, bandwidth)
+
+
+def waiting_s(config: RunConfig) -> float:
+    """Seconds a step that replicas wait for one another's messages, as their exchange states them; 0 for one replica.
+
+    All stages exchange at the same time. That a replica may be late, and keep others waiting, is not in it.
+    """
+    every, costs = exchange(config.exchange).every, exchange_costs(config)
+    if every is None or not costs:
+        return 0.0
+    network = config.network
+    longest = max(cost.critical for cost in costs) / (network.bandwidth or math.inf)
+    return (longest + network.latency_s) / max(1, every)
+
+
+def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
+    """What one round costs one replica, stage by stage; nothing for one replica."""
+    replicas, stages = config.exchange.replicas, range(config.pipeline.stages + 1)
+    agreed = exchange(config.exchange)
+    return [agreed.cost(_shapes(config, stage), replicas) for stage in stages] if replicas > 1 else []
+
+
+def exchanged_bytes(config: RunConfig) -> float:
+    """Bytes that all replicas send in one step, as the mean over many."""
+    every = exchange(config.exchange).every
+    sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
+    return 0.0 if every is None else sent / max(1, every)
 
 
 def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:

@@ -17,8 +17,10 @@ FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
 SMOOTHED = 3
 """validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
-FREE_TO_DIFFER = ("recovery", "checkpoint", "routing.kind", "name")
+FREE_TO_DIFFER = ("recovery", "checkpoint", "exchange", "routing.kind", "routing.mixed", "name")
 """all that arms may change; with other text, seeds, sizes or budgets they would not be comparable"""
+FIXED = ("exchange.replicas",)
+"""of these, what they may not change: replicas have samples of their own"""
 
 
 class TraceSpec(Section):
@@ -135,7 +137,7 @@ def _refuse_unfair(base: RunConfig, arm: RunConfig, place: str) -> None:
     ours, theirs = recipe.flat(base), recipe.flat(arm)
     free = ", ".join(FREE_TO_DIFFER[:-1])
     for name in ours:
-        if not name.startswith(FREE_TO_DIFFER) and ours[name] != theirs[name]:
+        if (name in FIXED or not name.startswith(FREE_TO_DIFFER)) and ours[name] != theirs[name]:
             raise UserError(
                 f"{place}.{name} = {theirs[name]!r}: the recipe has {ours[name]!r}; arms may differ in {free} only"
             )

@@ -1,0 +1,54 @@
+"""What replicas' exchange adds to a step, by the clock of a comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planaria.compare.clock import clock_of, exchanged_bytes, waiting_s
+from planaria.config import RunConfig
+from planaria.model.stages import stage_parameters
+
+NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
+
+
+def recipe(replicas: int = 4, **exchange: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
+            "pipeline": {"stages": 2, "microbatches": 2, "microbatch_size": 1},
+            "network": NETWORK,
+            "exchange": {"replicas": replicas, **exchange},
+        }
+    )
+
+
+def largest(config: RunConfig) -> int:
+    return max(stage_parameters(config.model, 2, stage) for stage in range(3))
+
+
+def test_one_replica_waits_for_nobody() -> None:
+    alone = recipe(1)
+    assert waiting_s(alone) == exchanged_bytes(alone) == 0.0
+    assert clock_of(recipe(4, kind="local")).step_s == clock_of(alone).step_s
+
+
+def test_the_largest_stage_sets_the_time_and_rounds_share_it_among_steps() -> None:
+    pairs = recipe(4, kind="noloco", every=20)
+    assert waiting_s(pairs) == pytest.approx((4 * largest(pairs) / 1000 + 0.5) / 20)
+    every_step = recipe(4, kind="allreduce")
+    assert waiting_s(every_step) == pytest.approx(3 * 4 * largest(pairs) / 1000 + 0.5)
+    assert clock_of(pairs).step_s == pytest.approx(clock_of(recipe(1)).step_s + waiting_s(pairs))
+
+
+def test_few_bits_shorten_the_wait_and_lengthen_the_sending() -> None:
+    plain, coarse = (recipe(4, kind="noloco", every=20, bits=bits) for bits in (32, 8))
+    assert waiting_s(coarse) < 0.4 * waiting_s(plain)
+    assert exchanged_bytes(coarse) > exchanged_bytes(plain)
+
+
+def test_bytes_are_of_all_replicas_and_stages() -> None:
+    pairs = recipe(4, kind="pair_mean", every=10)
+    whole = sum(stage_parameters(pairs.model, 2, stage) for stage in range(3))
+    assert exchanged_bytes(pairs) == pytest.approx(4 * 4 * whole / 10)
