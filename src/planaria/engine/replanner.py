@@ -19,7 +19,7 @@ class Replanner:
     def __init__(self, schedule: Schedule, seed: int) -> None:
         """Begins to warm up: what is compiled on first use takes seconds that a broken run does not have."""
         self._asked: SimpleQueue[Replan] = SimpleQueue()
-        self._found: SimpleQueue[Replanned] = SimpleQueue()
+        self._found: SimpleQueue[Replanned | BaseException] = SimpleQueue()
         self._problem, self._solution, self._seed = schedule.problem, schedule.solution, seed
         threading.Thread(target=self._work, name="replanner", daemon=True).start()
 
@@ -27,17 +27,23 @@ class Replanner:
         self._asked.put(request)
 
     def answer(self) -> Replanned | None:
-        """An answer that is ready and was not given yet."""
+        """An answer that is ready and was not given yet; raises what went wrong while it was looked for."""
         try:
-            return self._found.get_nowait()
+            found = self._found.get_nowait()
         except Empty:
             return None
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def _work(self) -> None:
-        _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
-        while True:
-            nodes = self._asked.get().nodes
-            self._found.put(_plan(self._problem, self._solution, nodes, self._seed))
+        try:
+            _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
+            while True:
+                nodes = self._asked.get().nodes
+                self._found.put(_plan(self._problem, self._solution, nodes, self._seed))
+        except BaseException as error:  # a thread's death would leave the run waiting for ever
+            self._found.put(error)
 
 
 def _plan(problem: Problem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
