@@ -26,6 +26,21 @@ count = 3
 site = "C"
 count = 3
 """
+ONE_EACH = """
+matrix = { latency_ms = "latency.csv", bandwidth_mbit = "bandwidth.csv" }
+[[nodes]]
+site = "A"
+count = 2
+role = "worker"
+[[nodes]]
+site = "B"
+count = 2
+role = "worker"
+[[nodes]]
+site = "C"
+role = "data"
+"""
+"""five nodes, of which the last is the data node"""
 LATENCY = "site,A,B,C\nA,,30,50\nB,,,40\nC,,,\n"
 BANDWIDTH = "site,A,B,C\nA,,200,100\nB,,,100\nC,,,\n"
 
@@ -39,9 +54,9 @@ def shape(skip: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True) -> RunConfig:
+def on_schedule(config: RunConfig, folder: Path, disorderly: bool = True, topology: str = TOPOLOGY) -> RunConfig:
     """The run on a schedule in ``folder`` that is valid, not good; ``disorderly``: some routes swap stages."""
-    for name, text in (("topology.toml", TOPOLOGY), ("latency.csv", LATENCY), ("bandwidth.csv", BANDWIDTH)):
+    for name, text in (("topology.toml", topology), ("latency.csv", LATENCY), ("bandwidth.csv", BANDWIDTH)):
         (folder / name).write_text(text)
     problem = problem_of(config, read(folder / "topology.toml", config.network.scale))
     solution = greedy(problem, random.Random(3))

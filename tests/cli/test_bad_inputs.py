@@ -159,7 +159,6 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
             ["--exchange.replicas", "2", "--engine", "inline", "--recovery.strategy", "echo"],
             ["recovery.strategy = 'echo'", "exchange.replicas"],
         ),
-        (["--routing.mixed", "true"], ["routing.mixed", "exchange.replicas"]),
         (["--model.ends_layers", "3"], ["model.layers = 4", "model.ends_layers = 3", "pipeline.stages = 4"]),
     ],
 )

@@ -243,7 +243,9 @@ class PretendFleet:
             self._judge_rollback(form, before)
         else:
             sources = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
-            assert sources.keys() == before.lost & set(nodes)
+            begins = {self.stage_of[n]: source for n, source in before.origins.items() if n in before.holders}
+            for member in (m for m in form.members if m.node in before.lost and m.node not in sources):
+                assert member.source == begins[member.stage], "a lost node begins where no other of its stage does"
             for node, source in sources.items():
                 stage = self.stage_of[node]
                 how = plan.rebuilt.get(stage, (d.PEER, (stage,)))
@@ -276,7 +278,7 @@ class PretendFleet:
 
     def _gone(self, before: RunState) -> frozenset[int]:
         """The stages of which no worker has the state any more."""
-        alive = {self.stage_of[node] for node in before.holders.keys() - before.lost - before.origins.keys()}
+        alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
         return frozenset(self.stage_of[node] for node in before.lost) - alive
 
     def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:

@@ -268,3 +268,48 @@ def test_a_resumed_run_takes_up_where_the_files_say() -> None:
     assert [m.source for m in form.members] == [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(5)]
     state = RunState.start(made.started)
     assert (state.durable, decide(state)) == (None, d.Spawn(worker="w0", incarnation=1))
+
+
+SHARED = {
+    "arrangement": [[0], [1, 2], [3, 4], [5], [6]],
+    "routes": [[0, 1, 3, 5, 6, 0], [0, 2, 4, 5, 6, 0]],
+    "pairs": [],
+}
+
+
+def test_nodes_of_a_stage_begin_from_the_same_wherever_one_of_them_has_still_to_begin() -> None:
+    """After a rollback: one node has loaded and dies, the other is loading. Both must hold the checkpoint's stage."""
+    made = fleet(**SHARED, spares=3, save_every=2, recovery={"strategy": "checkfree, checkpoint"})
+    work_until(made, "run", 3)
+    made.lose_node(1)
+    made.lose_node(2)
+    work_until(made, "link", 2)
+    assert last(made, d.Form).outcome == "rolled back"
+    loaded = made.state.holders[3]
+    while loaded in made.pending():
+        made.work(loaded)
+    made.lose(loaded)
+    work_until(made, "link", 2)
+    sources = {m.node: m.source for m in last(made, d.Form).members}
+    assert sources[3] == sources[4] == d.Load(folder="step-00000002")
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_nodes_that_are_gone_for_good_are_planned_around_in_the_first_step_too(step: int) -> None:
+    made = fleet(**SHARED, spares=0, replace=False, recovery={"meanwhile": "skip"})
+    work_until(made, "run", step)
+    made.lose_node(2)
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert [m.node for m in last(made, d.Form).members] == [0, 1, 3, 4, 5, 6]
+
+
+def test_a_run_that_cannot_go_on_names_the_stages_that_nobody_holds() -> None:
+    made = fleet(**SHARED, spares=0, replace=False)
+    work_until(made, "run", 2)
+    made.lose_node(5)
+    made.lose_node(2)
+    made.behave()
+    assert made.cannot is not None and made.cannot.lost == [3]

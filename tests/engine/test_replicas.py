@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_the_one_model_is_the_mean_and_looking_at_it_changes_nothing(config: Rec
     assert all(torch.equal(a, b) for node, kept in zip(engine.runners, before, strict=True)
                for a, b in zip(weights(engine, node), kept, strict=True))  # fmt: skip
     assert engine.replicas is not None
-    mean = engine.replicas.consensus(1).weights
+    mean = engine.replicas.consensus([1, 4, 7]).weights
     for name, tensor in mean.items():
         theirs = [engine.runners[node].state().weights[name] for node in (1, 4, 7)]
         assert torch.allclose(tensor, sum(theirs) / 3, atol=1e-6)  # type: ignore[arg-type]
@@ -112,8 +113,30 @@ def test_a_lost_node_takes_the_state_of_another_replica(config: Recipe) -> None:
     losses(engine, 4)
     engine.lose([4])
     assert all(torch.equal(a, b) for a, b in zip(weights(engine, 4), weights(engine, 1), strict=True))
-    assert engine.replicas is not None and engine.replicas.outer[4].rounds == 0
+    assert engine.replicas is not None and engine.replicas.outer[4].rounds == 1
     losses(engine, 4)
+
+
+def test_slow_weights_that_must_be_equal_stay_so_through_a_loss(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 4, kind="diloco", every=4))
+    losses(engine, 6)
+    engine.lose([4])
+    losses(engine, 6)
+    assert engine.replicas is not None and engine.replicas.spread() == 0.0
+
+
+def test_a_fragment_under_way_is_dropped_with_the_steps_that_sent_it(config: Recipe) -> None:
+    engine = engine_of(replicas(config, 2, kind="streaming_diloco", every=6, fragments=2, delay=2))
+    losses(engine, 2)
+    assert engine.replicas is not None
+    saved = {node: copy.deepcopy(engine.replicas.state(node)) for node in engine.runners}
+    losses(engine, 2)
+    engine.step = 2
+    engine.become(saved)
+    rounds = [round.number for _ in range(8) for round in engine.train_step().rounds]
+    assert rounds == [0, 1]
+    engine.lose([4])
+    assert [round.number for _ in range(6) for round in engine.train_step().rounds] == [2, 3]
 
 
 def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults: tuple[Fault, ...] = ()) -> RunRecord:

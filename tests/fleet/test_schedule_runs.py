@@ -18,7 +18,7 @@ from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import remaining
 from planaria.planner.schedule import Schedule, read
-from schedules import on_schedule, shape
+from schedules import ONE_EACH, on_schedule, shape
 
 TOLERANCE = 1e-5
 
@@ -101,6 +101,18 @@ def test_a_stage_with_no_node_left_ends_the_run_saved(tmp_path: Path) -> None:
     record = train(config, faults)
     assert ending(record).outcome == "cannot" and "fleet.replace = false" in ending(record).reason
     assert facts(record, d.Seal)[-1].stages == [0, 1, 3, 4]
+
+
+def test_a_schedule_with_one_node_a_stage_may_number_them_as_it_likes(tmp_path: Path) -> None:
+    """The ends are at node 4; a middle stage is lost, and rebuilt from its neighbours."""
+    settings = shape(0.5)
+    settings["routing"]["data_nodes"] = 1
+    config = on_schedule(tiny(tmp_path, stages=4, steps=8, **settings), tmp_path, disorderly=False, topology=ONE_EACH)
+    assert read(tmp_path / "schedule.json").stages[0] == [4]
+    middle = read(tmp_path / "schedule.json").stages[2][0]
+    record = train(config, [Fault(step=4, stage=middle, moment="forward")])
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
 def _sub(schedule: Schedule, plan: e.Replanned) -> tuple[Problem, Solution]:

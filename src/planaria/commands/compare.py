@@ -29,6 +29,8 @@ from planaria.recovery.checkpoint import best_steps
 def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     """Run the comparison in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
     comparison, arms = load(path, flags)
+    if arms[0].config.routing.schedule is not None:
+        raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
     clocks = {arm.name: clock_of(clock_config(path, comparison, arm)) for arm in arms}
     arms = [_settled(comparison, arm, clocks[arm.name]) for arm in arms]
     for arm in arms:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planaria.control.replay import replay
 from planaria.control.statefile import StateFile, describe, read_state
-from planaria.errors import RunStopped
+from planaria.errors import RunStopped, UserError
 from planaria.observe.logs import read_run
 
 
@@ -14,8 +14,11 @@ def replay_run(folder: Path) -> str:
     """What the replay found.
 
     :raises RunStopped: when a decision or the final state differs.
+    :raises UserError: when the run was not trained on a fleet.
     """
     record = read_run(folder)
+    if record.config.engine == "inline":
+        raise UserError(f"{folder}: was trained inline, without a controller; there are no decisions to replay")
     result = replay(fact for _, fact in record.history)
     problems = list(result.problems)
     left, again = _comparable(read_state(folder)), _comparable(describe(result.state))

@@ -49,6 +49,13 @@ def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> Ru
         if getattr(config, name) != getattr(before, name):
             flag = next(f for f in flags if f.partition(".")[0] == name)
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
+    ours, theirs = config.exchange, before.exchange
+    for name in ("kind", "momentum", "fragments"):
+        if ours.replicas == theirs.replicas > 1 and getattr(ours, name) != getattr(theirs, name):
+            raise UserError(
+                f"--exchange.{name} {flags[f'exchange.{name}']}: what replicas keep from round to round is of "
+                f"exchange.{name} = {getattr(theirs, name)!r}; start a new run, or change exchange.replicas too"
+            )
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
     if config.routing.schedule is not None:  # the folder may have been moved

@@ -72,10 +72,9 @@ def check(config: RunConfig) -> None:
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
             "schedule the nodes of a stage are each other's copies: use 'checkfree' or 'checkpoint'"
         )
+    exchange(config.exchange)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
-    elif config.routing.mixed:
-        raise UserError("routing.mixed: there is one replica only; give exchange.replicas, or leave it out")
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
@@ -92,7 +91,6 @@ def check(config: RunConfig) -> None:
 
 
 def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
-    exchange(config.exchange)
     if config.engine != "inline":
         raise UserError(
             f"exchange.replicas = {config.exchange.replicas}: engine {config.engine!r} trains one replica so far; use "
@@ -116,8 +114,9 @@ def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None)
         if recipe_file is not None and not beside.is_absolute() and (recipe_file.parent / beside).is_file():
             beside = recipe_file.parent / beside
         trace = read_trace(beside)
-        place = "stage" if config.routing.schedule is None else "node"
-        last = len(Itinerary(config).arrangement.stage) - 1
+        itinerary = Itinerary(config)
+        last = len(itinerary.arrangement.stage) - 1
+        place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
         for fault in trace.faults:
             if fault.stage > last:
                 raise UserError(f"{beside}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")

@@ -81,9 +81,9 @@ def waiting_s(config: RunConfig) -> float:
     every, costs = exchange(config.exchange).every, exchange_costs(config)
     if every is None or not costs:
         return 0.0
-    network = config.network
-    longest = max(cost.critical for cost in costs) / (network.bandwidth or math.inf)
-    return (longest + network.latency_s) / max(1, every)
+    network, longest = config.network, max(cost.critical for cost in costs)
+    wait = longest / (network.bandwidth or math.inf) + network.latency_s
+    return wait / max(1, every) if longest else 0.0
 
 
 def exchange_costs(config: RunConfig) -> list[ExchangeCost]:

@@ -77,7 +77,8 @@ class _Race:
         self.tick = 0
 
     def _states(self) -> dict[int, StageState]:
-        return {stage: copy.deepcopy(runner.state()) for stage, runner in self.engine.runners.items()}
+        replicas, runners = self.engine.replicas, self.engine.runners
+        return {n: copy.deepcopy(replicas.state(n) if replicas else runner.state()) for n, runner in runners.items()}
 
     def lose(self, stages: Sequence[int]) -> str:
         """Lose stages and cope as the recipe says; why that is impossible, or nothing."""

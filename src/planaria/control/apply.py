@@ -172,7 +172,13 @@ def _(fact: d.RunStep, state: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Commit, state: RunState) -> RunState:
-    state = replace(state, phase="commit", waiting=frozenset(state.holders.values()))
+    state = replace(
+        state,
+        phase="commit",
+        waiting=frozenset(state.holders.values()),
+        lost=state.lost | state.origins.keys(),  # of nodes where nobody stands: what they were to begin from is past
+        origins=_freeze({}),
+    )
     rested = state.rested | state.skipped
     if state.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
         return replace(state, rested=rested)

@@ -73,7 +73,7 @@ class Controller:
         self._observer, self._chaos, self._planner = observer, chaos, planner
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
-        self._cadence = Cadence(config.network.hourly, config.pipeline.stages + 1) if measure else None
+        self._cadence = Cadence(config.network.hourly, len(self.state.arrangement.stage)) if measure else None
         self._ending: d.Finish | None = None
         self._grace: tuple[float, int] | None = None
         self._zombies: set[tuple[str, int]] = set()

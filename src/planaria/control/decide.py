@@ -65,8 +65,10 @@ def _proceed(state: RunState) -> d.Decision | None:
 def _form(state: RunState) -> d.Decision | None:
     """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone."""
     of, alive = state.arrangement.stage, state.stateful
+    # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
+    begins = {of[node]: source for node, source in state.origins.items() if node in state.holders}
     # A stage is lost with the last node that had its state; until then, its nodes copy one another.
-    gone = frozenset(of[node] for node in state.lost) - set(alive.stages)
+    gone = frozenset(of[node] for node in state.lost) - set(alive.stages) - begins.keys()
     plan = recovery(state.settings.recovery, state.settings.stages).plan(gone, state.ages)
     if plan.reason:
         return d.Cannot(lost=sorted(gone), reason=plan.reason)
@@ -79,6 +81,9 @@ def _form(state: RunState) -> d.Decision | None:
         return _formation(state, holders, {node: origins[node] for node in holders}, step, "rolled back")
     sources: dict[int, d.Source] = {node: state.origins.get(node, d.Keep()) for node in holders}
     for node in state.lost & holders.keys():
+        if not alive.nodes(of[node]) and of[node] in begins:
+            sources[node] = begins[of[node]]
+            continue
         by, donors = plan.rebuilt.get(of[node], (d.PEER, (of[node],)))
         sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or state.held.nodes(s))[0] for s in donors])
     outcome = "skipping" if len(holders) < len(of) else _outcome(state)
@@ -88,10 +93,12 @@ def _form(state: RunState) -> d.Decision | None:
 def _may_skip(state: RunState) -> bool:
     """May training go on without the vacant nodes until there are workers for them?
 
-    Not while the state of one can be had exactly: a stage that is skipped is lost, and never anyone's donor. A schedule
-    leaves out nodes but no stage.
+    Not while the state of one can be had exactly, if a worker is to come: a stage that is skipped is lost, and never
+    anyone's donor. A schedule leaves out nodes but no stage.
     """
-    if state.settings.recovery.meanwhile != "skip" or state.formed < 0 or not state.lost >= set(state.vacant):
+    if state.settings.recovery.meanwhile != "skip" or state.formed < 0:
+        return False
+    if not state.lost >= set(state.vacant) and not (_final(state) and state.settings.arrangement):
         return False
     stages = state.held.stages
     return len(stages) > state.settings.stages if state.settings.arrangement else 0 in stages and len(stages) > 1
@@ -140,7 +147,7 @@ def _without_worker(state: RunState, reason: str) -> d.Cannot | d.Finish:
     """A node lacks a worker and none can be started: save what there is, if there is anything."""
     if state.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
-    return d.Cannot(lost=sorted({state.arrangement.stage[node] for node in state.vacant}), reason=reason)
+    return d.Cannot(lost=sorted(set(state.arrangement.stages) - set(state.held.stages)), reason=reason)
 
 
 def _final(state: RunState) -> bool:

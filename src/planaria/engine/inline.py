@@ -111,7 +111,8 @@ class InlineEngine:
         assert self.replicas is not None
         nodes = self.replicas.nodes(0)
         before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
-        whole = {node: self.replicas.consensus(self.stage[node]).weights for node in nodes}
+        everywhere = self.itinerary.arrangement
+        whole = {node: self.replicas.consensus(everywhere.peers(node)).weights for node in nodes}
         for node in nodes:
             self.runners[node].put(whole[node])
         loss = self._evaluate(self.itinerary.arrangement.of(nodes))
@@ -144,8 +145,12 @@ class InlineEngine:
             stage = self.stage[node]
             by, stages = plan.rebuilt.get(stage, (PEER, (stage,)))
             given = {donor: self._given(by, stage, alive.nodes(donor)[0]) for donor in stages}
-            state = given[stage] if by == PEER else None
-            rebuilt[node] = state or self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
+            if by == PEER:
+                rebuilt[node] = given[stage]
+                if self.replicas is not None:
+                    rebuilt[node].outer = self.replicas.inherited(alive.nodes(stage)[0])
+            else:
+                rebuilt[node] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
         self.become(rebuilt)
         return plan
 
@@ -160,6 +165,9 @@ class InlineEngine:
 
     def become(self, states: Mapping[int, StageState]) -> None:
         """These nodes get these states, and with them new holders, who keep nothing of others yet."""
+        if self.replicas is not None and states.keys() == self.runners.keys():
+            rounds = {int(state.outer["rounds"]) if state.outer else 0 for state in states.values()}
+            self.replicas.restart(max(rounds))
         for node, state in states.items():
             self.runners[node].load(state)
             self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)

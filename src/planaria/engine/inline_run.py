@@ -12,7 +12,7 @@ import torch
 from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Trace
-from planaria.checkpoint.stage_file import read_stage, write_stage
+from planaria.checkpoint.stage_file import read_stage, stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.control.controller import Observer
@@ -95,9 +95,9 @@ class _InlineRun:
     def _read(self, folder: Path, node: int) -> StageState:
         """A node's own state if the checkpoint is of as many replicas, otherwise its stage of the one model."""
         count, stage = self.config.exchange.replicas, self.engine.stage[node]
-        if count > 1 and read_manifest(folder).replicas == count:
-            folder = replica_folder(folder, self.engine.itinerary.arrangement.nodes(stage).index(node))
-        return read_stage(folder, stage)
+        own = replica_folder(folder, self.engine.itinerary.arrangement.nodes(stage).index(node))
+        alike = count > 1 and read_manifest(folder).replicas == count
+        return read_stage(own if alike and stage_file(own, stage).exists() else folder, stage)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
@@ -183,10 +183,10 @@ class _InlineRun:
         stages, replicas, folder = list(there.stages), self.engine.replicas, self.store.unfinished(step)
         for stage in stages:
             first = self.engine.runners[there.nodes(stage)[0]]
-            write_stage(folder, stage, step, replicas.consensus(stage) if replicas else first.state())
+            write_stage(folder, stage, step, replicas.consensus(there.nodes(stage)) if replicas else first.state())
         if replicas is not None:
             for replica in range(replicas.count):
-                for node in replicas.nodes(replica):
+                for node in set(replicas.nodes(replica)) & there.stage.keys():
                     own = replica_folder(folder, replica)
                     write_stage(own, self.engine.stage[node], step, replicas.state(node))
         partial = len(stages) <= count

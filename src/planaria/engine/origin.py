@@ -47,7 +47,7 @@ def run_started(config: RunConfig, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
     pipeline, itinerary = config.pipeline, Itinerary(config)
     walked = [list(route) for route in itinerary.routes(0)]
-    scheduled = itinerary.arrangement.shared
+    scheduled = itinerary.schedule is not None or itinerary.arrangement.shared
     met = combinations(range(pipeline.stages + 1), 2) if change(config) and not scheduled else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     return RunStarted(

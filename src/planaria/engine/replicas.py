@@ -6,7 +6,7 @@ A stage of a replica is a node. The exchange itself is pure (``exchange/``); her
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,15 +48,24 @@ class Replicas:
         """(commits by which it is to be settled, round, what was heard)"""
         self._round = 0
         for node in runners:
-            self.start(node)
+            self.start(node, {})
 
-    def start(self, node: int, outer: Mapping[str, Tensor] | None = None) -> None:
-        """The node has its weights from elsewhere, and with them an ``outer`` state, or begins one with them."""
+    def restart(self, rounds: int) -> None:
+        """All nodes go back, or begin, where so many rounds were settled; what was under way is dropped."""
+        self._round = rounds
+        self._pending.clear()
+
+    def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
+        """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
         if outer:
             self.outer[node] = Outer.load(outer)
-            self._round = self.outer[node].rounds
         else:
-            self.outer[node] = self.exchange.start(self._runners[node].state().weights)
+            begun = self.exchange.start(self._runners[node].state().weights)
+            self.outer[node] = replace(begun, rounds=self._round - len(self._pending))
+
+    def inherited(self, donor: int) -> dict[str, Tensor]:
+        """The outer state of a node that copies ``donor``: all but what rounding owes the donor's others."""
+        return replace(self.outer[donor], residual={}).state()
 
     def state(self, node: int) -> StageState:
         """All of a node that outlives a step; shares memory."""
@@ -128,9 +137,9 @@ class Replicas:
         """The nodes of one replica, in order of stage."""
         return [self._arrangement.nodes(stage)[replica] for stage in self._arrangement.stages]
 
-    def consensus(self, stage: int) -> StageState:
-        """One stage of the one model: the mean over all replicas of what they train (arXiv 2506.10911 has none)."""
-        states = [self._runners[node].state() for node in self._arrangement.nodes(stage)]
+    def consensus(self, nodes: Sequence[int]) -> StageState:
+        """One stage of the one model: the mean of what these ``nodes`` of it train (arXiv 2506.10911 has none)."""
+        states = [self._runners[node].state() for node in nodes]
         mean = {
             name: torch.stack([state.weights[name].float() for state in states]).mean(dim=0)
             for name in states[0].weights

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from planaria.config import Natural, Positive, Seconds, Section
 from planaria.errors import UserError
 from planaria.planner.problem import ROLES, Problem, Solution, central_first
 
 MAX_BYTES = 256 << 20
+Span = Annotated[float, Field(ge=0, le=1e6)]
+"""seconds that still count as whole nanoseconds"""
 
 
 class Machine(Section):
@@ -26,11 +28,11 @@ class Machine(Section):
     name: str
     site: Natural
     """index into sites"""
-    slots: Positive
+    slots: Annotated[int, Field(ge=1, le=1 << 40)]
     role: Literal["any", "data", "worker"]
-    forward_s: tuple[Seconds, Seconds, Seconds]
+    forward_s: tuple[Span, Span, Span]
     """of one microbatch: at the entry, at a block stage, at the return"""
-    backward_s: tuple[Seconds, Seconds, Seconds]
+    backward_s: tuple[Span, Span, Span]
 
 
 class Rules(Section):
@@ -61,9 +63,9 @@ class Schedule(Section):
     format: Literal["planaria schedule"] = "planaria schedule"
     version: Literal[1] = 1
     sites: list[str]
-    link_s: list[list[Seconds]]
+    link_s: list[list[Span]]
     """[sites, sites]: one message from sending to arrival"""
-    transmit_s: list[list[Seconds]] | None
+    transmit_s: list[list[Span]] | None
     """[sites, sites]: how long it keeps others on its link waiting; null if messages never do"""
     nodes: list[Machine]
     rules: Rules
