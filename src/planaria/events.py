@@ -196,7 +196,7 @@ class RoundSettled(Fact):
     step: int
     """steps committed"""
     number: int
-    groups: list[tuple[int, ...]]
+    groups: list[list[int]]
     late_bytes: int
     """sent by all together, that somebody waited for"""
     early_bytes: int

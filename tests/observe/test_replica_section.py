@@ -13,8 +13,8 @@ LOOKS = [
     ReplicasEvaluated(step=4, losses=[4.0, 4.5, 4.25], consensus=4.125, spread=0.01),
 ]
 ROUNDS = [
-    RoundSettled(step=2, number=0, groups=[(0, 1), (2,)], late_bytes=2_000_000, early_bytes=8_000_000, spread=0.02),
-    RoundSettled(step=4, number=1, groups=[(0, 1), (2,)], late_bytes=1_000_000, early_bytes=0, spread=0.01),
+    RoundSettled(step=2, number=0, groups=[[0, 1], [2]], late_bytes=2_000_000, early_bytes=8_000_000, spread=0.02),
+    RoundSettled(step=4, number=1, groups=[[0, 1], [2]], late_bytes=1_000_000, early_bytes=0, spread=0.01),
 ]
 
 

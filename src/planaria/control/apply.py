@@ -29,7 +29,9 @@ def _(fact: e.RunStarted, state: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.WorkerJoined, state: RunState) -> RunState:
-    return replace(_set_worker(state, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
+    state = replace(_set_worker(state, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
+    # With one worker more, the plan that is being looked for may not be needed.
+    return replace(state, phase="idle") if state.phase == "replan" else state
 
 
 @apply.register

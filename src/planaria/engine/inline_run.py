@@ -165,7 +165,7 @@ class _InlineRun:
         told = e.RoundSettled(
             step=self.engine.step,
             number=round.number,
-            groups=round.groups,
+            groups=[list(group) for group in round.groups],
             late_bytes=round.late_bytes,
             early_bytes=round.early_bytes,
             spread=self.engine.replicas.spread(),
