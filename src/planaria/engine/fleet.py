@@ -20,7 +20,7 @@ from planaria.fleet.local import LocalFleet
 from planaria.plan.check import require
 from planaria.transport.rendezvous import Rendezvous
 
-_PRELOAD = [worker.__name__, "torch._dynamo"]
+PRELOAD = [worker.__name__, "torch._dynamo"]
 """what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
 
 
@@ -40,7 +40,7 @@ def train(
     require(itinerary.training(0))
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port, origin.sample_offset(config))
-    fleet = LocalFleet(partial(worker.main, setup), _PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
+    fleet = LocalFleet(partial(worker.main, setup), PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(config, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     chaos = TraceChaos(trace, fleet, origin.next_fault)

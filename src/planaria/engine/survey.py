@@ -10,6 +10,7 @@ from typing import Literal
 from planaria.config import FleetConfig
 from planaria.decisions import Leave
 from planaria.engine import surveyor
+from planaria.engine.fleet import PRELOAD
 from planaria.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
 from planaria.errors import RunStopped
 from planaria.events import Fact, Heartbeat
@@ -38,8 +39,9 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     rendezvous = Rendezvous(config.host, config.port)
+    # A process has one fork server, preloaded once: whoever trains after a survey would wait for slow workers.
     place = Place(rendezvous.host, rendezvous.port, config.heartbeat_s, config.timeout_s)
-    fleet = LocalFleet(partial(surveyor.main, place), [surveyor.__name__], config.heartbeat_s, config.missed)
+    fleet = LocalFleet(partial(surveyor.main, place), [*PRELOAD, surveyor.__name__], config.heartbeat_s, config.missed)
     try:
         leader = Leader(fleet, names, lines, told)
         leader.gather()
