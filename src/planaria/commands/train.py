@@ -67,10 +67,11 @@ def check(config: RunConfig) -> None:
     """Everything that can be wrong with a recipe by itself, before any data is touched."""
     chain, itinerary = recovery(config.recovery, config.pipeline.stages), Itinerary(config)
     require(itinerary.training(0))
-    if chain.slots and itinerary.schedule is not None:
+    if chain.slots and (itinerary.schedule is not None or config.exchange.replicas > 1):
         raise UserError(
             f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
-            "schedule the nodes of a stage are each other's copies: use 'checkfree' or 'checkpoint'"
+            "schedule, or exchange.replicas, the nodes of a stage are each other's copies: use 'checkfree' or "
+            "'checkpoint'"
         )
     exchange(config.exchange)
     if config.exchange.replicas > 1:
@@ -98,11 +99,6 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         )
     if itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
-    if recovery(config.recovery, config.pipeline.stages).slots:
-        raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages; with exchange.replicas there "
-            "are other replicas to copy from: use 'checkfree' or 'checkpoint'"
-        )
 
 
 def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None) -> Prepared:

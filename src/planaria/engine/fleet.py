@@ -41,7 +41,7 @@ def train(
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
     setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port, origin.sample_offset(config))
     fleet = LocalFleet(partial(worker.main, setup), PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
-    started = run_started(config, origin)
+    started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     chaos = TraceChaos(trace, fleet, origin.next_fault)
     controller = Controller(config, started, fleet, folder, observer, chaos, planner)

@@ -42,7 +42,7 @@ def train(
     streams = {split: Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")}
     engine = InlineEngine(config, streams["train"], streams["validation"])
     run = _InlineRun(config, folder, engine, observer, origin)
-    observer.on_event(time.monotonic(), run_started(config, origin))
+    observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
     engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
     run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
     faults: dict[int, list[int]] = defaultdict(list)

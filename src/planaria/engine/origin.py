@@ -43,9 +43,9 @@ class Origin:
 START = Origin()
 
 
-def run_started(config: RunConfig, origin: Origin) -> RunStarted:
+def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
-    pipeline, itinerary = config.pipeline, Itinerary(config)
+    config, pipeline = itinerary.config, itinerary.config.pipeline
     walked = [list(route) for route in itinerary.routes(0)]
     scheduled = itinerary.schedule is not None or itinerary.arrangement.shared
     met = combinations(range(pipeline.stages + 1), 2) if change(config) and not scheduled else ()

@@ -122,9 +122,9 @@ class StageRunner:
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
 
     def take(self, grads: Mapping[str, Tensor]) -> None:
-        """These, copied, take the place of the gradient."""
+        """These take the place of the gradient, and may be changed."""
         for name, parameter in self.parameters.items():
-            parameter.grad = grads[name].to(parameter.device, parameter.dtype, copy=True)
+            parameter.grad = grads[name].to(parameter.device, parameter.dtype)
 
     def share(self) -> Tensor:
         """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
@@ -136,7 +136,9 @@ class StageRunner:
     def absorb(self, total: Tensor) -> None:
         """The sum of all nodes' shares takes the place of this node's own."""
         *pieces, counted = torch.split(total, [*(p.numel() for p in self.parameters.values()), 2])
-        self.take({name: piece.view_as(p) for (name, p), piece in zip(self.parameters.items(), pieces, strict=True)})
+        named = zip(self.parameters.items(), pieces, strict=True)
+        # Others absorb the same total, and clipping changes gradients in place.
+        self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
         self._seen = round(counted[0].item())
         if isinstance(self.module, Ends):
             self._losses = {0: counted[1].clone()}
