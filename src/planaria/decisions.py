@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planaria.events import Fact
+from planaria.events import Fact, Standing
 
 
 class Keep(Fact):
@@ -64,6 +64,11 @@ class Link(Fact):
     id: str
 
 
+def state_link(generation: int, donor: int, node: int) -> str:
+    """Name of the short-lived link over which ``node`` gets a state in a generation of its replica."""
+    return f"g{generation}:state:{donor}>{node}"
+
+
 class Spawn(Fact):
     """Start a worker process."""
 
@@ -79,6 +84,7 @@ class Form(Fact):
     """
 
     kind: Literal["form"] = "form"
+    replica: int = 0
     generation: int
     step: int
     outcome: Literal["started", "recovered", "relinked", "rolled back", "skipping"]
@@ -86,12 +92,17 @@ class Form(Fact):
     links: list[Link]
     routes: list[list[int]] = Field(default_factory=list)
     """by a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing says"""
+    rounds: int = 0
+    """of the exchange, that are behind the replica"""
+    inner: int = 0
+    """steps since the last of them"""
 
 
 class Replan(Fact):
     """Find routes for the nodes that are left."""
 
     kind: Literal["replan"] = "replan"
+    replica: int = 0
     nodes: list[int]
 
 
@@ -99,23 +110,95 @@ class RunStep(Fact):
     """Carry out the plan of one step (or of one validation)."""
 
     kind: Literal["run_step"] = "run_step"
+    replica: int = 0
     generation: int
     step: int
+    """that the replica has committed before"""
     mode: Literal["train", "evaluate"] = "train"
+    block: int = 0
+    """training: the number of the step's block of samples"""
 
 
 class Commit(Fact):
-    """Every stage has its gradient: apply the update."""
+    """Every stage has its gradient: apply the update, at the learning rate of ``progress``."""
 
     kind: Literal["commit"] = "commit"
+    replica: int = 0
     generation: int
     step: int
+    progress: int
+    """the run's step to which the block of samples belongs"""
+
+
+class DrawGroups(Fact):
+    """Somebody has come to a round of the exchange: these are the groups in which replicas meet in it."""
+
+    kind: Literal["draw_groups"] = "draw_groups"
+    round: int
+    groups: list[list[int]]
+
+
+class Meet(Fact):
+    """A round of the exchange: each member makes its peers an offer and hears theirs, stage by stage."""
+
+    kind: Literal["meet"] = "meet"
+    round: int
+    members: list[int]
+    """replicas"""
+    generations: list[int]
+    """theirs"""
+    links: list[Link]
+    """between nodes of different members"""
+
+
+class Settle(Fact):
+    """The members make of the round what the offers of all of them come to."""
+
+    kind: Literal["settle"] = "settle"
+    round: int
+    members: list[int]
+    generations: list[int]
+
+
+class Adopt(Fact):
+    """A replica has missed what others agreed upon: it goes on with a copy of one of them."""
+
+    kind: Literal["adopt"] = "adopt"
+    replica: int
+    reason: str
+
+
+class Disband(Fact):
+    """A replica cannot go on; others can. Its workers are spares from now on."""
+
+    kind: Literal["disband"] = "disband"
+    replica: int
+    workers: list[str]
+    reason: str
+
+
+class Found(Fact):
+    """There are workers for a replica that was disbanded: it begins anew, as a copy of another."""
+
+    kind: Literal["found"] = "found"
+    replica: int
+
+
+class Donate(Fact):
+    """Give a copy of this stage, as it is now, to a node of another replica that has lost it."""
+
+    kind: Literal["donate"] = "donate"
+    donor: int
+    to: int
+    stage: int
+    link: str
 
 
 class Save(Fact):
     """Write every member's stage into an unfinished checkpoint folder."""
 
     kind: Literal["save"] = "save"
+    replica: int = 0
     generation: int
     step: int
 
@@ -128,12 +211,19 @@ class Seal(Fact):
     folder: str
     stages: list[int]
     partial: bool = False
+    standings: dict[int, Standing] = {}
+    """where each of several replicas was when it was saved"""
+    first_block: int = 0
+    """all blocks of samples before this one were used then"""
+    blocks_ahead: list[int] = []
+    """and these beyond"""
 
 
 class Cannot(Fact):
     """The recovery strategy cannot rebuild what was lost: save what is left, then stop."""
 
     kind: Literal["cannot"] = "cannot"
+    replica: int = 0
     lost: list[int]
     reason: str
 
@@ -153,9 +243,26 @@ class Leave(Fact):
 
 
 Decision = Annotated[
-    Spawn | Form | Replan | RunStep | Commit | Save | Seal | Cannot | Finish, Field(discriminator="kind")
+    Spawn
+    | Form
+    | Replan
+    | RunStep
+    | Commit
+    | DrawGroups
+    | Meet
+    | Settle
+    | Adopt
+    | Disband
+    | Found
+    | Save
+    | Seal
+    | Cannot
+    | Finish,
+    Field(discriminator="kind"),
 ]
-Order = Annotated[Form | RunStep | Commit | Save | Leave, Field(discriminator="kind")]
+Order = Annotated[
+    Form | RunStep | Commit | Meet | Settle | Donate | Disband | Save | Leave, Field(discriminator="kind")
+]
 
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)

@@ -11,13 +11,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from planaria.config import RecoveryConfig
+from planaria.config import ExchangeConfig, RecoveryConfig
 
 
 class Fact(BaseModel):
     """Base of events and decisions: immutable, and nothing unknown in them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Standing(Fact):
+    """How far a replica has come."""
+
+    step: int
+    """steps it has committed"""
+    rounds: int = 0
+    """of its exchange that are settled"""
+    inner: int = 0
+    """steps since the last of them"""
 
 
 class RunStarted(Fact):
@@ -35,6 +46,17 @@ class RunStarted(Fact):
     samples_per_step: int
     first_sample: int | None = None
     """samples used before ``first_step``, if another number of replicas took part in them"""
+    first_block: int | None = None
+    """all blocks of samples before this one are used (a block: one replica's samples of a step); as ``first_sample``"""
+    blocks_ahead: list[int] = []
+    """used ones beyond: some replicas were ahead of others"""
+    replicas: int = 1
+    """that train by themselves and meet as ``exchange`` says"""
+    columns: list[list[int]] = []
+    """the nodes of each of several replicas, in order of stage; empty where node n is stage n"""
+    standings: dict[int, Standing] = {}
+    """replica → where it takes up, unless all do at ``first_step``"""
+    exchange: ExchangeConfig = ExchangeConfig()
     wall_time: float
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
@@ -45,9 +67,10 @@ class RunStarted(Fact):
     replace: bool = True
     """is a new worker started for each that dies?"""
     routes: list[list[int]] = []
-    """all different ways that microbatches go in training; with an arrangement, each microbatch's way over its nodes"""
+    """all different ways that microbatches go in training, over stages; with an arrangement, each microbatch's way over
+    its nodes"""
     pairs: list[tuple[int, int]] = []
-    """nodes (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
+    """stages (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
@@ -58,10 +81,57 @@ class RunStarted(Fact):
         return first + (step - self.first_step) * self.samples_per_step
 
     @property
+    def block_samples(self) -> int:
+        """Samples of one replica's step."""
+        return self.samples_per_step // self.replicas
+
+    def blocks_before(self, step: int) -> int:
+        """Blocks used before ``step`` if all replicas were there: its first one's number."""
+        return self.samples_before(step) // self.block_samples
+
+    @property
+    def last_block(self) -> int:
+        """Blocks that there are, those of earlier parts of the run included."""
+        return self.blocks_before(self.steps)
+
+    @property
+    def used(self) -> tuple[int, frozenset[int]]:
+        """The blocks used before: all below the first number, and those beyond."""
+        floor = self.blocks_before(self.first_step) if self.first_block is None else self.first_block
+        return floor, frozenset(self.blocks_ahead)
+
+    def progress(self, blocks: int) -> int:
+        """The step that begins or is under way when so many blocks are used; also that of the block of this number."""
+        return self.first_step + (blocks - self.blocks_before(self.first_step)) // self.replicas
+
+    def standing(self, replica: int) -> Standing:
+        """Where a replica takes up."""
+        return self.standings.get(replica, Standing(step=self.first_step))
+
+    def nodes(self, replica: int) -> list[list[int]]:
+        """A replica's nodes of each stage."""
+        return self.arrangement or [[node] for node in self._column(replica)]
+
+    def routes_of(self, replica: int) -> list[list[int]]:
+        """All different ways that microbatches go in training, over the nodes of a replica."""
+        if self.arrangement:
+            return self.routes
+        column = self._column(replica)
+        return [[column[stage] for stage in route] for route in self.routes]
+
+    def pairs_of(self, replica: int) -> list[tuple[int, int]]:
+        """Nodes of a replica that need an edge beside those on the routes."""
+        column = self._column(replica)
+        return [(column[low], column[high]) for low, high in self.pairs]
+
+    def _column(self, replica: int) -> list[int]:
+        return self.columns[replica] if self.columns else list(range(self.stages + 1))
+
+    @property
     def stage_of(self) -> dict[int, int]:
-        """Node → its stage."""
-        held = self.arrangement or [[stage] for stage in range(self.stages + 1)]
-        return dict(sorted((node, stage) for stage, nodes in enumerate(held) for node in nodes))
+        """Node → its stage, in all replicas."""
+        held = [(node, stage) for r in range(self.replicas) for stage, nodes in enumerate(self.nodes(r)) for node in nodes]
+        return dict(sorted(held))
 
 
 class WorkerJoined(Fact):
@@ -113,7 +183,45 @@ class GraceExpired(Fact):
     """Nobody at the ends of a broken edge turned out to be dead: the edge itself is to be replaced."""
 
     kind: Literal["grace_expired"] = "grace_expired"
+    replica: int = 0
     generation: int
+
+
+class PatienceOver(Fact):
+    """A replica has waited for others of its group for ``exchange.patience_s``: to come, or, ``meeting``, to be heard."""
+
+    kind: Literal["patience_over"] = "patience_over"
+    replica: int
+    round: int
+    meeting: bool
+
+
+class OfferHeard(Fact):
+    """A worker has all that another replica has to say about its stage in this round."""
+
+    kind: Literal["offer_heard"] = "offer_heard"
+    worker: str
+    node: int
+    generation: int
+    round: int
+    replica: int
+    """the other one"""
+
+
+class RoundMade(Fact):
+    """A worker has settled a round: its stage goes on with what came of it."""
+
+    kind: Literal["round_made"] = "round_made"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    round: int
+    late_bytes: int
+    """sent by this worker, that somebody waited for"""
+    early_bytes: int
+    apart: float
+    """RMS distance of the members' fast weights, as far as heard, from their mean; corrected for how few they are"""
 
 
 class StageReady(Fact):
@@ -125,6 +233,7 @@ class StageReady(Fact):
     generation: int
     step: int
     loss: float | None = None
+    replica: int = 0
     grad_norm: float | None = None
     """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
 
@@ -250,6 +359,9 @@ Event = Annotated[
     | Replanned
     | RoundSettled
     | ReplicasEvaluated
+    | PatienceOver
+    | OfferHeard
+    | RoundMade
     | FaultInjected
     | ZombieIgnored,
     Field(discriminator="kind"),
@@ -292,7 +404,17 @@ class Heartbeat(Fact):
 
 
 Report = Annotated[
-    WorkerJoined | Linked | EdgeBroken | StageReady | StageCommitted | StageSaved | WorkerFailed | Worked | Heartbeat,
+    WorkerJoined
+    | Linked
+    | EdgeBroken
+    | StageReady
+    | StageCommitted
+    | StageSaved
+    | OfferHeard
+    | RoundMade
+    | WorkerFailed
+    | Worked
+    | Heartbeat,
     Field(discriminator="kind"),
 ]
 """What a worker may say to the controller."""

@@ -14,8 +14,9 @@ from pretender import Gift, Pretender, is_whole
 from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
-from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
-from planaria.control.state import RunState
+from planaria.control.decide import MAX_ATTEMPTS, decide
+from planaria.control.formation import MAX_STILLBORN
+from planaria.control.state import ReplicaState, RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 
@@ -27,7 +28,7 @@ class PretendFleet:
     """Feeds the controller's pure half with what a fleet would report, and checks everything it decides."""
 
     def __init__(self, started: e.RunStarted) -> None:
-        self.state = RunState.start(started)
+        self.run = RunState.start(started)
         self.started = started
         self.stage_of = started.stage_of
         self.asked: list[d.Replan] = []
@@ -41,6 +42,12 @@ class PretendFleet:
         self.cannot: d.Cannot | None = None
         self.ending: d.Finish | None = None
         self.happened(started)
+
+    @property
+    def state(self) -> ReplicaState:
+        """The only replica."""
+        (replica,) = self.run.replicas.values()
+        return replica
 
     # ---- what may happen
 
@@ -111,24 +118,25 @@ class PretendFleet:
                 self.work(self.pending()[0])
             elif self.asked:
                 self.find_plan()
-            elif self.state.suspects and self.state.phase != "over":
+            elif self.state.suspects and not self.run.over:
                 self.expire_grace()
             else:
                 return
-        raise AssertionError(f"still busy after {most} things: {self.state}")
+        raise AssertionError(f"still busy after {most} things: {self.run}")
 
     def happened(self, event: e.Event) -> None:
         """What the controller's loop does with an event."""
         self.history.append(event)
-        self.state = apply(event, self.state)
+        self.run = apply(event, self.run)
         for _ in range(MOST_DECISIONS):
-            decision = decide(self.state)
-            assert decision == decide(self.state), "decide is not a function of the state"
+            decision = decide(self.run)
+            assert decision == decide(self.run), "decide is not a function of the state"
             if decision is None:
                 return
-            before, self.state = self.state, apply(decision, self.state)
+            self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
-            assert decide(self.state) != decision, "the same decision twice"
+            assert decide(self.run) != decision, "the same decision twice"
+            (before,) = self.before.replicas.values()
             self._judge(decision, before)
             self._carry_out(decision)
         raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
@@ -176,7 +184,7 @@ class PretendFleet:
             case d.Spawn():
                 self.alive[decision.worker] = Pretender(decision.incarnation)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
-                for worker in self.state.waiting:
+                for worker in self.run.replicas[decision.replica].waiting:
                     self.alive[worker].orders.append(decision)
             case d.Replan():
                 self.asked.append(decision)
@@ -186,12 +194,12 @@ class PretendFleet:
 
     # ---- what must hold
 
-    def _judge(self, decision: d.Decision, before: RunState) -> None:
+    def _judge(self, decision: d.Decision, before: ReplicaState) -> None:
         assert self.ending is None, "a decision after the end"
         match decision:
             case d.Spawn():
                 assert decision.worker not in self.alive
-                old = before.workers.get(decision.worker)
+                old = self.before.workers.get(decision.worker)
                 assert decision.incarnation == (1 if old is None else old.incarnation + 1)
             case d.Form():
                 self._judge_form(decision, before)
@@ -219,7 +227,7 @@ class PretendFleet:
                 assert decision.outcome != "finished" or self.next_step == self.started.steps
                 self.ending = decision
 
-    def _judge_form(self, form: d.Form, before: RunState) -> None:
+    def _judge_form(self, form: d.Form, before: ReplicaState) -> None:
         assert self.cannot is None
         assert form.generation > before.generation, "generations must grow"
         nodes, workers = [m.node for m in form.members], [m.worker for m in form.members]
@@ -258,16 +266,17 @@ class PretendFleet:
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
-    def _judge_rollback(self, form: d.Form, before: RunState) -> None:
+    def _judge_rollback(self, form: d.Form, before: ReplicaState) -> None:
         """Everyone goes back to the newest whole checkpoint, or to where the run began."""
         sources = {m.node: m.source for m in form.members}
-        if before.durable is None:
-            assert sources == RunState.start(self.started).origins
+        durable = self.before.durable
+        if durable is None:
+            assert sources == ReplicaState.start(self.started).origins
         else:
-            assert set(sources.values()) == {before.durable}
-        self.next_step = self.started.first_step if before.durable is None else before.durable_step
+            assert set(sources.values()) == {durable}
+        self.next_step = self.started.first_step if durable is None else self.before.durable_step
 
-    def _answer(self, before: RunState) -> Plan:
+    def _answer(self, before: ReplicaState) -> Plan:
         """What the recipe's strategies say to what is lost, to the controller's knowledge.
 
         Does it know too much, a donor lacks what it is asked for; too little it may only where stages were skipped.
@@ -276,14 +285,14 @@ class PretendFleet:
         assert skipped or before.ages == self.ages
         return recovery(self.started.recovery, self.started.stages).plan(self._gone(before), before.ages)
 
-    def _gone(self, before: RunState) -> frozenset[int]:
+    def _gone(self, before: ReplicaState) -> frozenset[int]:
         """The stages of which no worker has the state any more."""
         alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
         return frozenset(self.stage_of[node] for node in before.lost) - alive
 
-    def _judge_cannot(self, cannot: d.Cannot, before: RunState) -> None:
+    def _judge_cannot(self, cannot: d.Cannot, before: ReplicaState) -> None:
         """No strategy has an answer, or trying again has led nowhere too often."""
-        if before.attempts >= MAX_ATTEMPTS or (before.stillborn >= MAX_STILLBORN and before.vacant):
+        if before.attempts >= MAX_ATTEMPTS or (self.before.stillborn >= MAX_STILLBORN and before.vacant):
             return
         if not self.started.replace and before.vacant and not self._answer(before).reason:
             assert "fleet.replace = false" in cannot.reason

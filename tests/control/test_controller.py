@@ -114,7 +114,7 @@ class Log:
 
 
 class NoChaos:
-    def on_decision(self, t: float, decision: d.Decision) -> None: ...
+    def on_decision(self, t: float, decision: d.Decision, state: RunState) -> None: ...
 
     def strike(self, t: float, state: RunState) -> list[e.FaultInjected]:
         return []

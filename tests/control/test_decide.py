@@ -8,7 +8,8 @@ from pretend_fleet import PretendFleet
 from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
-from planaria.control.decide import MAX_ATTEMPTS, MAX_STILLBORN, decide
+from planaria.control.decide import MAX_ATTEMPTS, decide
+from planaria.control.formation import MAX_STILLBORN
 from planaria.control.replay import replay
 from planaria.control.state import RunState
 
@@ -58,7 +59,7 @@ def test_a_middle_stage_is_rebuilt_by_the_spare_and_only_its_edges_are_new() -> 
     made = fleet()
     work_until(made, "run", 2)
     before, victim = last(made, d.Form), made.state.holders[2]
-    spare = made.state.with_status("spare")[0]
+    spare = made.run.with_status("spare")[0]
     made.lose(victim)
     form = last(made, d.Form)
     assert (form.generation, form.step, form.outcome) == (before.generation + 1, 2, "recovered")
@@ -75,9 +76,9 @@ def test_the_lost_spare_is_replaced_once_the_run_moves_again() -> None:
     work_until(made, "run", 2)
     made.lose(made.state.holders[2])
     work_until(made, "run", 2)
-    assert not made.state.with_status("starting"), "a new worker would take the others' processor while they catch up"
+    assert not made.run.with_status("starting"), "a new worker would take the others' processor while they catch up"
     work_until(made, "run", 3)
-    assert made.state.with_status("starting")
+    assert made.run.with_status("starting")
 
 
 def test_without_a_spare_a_worker_is_started_first() -> None:
@@ -116,7 +117,7 @@ def test_what_cannot_be_rebuilt_ends_the_run_with_the_survivors_saved() -> None:
     made.behave()
     assert told(made)[-4:] == ["cannot", "save", "seal", "finish"]
     seal = next(fact for fact in made.history if isinstance(fact, d.Seal))
-    assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True)
+    assert seal == d.Seal(step=3, folder="step-00000003.partial", stages=[0, 2, 3, 4], partial=True, first_block=3)
     assert made.ending is not None
     assert made.ending.outcome == "cannot"
     assert "first block stage" in made.ending.reason
@@ -161,7 +162,7 @@ def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
     made.stop()
     made.behave()
     assert [fact for fact in made.history if isinstance(fact, d.Seal)] == [
-        d.Seal(step=3, folder="step-00000003", stages=[0, 1, 2, 3, 4])
+        d.Seal(step=3, folder="step-00000003", stages=[0, 1, 2, 3, 4], first_block=3)
     ]
     assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
 
@@ -186,10 +187,10 @@ def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:
 def test_spares_that_die_as_they_start_are_done_without() -> None:
     made = fleet()
     work_until(made, "run", 2)
-    made.lose(made.state.with_status("spare")[0])
+    made.lose(made.run.with_status("spare")[0])
     for _ in range(MAX_STILLBORN):
-        made.lose(made.state.with_status("starting")[0])
-    assert not made.state.with_status("starting")
+        made.lose(made.run.with_status("starting")[0])
+    assert not made.run.with_status("starting")
     made.behave()
     assert made.ending == d.Finish(outcome="finished")
 
@@ -199,9 +200,9 @@ def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved()
     work_until(made, "run", 3)
     made.lose(made.state.holders[2])
     for _ in range(MAX_STILLBORN):
-        made.lose(made.state.with_status("starting")[0])
+        made.lose(made.run.with_status("starting")[0])
     made.behave()
-    assert d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True) in made.history
+    assert d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True, first_block=3) in made.history
     assert made.ending is not None
     assert made.ending.outcome == "cannot"
     assert "died before they were ready" in made.ending.reason
@@ -250,7 +251,7 @@ def test_replay_names_what_went_otherwise() -> None:
     assert not replay(whole).problems
     assert not replay(whole[:-1]).problems  # the controller died before it wrote the last one down
     place = next(n for n, fact in enumerate(whole) if isinstance(fact, d.Commit))
-    forged = [*whole[:place], d.Commit(generation=9, step=7), *whole[place + 1 :]]
+    forged = [*whole[:place], d.Commit(generation=9, step=7, progress=7), *whole[place + 1 :]]
     assert f"record {place + 1}: logged Commit(" in replay(forged).problems[0]
     assert "was due" in replay([*whole[:place], *whole[place + 1 :]]).problems[0]
     with pytest.raises(ValueError, match="empty"):

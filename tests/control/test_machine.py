@@ -151,16 +151,16 @@ class ControlMachine(RuleBasedStateMachine):
 
     @rule()
     def old_news_comes_in(self) -> None:
-        now = self.fleet.state
+        now, generation = self.fleet.run, self.fleet.state.generation
         for fact in self.fleet.history:
-            stale = isinstance(fact, REPORTS) and fact.generation < now.generation
+            stale = isinstance(fact, REPORTS) and fact.generation < generation
             if stale or isinstance(fact, e.WorkerLost):
                 assert apply(fact, now) == now
 
     @invariant()
     def every_holder_lives_and_holds_one_stage(self) -> None:
         state = self.fleet.state
-        if state.phase != "over":
+        if not self.fleet.run.over:
             assert set(state.holders.values()) <= self.fleet.alive.keys()
             assert len(set(state.holders.values())) == len(state.holders)
             assert state.waiting <= self.fleet.alive.keys()
@@ -169,12 +169,12 @@ class ControlMachine(RuleBasedStateMachine):
         if not hasattr(self, "fleet"):
             return
         self.fleet.behave()
-        assert self.fleet.ending is not None, f"the run never ends: {self.fleet.state}"
+        assert self.fleet.ending is not None, f"the run never ends: {self.fleet.run}"
         generations = [fact.generation for fact in self.fleet.history if isinstance(fact, d.Form)]
         assert generations == sorted(set(generations))
         again = replay(self.fleet.history)
         assert not again.problems
-        assert again.state == self.fleet.state
+        assert again.state == self.fleet.run
         for fact in self.fleet.history:
             text = fact.model_dump_json()
             adapter = d.DECISION if isinstance(fact, DECISIONS) else e.EVENT

@@ -14,9 +14,9 @@ def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:
         read_state(tmp_path)
     made = fleet()
     work_until(made, "run", 1)
-    write_state(tmp_path / "state.json", made.state)
+    write_state(tmp_path / "state.json", made.run)
     read = read_state(tmp_path)
-    assert read == describe(made.state)
+    assert read == describe(made.run)
     assert {w.worker: w.stage for w in read.workers if w.stage is not None} == {
         worker: stage for stage, worker in made.state.holders.items()
     }

@@ -10,16 +10,20 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ModelConfig
 from planaria.errors import UserError
+from planaria.events import Standing
 
 FORMAT = 1
+NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
 
 
@@ -37,7 +41,14 @@ class Manifest(BaseModel):
     samples: int | None = None
     """that trained it; as many as its steps took, unless said"""
     replicas: int = 1
-    """where several: each by itself in a folder ``replica-R``, beside the stages of the one model that they make"""
+    """where several: each by itself in a folder ``replica-R``; the one model is their mean (``checkpoint/whole.py``)"""
+    first_block: int | None = None
+    """all blocks of samples before this one were used (a block: one replica's samples of a step), unless as ``samples``
+    says"""
+    blocks_ahead: list[int] = []
+    """and these beyond: some replicas were ahead of others"""
+    standings: dict[int, Standing] = {}
+    """where each of several replicas was"""
     model: ModelConfig
 
 
@@ -70,15 +81,29 @@ class CheckpointStore:
         """
         return self.folder / f"step-{step:08d}.g{generation}{_UNFINISHED}"
 
-    def seal(self, name: str, manifest: Manifest, keep: int, generation: int = 0) -> Saved:
+    def part(self, step: int, replicas: int, replica: int, generation: int) -> Path:
+        """Where one of so many replicas gathers its stages for the checkpoint of ``step``."""
+        if replicas == 1:
+            return self.unfinished(step, generation)
+        return self.unfinished(step) / f"replica-{replica}.g{generation}"
+
+    def seal(self, name: str, manifest: Manifest, keep: int, generations: Mapping[int, int] = NONE) -> Saved:
         """Make a gathered checkpoint appear as ``name``, and drop whole ones beyond the newest ``keep``.
+
+        ``generations``: replica → the one in which it was saved last; 0 unless said.
 
         :raises OSError: when the disk is full; the checkpoint stays unfinished.
         """
-        gathered, final = self.unfinished(manifest.step, generation), self.folder / name
-        kept = {replica_folder(gathered, r) for r in range(manifest.replicas)} if manifest.replicas > 1 else set()
-        for stray in set(gathered.iterdir()) - {stage_file(gathered, s) for s in manifest.stages} - kept:
-            stray.unlink(missing_ok=True)  # a frozen former holder that wakes up may be faster
+        several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
+        gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
+        parts = {
+            r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several
+        }
+        kept = {*parts.values(), *(() if several else (stage_file(gathered, s) for s in manifest.stages))}
+        for stray in set(gathered.iterdir()) - kept:  # a frozen former holder that wakes up may be faster
+            shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
+        for replica, part in parts.items():
+            part.replace(replica_folder(gathered, replica))
         with (gathered / "manifest.json").open("w") as file:
             file.write(manifest.model_dump_json(indent=2))
             file.flush()

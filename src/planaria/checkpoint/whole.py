@@ -1,11 +1,15 @@
-"""A whole model from a checkpoint's stages, for generation and export."""
+"""A model, or a replica of it, from a checkpoint. Of several replicas, the model is the mean."""
 
 from __future__ import annotations
 
-from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.store import Saved
+from pathlib import Path
+
+from planaria.checkpoint.stage_file import check_stage, read_stage, stage_file
+from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.errors import UserError
+from planaria.exchange.consensus import consensus
 from planaria.model.stages import Llama, global_name
+from planaria.model.state import StageState
 
 
 def load_model(saved: Saved, stages: int = 1) -> Llama:
@@ -19,8 +23,42 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
     weights = {}
     for stage in manifest.stages:
-        for name, tensor in read_stage(saved.folder, stage).weights.items():
+        for name, tensor in _of_all(saved.folder, manifest, stage).weights.items():
             weights[global_name(manifest.model, manifest.pipeline_stages, stage, name)] = tensor
     model = Llama(manifest.model, stages, initialise=False)
     model.load_global_state(weights)
     return model
+
+
+def stage_for(folder: Path, stage: int, replica: int = 0, replicas: int = 1) -> StageState:
+    """A stage for one of so many replicas: its own if the checkpoint is of as many, otherwise the one model's.
+
+    :raises UserError: when it is missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    own = replica_folder(folder, replica)
+    if replicas == manifest.replicas > 1 and stage_file(own, stage).exists():
+        return read_stage(own, stage)
+    return _of_all(folder, manifest, stage)
+
+
+def check_stages(folder: Path, manifest: Manifest, stage: int) -> None:
+    """Look at a stage's files without reading their tensors; UserError as in :func:`stage_for`."""
+    for held in _holding(folder, manifest, stage):
+        check_stage(held, stage)
+
+
+def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:
+    states = [read_stage(held, stage) for held in _holding(folder, manifest, stage)]
+    if len(states) == 1 and manifest.replicas == 1:
+        return states[0]
+    mean = consensus([state.weights for state in states])
+    return StageState(mean, updates=states[0].updates, lr_scale=states[0].lr_scale)
+
+
+def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
+    """The folders that hold a stage; one at least, or reading it says what is missing."""
+    if manifest.replicas == 1:
+        return [folder]
+    own = [replica_folder(folder, replica) for replica in sorted(manifest.standings)]
+    return [held for held in own if stage_file(held, stage).exists()] or [folder]

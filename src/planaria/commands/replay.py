@@ -27,7 +27,7 @@ def replay_run(folder: Path) -> str:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
     return (
         f"{result.events} events led to the same {result.decisions} decisions and the same final state: "
-        f"step {result.state.step}, generation {result.state.generation}, {result.state.phase}"
+        f"step {left['step']}, generation {left['generation']}, {left['phase']}"
     )
 
 

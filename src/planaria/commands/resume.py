@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planaria import recipe
-from planaria.checkpoint.stage_file import check_stage
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
+from planaria.checkpoint.whole import check_stages
 from planaria.commands import runs
 from planaria.commands.schedule import on_schedule
 from planaria.commands.train import Prepared, prepare_run, train_prepared
@@ -70,7 +70,7 @@ def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
     manifest = read_manifest(checkpoint)
     if (manifest.model, manifest.pipeline_stages) != (config.model, config.pipeline.stages):
         raise UserError(f"{checkpoint}: was written by a model of another shape; choose another with --checkpoint")
-    check_stage(checkpoint, stage)
+    check_stages(checkpoint, manifest, stage)
 
 
 def _check_same_data(folder: Path, prepared: Prepared) -> None:

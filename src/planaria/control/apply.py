@@ -1,250 +1,192 @@
-"""``apply(state, fact)``: the state of the run after one more event or decision. Pure.
+"""``apply(fact, state)``: the state of the run after one more event or decision. Pure.
 
-Facts of an older generation, or of a worker that counts as dead, change nothing.
+Facts of an older generation, or of a worker that counts as dead, change nothing. What events do is here; what
+decisions do, in ``control/resolved.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import singledispatch
-from types import MappingProxyType
 from typing import Any
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.control.state import RunState, WorkerState
+from planaria.control import resolved
+from planaria.control.fold import apply, freeze, replica_of, reported, set_worker, with_replica
+from planaria.control.state import ReplicaState, RunState, WorkerState
+from planaria.exchange import exchange
 
-
-@singledispatch
-def apply(fact: e.Fact, state: RunState) -> RunState:
-    """The state after ``fact``; facts that only inform leave it as it is."""
-    return state
+__all__ = ["apply", "resolved"]
 
 
 @apply.register
-def _(fact: e.RunStarted, state: RunState) -> RunState:
+def _(fact: e.RunStarted, run: RunState) -> RunState:
     return RunState.start(fact)
 
 
 @apply.register
-def _(fact: e.WorkerJoined, state: RunState) -> RunState:
-    state = replace(_set_worker(state, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
-    # With one worker more, the plan that is being looked for may not be needed.
-    return replace(state, phase="idle") if state.phase == "replan" else state
+def _(fact: e.WorkerJoined, run: RunState) -> RunState:
+    run = replace(set_worker(run, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
+    for replica in run.live.values():
+        # With one worker more, the plan that is being looked for may not be needed.
+        run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
+    return run
 
 
 @apply.register
-def _(fact: e.WorkerLost, state: RunState) -> RunState:
-    worker = state.workers.get(fact.worker)
+def _(fact: e.WorkerLost, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
-        return state
-    state = _set_worker(state, fact.worker, replace(worker, status="dead"))
+        return run
+    run = set_worker(run, fact.worker, replace(worker, status="dead"))
     if worker.status == "starting":
-        state = replace(state, stillborn=state.stillborn + 1)
-    nodes = [n for n, holder in state.holders.items() if holder == fact.worker]
-    if not nodes or state.phase == "over":
-        return state
-    known = _still_known(state)
-    origins = {**state.origins, **{n: known[n] for n in nodes if n in known}}
-    state = replace(
-        state,
-        holders=_freeze({n: w for n, w in state.holders.items() if w != fact.worker}),
-        origins=_freeze(origins),
-        lost=state.lost | {n for n in nodes if n not in origins},
-        links=_freeze({p: i for p, i in state.links.items() if not set(p) & set(nodes)}),
-        stillborn=0,  # spares may have been given up; a stage is worth trying again
+        run = replace(run, stillborn=run.stillborn + 1)
+    replica = replica_of(run, fact.worker)
+    if replica is None or run.over:
+        return run
+    gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+    run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
+    run = with_replica(run, _bereft(replica, fact.worker, gone))
+    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
+        run = replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+    for other in run.live.values():
+        if other.phase == "link" and other.lenders & gone:  # what it was to get from there will not come
+            run = with_replica(run, replace(other, phase="idle", waiting=frozenset()))
+    return run
+
+
+def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
+    """The replica without the worker that stood at the nodes ``gone``."""
+    known = _still_known(replica)
+    origins = {**replica.origins, **{n: known[n] for n in gone if n in known}}
+    lost = replica.lost | {n for n in gone if n not in origins}
+    if replica.meeting and exchange(replica.settings.exchange).alike:  # it has missed what the others agree upon
+        lost |= replica.arrangement.stage.keys()
+    replica = replace(
+        replica,
+        holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
+        origins=freeze(origins),
+        lost=frozenset(lost),
+        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
+        meeting=None,  # no trace is left of a round that is given up, but the others go on without this replica
     )
-    another = {state.arrangement.stage[node] for node in nodes} & set(state.stateful.stages)
+    another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
     # The others finish what cannot be taken back; a last save begins anew if another node can do the lost one's part.
-    if state.phase == "commit" or (state.phase == "save" and state.cannot and not another):
-        return _reported(state, fact.worker)
-    return replace(state, phase="idle", waiting=frozenset())
+    if replica.phase in ("commit", "settle") or (replica.phase == "save" and replica.cannot and not another):
+        return reported(replica, worker)
+    saved = -1 if replica.phase == "save" else replica.saved
+    return replace(replica, phase="idle", waiting=frozenset(), saved=saved)
 
 
 @apply.register
-def _(fact: e.Linked, state: RunState) -> RunState:
-    if not _current(state, fact, "link"):
-        return state
-    state = replace(state, origins=_without(state.origins, fact.node), lost=state.lost - {fact.node})
-    return _reported(state, fact.worker)
+def _(fact: e.Linked, run: RunState) -> RunState:
+    replica = _answering(run, fact, "link")
+    if replica is None:
+        return run
+    origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
+    replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
+    return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.EdgeBroken, state: RunState) -> RunState:
-    if fact.generation != state.generation or fact.worker not in state.holders.values():
-        return state
+def _(fact: e.EdgeBroken, run: RunState) -> RunState:
+    replica = replica_of(run, fact.worker)
+    if replica is None or fact.generation != replica.generation:
+        return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
-    return replace(state, suspects=state.suspects | {pair})
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}))
 
 
 @apply.register
-def _(fact: e.GraceExpired, state: RunState) -> RunState:
-    if fact.generation != state.generation or not state.suspects or state.phase == "over":
-        return state
-    state = replace(state, links=_freeze({p: i for p, i in state.links.items() if p not in state.suspects}))
+def _(fact: e.GraceExpired, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.generation != replica.generation or not replica.suspects or run.over:
+        return run
+    replica = replace(replica, links=freeze({p: i for p, i in replica.links.items() if p not in replica.suspects}))
     # A commit does not use edges and must not be torn; it ends first.
-    return state if state.phase in ("commit", "save") else replace(state, phase="idle", waiting=frozenset())
+    if replica.phase not in ("commit", "settle", "save"):
+        replica = replace(replica, phase="idle", waiting=frozenset())
+    return with_replica(run, replica)
 
 
 @apply.register
-def _(fact: e.StageReady, state: RunState) -> RunState:
-    if fact.step != state.step or not (_current(state, fact, "run") or _current(state, fact, "evaluate")):
-        return state
-    return _reported(state, fact.worker)
+def _(fact: e.StageReady, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
+    if replica is None or fact.step != replica.step:
+        return run
+    return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.StageCommitted, state: RunState) -> RunState:
-    return _reported(state, fact.worker) if _current(state, fact, "commit") and fact.step == state.step else state
+def _(fact: e.StageCommitted, run: RunState) -> RunState:
+    replica = _answering(run, fact, "commit")
+    if replica is None or fact.step != replica.step:
+        return run
+    return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.StageSaved, state: RunState) -> RunState:
-    return _reported(state, fact.worker) if _current(state, fact, "save") and fact.step == state.step else state
+def _(fact: e.StageSaved, run: RunState) -> RunState:
+    replica = _answering(run, fact, "save")
+    if replica is None or fact.step != run.saving:
+        return run
+    return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.WorkerFailed, state: RunState) -> RunState:
-    return replace(state, failed=state.failed or f"worker {fact.worker} (stage {fact.stage}): {fact.detail}")
+def _(fact: e.OfferHeard, run: RunState) -> RunState:
+    replica = replica_of(run, fact.worker)
+    meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
+    if replica is None or meeting is None or meeting.round != fact.round:
+        return run
+    meeting = replace(meeting, heard=meeting.heard | {(fact.node, fact.replica)})
+    return with_replica(run, replace(replica, meeting=meeting))
 
 
 @apply.register
-def _(fact: e.StopRequested, state: RunState) -> RunState:
-    return replace(state, stopping=fact.reason)
+def _(fact: e.RoundMade, run: RunState) -> RunState:
+    replica = _answering(run, fact, "settle")
+    return run if replica is None else with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.IntervalChosen, state: RunState) -> RunState:
-    return replace(state, save_every=fact.steps)
+def _(fact: e.PatienceOver, run: RunState) -> RunState:
+    return replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)})
 
 
 @apply.register
-def _(fact: e.Replanned, state: RunState) -> RunState:
-    state = replace(state, detour=fact)
-    return replace(state, phase="idle") if state.phase == "replan" else state
+def _(fact: e.WorkerFailed, run: RunState) -> RunState:
+    return replace(run, failed=run.failed or f"worker {fact.worker} (stage {fact.stage}): {fact.detail}")
 
 
 @apply.register
-def _(fact: d.Replan, state: RunState) -> RunState:
-    return replace(state, phase="replan", waiting=frozenset())
+def _(fact: e.StopRequested, run: RunState) -> RunState:
+    return replace(run, stopping=fact.reason)
 
 
 @apply.register
-def _(fact: d.Spawn, state: RunState) -> RunState:
-    return _set_worker(state, fact.worker, WorkerState(fact.incarnation, "starting"))
+def _(fact: e.IntervalChosen, run: RunState) -> RunState:
+    return replace(run, save_every=fact.steps)
 
 
 @apply.register
-def _(fact: d.Form, state: RunState) -> RunState:
-    workers = dict(state.workers)
-    origins, ages = dict(state.origins), dict(state.ages)
-    for member in fact.members:
-        workers[member.worker] = replace(workers[member.worker], status="member")
-        if isinstance(member.source, d.Fresh | d.Load):
-            origins[member.node] = member.source
-        if not isinstance(member.source, d.Keep):
-            ages[member.node] = 0
-    return replace(
-        state,
-        phase="link",
-        generation=fact.generation,
-        step=fact.step,
-        formed=fact.step,
-        attempts=state.attempts + 1,
-        workers=_freeze(workers),
-        holders=_freeze({m.node: m.worker for m in fact.members}),
-        skipped=frozenset(state.arrangement.stage) - {m.node for m in fact.members},
-        origins=_freeze(origins),
-        ages=_freeze(ages),
-        lost=frozenset() if fact.outcome == "rolled back" else state.lost,
-        links=_freeze({(link.low, link.high): link.id for link in fact.links}),
-        suspects=frozenset(),
-        waiting=frozenset(m.worker for m in fact.members),
-        evaluated=min(state.evaluated, fact.step),
-        saved=min(state.saved, fact.step),
-    )
+def _(fact: e.Replanned, run: RunState) -> RunState:
+    (replica,) = run.replicas.values()  # only a run of one replica has a schedule
+    replica = replace(replica, detour=fact)
+    return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)
 
 
-@apply.register
-def _(fact: d.RunStep, state: RunState) -> RunState:
-    waiting = frozenset(state.holders.values())
-    return replace(state, phase="run" if fact.mode == "train" else "evaluate", waiting=waiting)
-
-
-@apply.register
-def _(fact: d.Commit, state: RunState) -> RunState:
-    state = replace(
-        state,
-        phase="commit",
-        waiting=frozenset(state.holders.values()),
-        lost=state.lost | state.origins.keys(),  # of nodes where nobody stands: what they were to begin from is past
-        origins=_freeze({}),
-    )
-    rested = state.rested | state.skipped
-    if state.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
-        return replace(state, rested=rested)
-    # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
-    anew = {node for pair in state.settings.pairs if rested & set(pair) for node in pair}
-    ages = {node: 1 if node in anew else age + 1 for node, age in state.ages.items()}
-    return replace(state, ages=_freeze(ages), rested=frozenset())
-
-
-@apply.register
-def _(fact: d.Save, state: RunState) -> RunState:
-    there = state.stateful
-    keepers = {state.holders[there.nodes(stage)[0]] for stage in there.stages}
-    return replace(state, phase="save", waiting=frozenset(keepers))
-
-
-@apply.register
-def _(fact: d.Seal, state: RunState) -> RunState:
-    if fact.partial:
-        return replace(state, phase="idle", saved=fact.step)
-    return replace(state, phase="idle", saved=fact.step, durable=d.Load(folder=fact.folder), durable_step=fact.step)
-
-
-@apply.register
-def _(fact: d.Cannot, state: RunState) -> RunState:
-    return replace(state, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1)
-
-
-@apply.register
-def _(fact: d.Finish, state: RunState) -> RunState:
-    return replace(state, phase="over", waiting=frozenset())
-
-
-def _still_known(state: RunState) -> Mapping[int, d.Source]:
+def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
     """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
-    if state.step != state.settings.first_step or state.phase == "commit":
-        return {}
-    return RunState.start(state.settings).origins
+    start = ReplicaState.start(replica.settings, replica.number)
+    moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
+    return {} if moved else start.origins
 
 
-def _current(state: RunState, fact: Any, phase: str) -> bool:
-    """Does this report answer the present phase of the present generation?"""
-    return state.phase == phase and fact.generation == state.generation and fact.worker in state.waiting
-
-
-def _reported(state: RunState, worker: str) -> RunState:
-    """One report less to wait for; the last one ends the phase (a save ends with its seal)."""
-    state = replace(state, waiting=state.waiting - {worker})
-    if state.waiting or state.phase in ("run", "save"):
-        return state
-    if state.phase == "commit":
-        return replace(state, phase="idle", step=state.step + 1, attempts=0)
-    if state.phase == "evaluate":
-        return replace(state, phase="idle", evaluated=state.step)
-    return replace(state, phase="idle")
-
-
-def _set_worker(state: RunState, name: str, worker: WorkerState) -> RunState:
-    return replace(state, workers=_freeze({**state.workers, name: worker}))
-
-
-def _freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(mapping)
-
-
-def _without(mapping: Mapping[int, d.Source], key: int) -> Mapping[int, d.Source]:
-    return _freeze({k: v for k, v in mapping.items() if k != key})
+def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+    """The replica whose present phase, of its present generation, this report answers."""
+    replica = replica_of(run, fact.worker)
+    if replica is None or (replica.phase, replica.generation) != (phase, fact.generation):
+        return None
+    return replica if fact.worker in replica.waiting else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -14,8 +15,11 @@ from planaria.config import RunConfig
 from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
 from planaria.control.decide import decide
+from planaria.control.fold import replica_of
+from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
+from planaria.decisions import state_link
 from planaria.fleet.base import Fleet, Gone, Said
 
 GRACE_S = 0.5
@@ -39,7 +43,7 @@ class Observer(Protocol):
 class FaultSource(Protocol):
     """Chaos: looks at decisions and the clock, strikes workers, and tells what it did."""
 
-    def on_decision(self, t: float, decision: d.Decision) -> None: ...
+    def on_decision(self, t: float, decision: d.Decision, state: RunState) -> None: ...
 
     def strike(self, t: float, state: RunState) -> list[e.FaultInjected]: ...
 
@@ -73,15 +77,18 @@ class Controller:
         self._observer, self._chaos, self._planner = observer, chaos, planner
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
-        self._cadence = Cadence(config.network.hourly, len(self.state.arrangement.stage)) if measure else None
+        self._cadence = Cadence(config.network.hourly, len(started.stage_of)) if measure else None
         self._ending: d.Finish | None = None
-        self._grace: tuple[float, int] | None = None
+        self._grace: dict[int, tuple[float, int]] = {}
+        """replica → when a broken edge of which generation is to be blamed itself"""
+        self._impatient: dict[tuple[int, int, bool], float] = {}
+        """who waits for others in a round → until when"""
         self._zombies: set[tuple[str, int]] = set()
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
         """Lead the run to its end and tell how it ended; ``stop_asked`` gives a reason once someone wants a stop."""
         self._happened(self.state.settings)
-        while self.state.phase != "over":
+        while not self.state.over:
             for notice in self._fleet.poll(self._patience()):
                 self._hear(notice)
             now = time.monotonic()
@@ -89,21 +96,30 @@ class Controller:
                 self._happened(fault)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
-            if self._grace and now >= self._grace[0]:
-                (_, generation), self._grace = self._grace, None
-                if generation == self.state.generation:
-                    self._happened(e.GraceExpired(generation=generation))
+            self._look_at_the_clock(now)
             if not self.state.stopping and stop_asked():
                 self._happened(e.StopRequested(reason=stop_asked()))
         write_state(self._folder / "state.json", self.state)
         assert self._ending is not None
         return self._ending
 
+    def _look_at_the_clock(self, now: float) -> None:
+        """Tell of waits that have been long enough."""
+        for number in [number for number, (until, _) in self._grace.items() if now >= until]:
+            _, generation = self._grace.pop(number)
+            if generation == self.state.replicas[number].generation:
+                self._happened(e.GraceExpired(replica=number, generation=generation))
+        for who in [who for who, until in self._impatient.items() if now >= until]:
+            if who in waiting(self.state):
+                self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
+
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [t for t in (self._chaos.next_due(), self._grace[0] if self._grace else None) if t is not None]
-        until_due = min(due) - time.monotonic() if due else self._config.fleet.heartbeat_s
-        longest = PLANNING_S if self.state.phase == "replan" else self._config.fleet.heartbeat_s
+        due = [*self._impatient.values(), *(until for until, _ in self._grace.values())]
+        strike = self._chaos.next_due()
+        until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
+        planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
+        longest = PLANNING_S if planning else self._config.fleet.heartbeat_s
         return min(max(0.0, until_due), longest)
 
     def _hear(self, notice: Said | Gone) -> None:
@@ -134,36 +150,48 @@ class Controller:
 
     def _happened(self, event: e.Event) -> None:
         """Fold an event in, then decide and carry out until there is nothing more to do."""
-        t, step = time.monotonic(), self.state.step
+        t, progress = time.monotonic(), self.state.progress
         self._observer.on_event(t, event)
         self.state = apply(event, self.state)
-        if isinstance(event, e.EdgeBroken) and self.state.suspects and not self._in_grace():
-            self._grace = (t + GRACE_S, self.state.generation)
+        if isinstance(event, e.EdgeBroken):
+            self._doubt(t, event)
         chosen: e.IntervalChosen | None = None
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
             self._carry_out(decision)
-            self._chaos.on_decision(t, decision)
+            self._chaos.on_decision(t, decision, self.state)
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         if chosen:
             self._happened(chosen)
-        if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.step != step:
+        wait = waiting(self.state)
+        until = time.monotonic() + self._config.exchange.patience_s
+        self._impatient = {who: self._impatient.get(who, until) for who in wait}
+        if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.progress > progress:
             write_state(self._folder / "state.json", self.state)
 
-    def _in_grace(self) -> bool:
-        return self._grace is not None and self._grace[1] == self.state.generation
+    def _doubt(self, t: float, broken: e.EdgeBroken) -> None:
+        """Give the fleet some time to tell of a death at an end of the edge."""
+        replica = replica_of(self.state, broken.worker)
+        if replica is not None and replica.suspects:
+            until, generation = self._grace.get(replica.number, (0.0, -1))
+            if generation != replica.generation:
+                self._grace[replica.number] = (t + GRACE_S, replica.generation)
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
             case d.Spawn():
                 self._fleet.spawn(decision.worker, decision.incarnation)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
-                text = decision.model_dump_json().encode()
-                for worker in self.state.waiting:
-                    self._fleet.send(worker, text)
+                self._order(decision, self.state.replicas[decision.replica].waiting)
+                if isinstance(decision, d.Form):
+                    self._borrow(decision)
+            case d.Meet() | d.Settle():
+                self._order(decision, [w for n in decision.members for w in self.state.replicas[n].holders.values()])
+            case d.Disband():
+                self._order(decision, decision.workers)
             case d.Replan():
                 assert self._planner is not None, "only runs on a schedule are planned anew"
                 self._planner.ask(decision)
@@ -175,21 +203,41 @@ class Controller:
                         e.WorkerFailed(
                             worker="controller",
                             stage=-1,
-                            generation=self.state.generation,
+                            generation=-1,
                             detail=f"cannot save {self._store.folder / decision.folder}: {error.strerror}",
                         )
                     )
             case d.Finish():
                 self._ending = decision
-                for worker in (w for w, s in self.state.workers.items() if s.status != "dead"):
-                    self._fleet.send(worker, d.Leave().model_dump_json().encode())
+                self._order(d.Leave(), [w for w, s in self.state.workers.items() if s.status != "dead"])
+
+    def _order(self, order: d.Order, workers: Iterable[str]) -> None:
+        text = order.model_dump_json().encode()
+        for worker in workers:
+            self._fleet.send(worker, text)
+
+    def _borrow(self, form: d.Form) -> None:
+        """Ask workers of another replica for copies of their stages. Each has all the orders that came before."""
+        holders = self.state.holders
+        for member in form.members:
+            for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
+                if donor in self.state.replicas[form.replica].lenders:
+                    link = state_link(form.generation, donor, member.node)
+                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link)
+                    self._order(order, [holders[donor]])
 
     def _seal(self, seal: d.Seal) -> None:
+        settings = self.state.settings
         manifest = Manifest(
             step=seal.step,
             stages=seal.stages,
             pipeline_stages=self._config.pipeline.stages,
-            samples=self.state.settings.samples_before(seal.step),
+            samples=settings.samples_before(seal.step),
+            replicas=settings.replicas,
+            first_block=seal.first_block,
+            blocks_ahead=seal.blocks_ahead,
+            standings=seal.standings,
             model=self._config.model,
         )
-        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, self.state.generation)
+        generations = {number: replica.generation for number, replica in self.state.replicas.items()}
+        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)

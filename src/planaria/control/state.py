@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from planaria.control.allotment import Allotment, Used
 from planaria.decisions import Fresh, Load, Source
-from planaria.events import Replanned, RunStarted
+from planaria.events import Replanned, RunStarted, Standing
 from planaria.routing.arrangement import Arrangement, Pair
 
-Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "save", "over"]
+Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
 Routes = list[list[int]]
+Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,26 +28,41 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
-class RunState:
-    """Everything a decision depends on. ``step`` counts committed steps, so it is also the step to run next.
+class Meeting:
+    """A round of the exchange that is under way at one replica."""
+
+    round: int
+    members: Group
+    """replicas, itself among them"""
+    settle_at: int
+    """its own step by which it waits for the others"""
+    heard: frozenset[tuple[int, int]] = frozenset()
+    """(own node, other replica) whose offer has come"""
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """One complete set of stages. ``step`` counts its committed steps, so it is also the step to run next.
 
     Who, where and with whom goes by node: where every stage has one worker, that is the stage's number.
     """
 
     settings: RunStarted
     """what the run was started with"""
+    number: int = 0
     phase: Phase = "idle"
     step: int = 0
     generation: int = 0
     formed: int = -1
     """``step`` when the present generation was formed"""
-    workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
     holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """node → the living worker that stands there, or is about to"""
     origins: Mapping[int, Source] = field(default_factory=lambda: MappingProxyType({}))
     """nodes whose state does not exist in any worker yet and comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """nodes whose state died with their worker and is not rebuilt yet"""
+    lenders: frozenset[int] = frozenset()
+    """nodes of other replicas that the present generation gets lost states from"""
     ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
@@ -59,53 +76,42 @@ class RunState:
     """edges that broke in this generation"""
     waiting: frozenset[str] = frozenset()
     """workers that have not yet reported what the present phase waits for"""
-    stillborn: int = 0
-    """workers in a row that died before they had joined"""
     attempts: int = 0
     """generations formed since the last committed step"""
-    save_every: int = 0
     evaluated: int = -1
     saved: int = -1
-    durable: Load | None = None
-    """the newest complete checkpoint of this run"""
-    durable_step: int = -1
+    """name (a step) of the last checkpoint that it was saved for"""
+    rounds: int = 0
+    """of the exchange, settled or given up"""
+    inner: int = 0
+    """steps since the last of them"""
+    meeting: Meeting | None = None
     cannot: str = ""
-    """why the strategy cannot go on; survivors are being saved, then the run is over"""
-    stopping: str = ""
-    """why the run was asked to stop"""
-    failed: str = ""
-    """a worker's own error that ends the run"""
+    """why the strategy cannot go on"""
 
     @classmethod
-    def start(cls, settings: RunStarted) -> RunState:
-        """The state of a run that is just being started or resumed."""
+    def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
+        """A replica when its run is just being started or resumed."""
+        standing = settings.standing(number)
+        state = cls(
+            settings=settings,
+            number=number,
+            step=standing.step,
+            generation=settings.first_generation,
+            evaluated=standing.step or -1,
+            rounds=standing.rounds,
+            inner=standing.inner,
+        )
         origins: dict[int, Source] = {}
-        for node, stage in settings.stage_of.items():
+        for node, stage in state.arrangement.stage.items():
             folder = settings.load.get(stage)
             origins[node] = Fresh() if folder is None else Load(folder=folder)
-        folders = set(settings.load.values())
-        whole = len(folders) == 1 and len(settings.load) == settings.stages + 1
-        return cls(
-            settings=settings,
-            step=settings.first_step,
-            generation=settings.first_generation,
-            origins=MappingProxyType(origins),
-            save_every=settings.save_every,
-            evaluated=settings.first_step or -1,
-            saved=settings.first_step if whole else -1,
-            durable=Load(folder=folders.pop()) if whole else None,
-            durable_step=settings.first_step if whole else -1,
-        )
+        return replace(state, origins=MappingProxyType(origins))
 
     @cached_property
     def arrangement(self) -> Arrangement:
-        """All nodes of the run, whether anybody stands there or not."""
-        settings = self.settings
-        return (
-            Arrangement(dict(enumerate(settings.arrangement)))
-            if settings.arrangement
-            else Arrangement.single(settings.stages)
-        )
+        """All nodes of the replica, whether anybody stands there or not."""
+        return Arrangement(dict(enumerate(self.settings.nodes(self.number))))
 
     @cached_property
     def held(self) -> Arrangement:
@@ -121,26 +127,106 @@ class RunState:
         """The ways of microbatches when these nodes are there; None if they have to be planned yet."""
         missing = self.arrangement.stage.keys() - set(present)
         if not missing or not self.settings.arrangement:
-            return [[node for node in route if node not in missing] for route in self.settings.routes]
+            return [[node for node in route if node not in missing] for route in self.settings.routes_of(self.number)]
         return self.detour.routes if self.detour and set(self.detour.nodes) == set(present) else None
 
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
         """The edges of a replica that has these nodes only."""
-        copies = {pair for pair in self.settings.pairs if set(pair) <= set(present)}
+        copies = {pair for pair in self.settings.pairs_of(self.number) if set(pair) <= set(present)}
         there = self.arrangement.of(present)
         return copies | there.pairs(self.routes_over(present) or ()) if there.stages else copies
 
     @property
-    def last_durable(self) -> tuple[int, Mapping[int, Source]]:
-        """Where a rollback leads: the newest complete checkpoint, or where the run began."""
-        if self.durable is None:
-            return self.settings.first_step, RunState.start(self.settings).origins
-        return self.durable_step, dict.fromkeys(self.arrangement.stage, self.durable)
-
-    @property
     def vacant(self) -> tuple[int, ...]:
         """Nodes without a living worker."""
+        if self.phase == "left":
+            return ()
         return tuple(node for node in self.arrangement.stage if node not in self.holders)
+
+    @property
+    def broken(self) -> bool:
+        """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker."""
+        stateless = (self.lost | self.origins.keys()) & self.holders.keys()
+        unfilled = set(self.vacant) - self.skipped
+        return bool(unfilled or stateless or self.pairs_of(self.holders) - self.links.keys())
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything a decision depends on: the replicas, the workers that they share, and what holds for all."""
+
+    settings: RunStarted
+    replicas: Mapping[int, ReplicaState]
+    allotment: Allotment
+    workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
+    stillborn: int = 0
+    """workers in a row that died before they had joined"""
+    save_every: int = 0
+    saving: int = -1
+    """name (a step) of the checkpoint that replicas are being saved for; -1: none"""
+    saved: int = -1
+    """that of the last one sealed"""
+    standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    """where replicas were when they were saved for the one under way"""
+    durable: Load | None = None
+    """the newest complete checkpoint of this run"""
+    durable_step: int = -1
+    durable_standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """round → who meets whom in it, drawn when somebody first came to it"""
+    late: frozenset[tuple[int, int, bool]] = frozenset()
+    """(replica, round, is it meeting already?): it has waited for others long enough"""
+    stopping: str = ""
+    """why the run was asked to stop"""
+    failed: str = ""
+    """a worker's own error that ends the run"""
+    over: bool = False
+
+    @classmethod
+    def start(cls, settings: RunStarted) -> RunState:
+        """The state of a run that is just being started or resumed."""
+        folders = set(settings.load.values())
+        whole = len(folders) == 1 and len(settings.load) == settings.stages + 1
+        used = Used(*settings.used)
+        standings = {number: settings.standing(number) for number in range(settings.replicas)}
+        return cls(
+            settings=settings,
+            replicas=MappingProxyType({n: ReplicaState.start(settings, n) for n in range(settings.replicas)}),
+            allotment=Allotment(settings.replicas, settings.last_block, used),
+            save_every=settings.save_every,
+            saved=settings.first_step if whole else -1,
+            durable=Load(folder=folders.pop()) if whole else None,
+            durable_step=settings.first_step if whole else -1,
+            durable_standings=MappingProxyType(standings),
+        )
+
+    @property
+    def live(self) -> dict[int, ReplicaState]:
+        """The replicas that have not left."""
+        return {number: replica for number, replica in self.replicas.items() if replica.phase != "left"}
+
+    @property
+    def progress(self) -> int:
+        """Steps that the replicas have come, taken together: what learning rates and checkpoints go by."""
+        return self.settings.progress(len(self.allotment.used))
+
+    @property
+    def vacancies(self) -> int:
+        """Nodes without a living worker, in all replicas."""
+        return sum(len(replica.vacant) for replica in self.replicas.values())
+
+    @property
+    def holders(self) -> dict[int, str]:
+        """Node → worker, in all replicas."""
+        return {node: worker for replica in self.replicas.values() for node, worker in replica.holders.items()}
+
+    def replica_at(self, node: int) -> ReplicaState | None:
+        """The replica to which ``node`` belongs."""
+        return next((r for r in self.replicas.values() if node in r.arrangement.stage), None)
 
     def with_status(self, status: str) -> tuple[str, ...]:
         """Identities of the workers in this status, in order of identity."""

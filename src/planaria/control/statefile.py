@@ -38,8 +38,8 @@ class StateFile(BaseModel):
 
 def describe(state: RunState) -> StateFile:
     """What the state file says of ``state``, written by this process."""
-    nodes = {worker: node for node, worker in state.holders.items()}
-    stages = {worker: state.arrangement.stage[node] for worker, node in nodes.items()}
+    nodes, stage_of = {worker: node for node, worker in state.holders.items()}, state.settings.stage_of
+    stages = {worker: stage_of[node] for worker, node in nodes.items()}
     workers = [
         LiveWorker(
             worker=name,
@@ -52,8 +52,13 @@ def describe(state: RunState) -> StateFile:
         for name, w in state.workers.items()
         if w.status in ("spare", "member")
     ]
+    phases = sorted({replica.phase for replica in state.replicas.values()})
     return StateFile(
-        controller=os.getpid(), generation=state.generation, step=state.step, phase=state.phase, workers=workers
+        controller=os.getpid(),
+        generation=max(replica.generation for replica in state.replicas.values()),
+        step=state.progress,
+        phase="over" if state.over else ", ".join(phases),
+        workers=workers,
     )
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Fault, Trace
-from planaria.control.state import RunState
+from planaria.control.state import ReplicaState, RunState
 from planaria.fleet.base import Fleet
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -32,18 +32,19 @@ class TraceChaos:
         self._due: list[tuple[float, Fault, int]] = []
         self._thaws: list[tuple[float, str, int]] = []
         self._lengths: deque[float] = deque(maxlen=9)
-        self._began: float | None = None
+        self._began: dict[int, float] = {}
+        """replica → start of its step under way"""
 
-    def on_decision(self, t: float, decision: d.Decision) -> None:
-        """Arm the faults whose moment this decision begins."""
+    def on_decision(self, t: float, decision: d.Decision, state: RunState) -> None:
+        """Arm the faults whose moment this decision begins; steps are those of the replica that is struck."""
         match decision:
             case d.RunStep(mode="train"):
-                self._began = t
-                self._arm(t, decision.step, "any", "forward", "backward")
+                self._began[decision.replica] = t
+                self._arm(t, decision.step, state.replicas[decision.replica], "any", "forward", "backward")
             case d.Commit():
-                if self._began is not None:
-                    self._lengths.append(t - self._began)
-                self._arm(t, decision.step, "commit")
+                if decision.replica in self._began:
+                    self._lengths.append(t - self._began[decision.replica])
+                self._arm(t, decision.step, state.replicas[decision.replica], "commit")
             case d.Form():
                 rebuilt = {m.node: m.source.donors for m in decision.members if isinstance(m.source, d.Rebuild)}
                 both_ends = {*rebuilt, *(donor for donors in rebuilt.values() for donor in donors)}
@@ -84,9 +85,10 @@ class TraceChaos:
         """When something is due next, in monotonic seconds."""
         return min([item[0] for item in self._due] + [thaw[0] for thaw in self._thaws], default=None)
 
-    def _arm(self, t: float, step: int, *moments: str) -> None:
+    def _arm(self, t: float, step: int, replica: ReplicaState, *moments: str) -> None:
         length = statistics.median(self._lengths) if self._lengths else 0.1
-        for fault in [f for f in self._waiting if f.step <= step and f.moment in moments]:
+        due = [f for f in self._waiting if f.step <= step and f.stage in replica.arrangement.stage]
+        for fault in [f for f in due if f.moment in moments]:
             self._waiting.remove(fault)
             if fault.moment == "commit":
                 delay = fault.offset * _SHORT_S

@@ -112,7 +112,7 @@ class InlineEngine:
         nodes = self.replicas.nodes(0)
         before = {n: {name: w.clone() for name, w in self.runners[n].state().weights.items()} for n in nodes}
         everywhere = self.itinerary.arrangement
-        whole = {node: self.replicas.consensus(everywhere.peers(node)).weights for node in nodes}
+        whole = {node: self.replicas.consensus(everywhere.peers(node)) for node in nodes}
         for node in nodes:
             self.runners[node].put(whole[node])
         loss = self._evaluate(self.itinerary.arrangement.of(nodes))

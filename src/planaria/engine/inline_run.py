@@ -12,8 +12,9 @@ import torch
 from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Trace
-from planaria.checkpoint.stage_file import read_stage, stage_file, write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest, read_manifest, replica_folder
+from planaria.checkpoint.stage_file import write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
 from planaria.control.controller import Observer
 from planaria.control.decide import folder_name
@@ -25,6 +26,7 @@ from planaria.engine.replicas import Round
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.engine.stopping import stop_signals
 from planaria.model.state import StageState
+from planaria.routing.arrangement import Arrangement
 
 WORKER = "inline"
 
@@ -94,10 +96,9 @@ class _InlineRun:
 
     def _read(self, folder: Path, node: int) -> StageState:
         """A node's own state if the checkpoint is of as many replicas, otherwise its stage of the one model."""
-        count, stage = self.config.exchange.replicas, self.engine.stage[node]
-        own = replica_folder(folder, self.engine.itinerary.arrangement.nodes(stage).index(node))
-        alike = count > 1 and read_manifest(folder).replicas == count
-        return read_stage(own if alike and stage_file(own, stage).exists() else folder, stage)
+        stage = self.engine.stage[node]
+        replica = self.engine.itinerary.arrangement.nodes(stage).index(node)
+        return stage_for(folder, stage, replica, self.config.exchange.replicas)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
@@ -140,7 +141,7 @@ class _InlineRun:
             self._settled(round)
         for stage, norm in result.grad_norms.items():
             self._ready(stage, step, result.loss if stage == 0 else None, norm)
-        self.tell(d.Commit(generation=0, step=step))
+        self.tell(d.Commit(generation=0, step=step, progress=step))
         done = self.engine.step == self.config.train.steps
         if done and every:
             self._evaluate()
@@ -180,24 +181,29 @@ class _InlineRun:
         """Write the stages that these nodes hold as the checkpoint of the present step."""
         step, count = self.engine.step, self.config.pipeline.stages
         there = self.engine.itinerary.arrangement.of(nodes)
-        stages, replicas, folder = list(there.stages), self.engine.replicas, self.store.unfinished(step)
-        for stage in stages:
-            first = self.engine.runners[there.nodes(stage)[0]]
-            write_stage(folder, stage, step, replicas.consensus(there.nodes(stage)) if replicas else first.state())
-        if replicas is not None:
-            for replica in range(replicas.count):
-                for node in set(replicas.nodes(replica)) & there.stage.keys():
-                    own = replica_folder(folder, replica)
-                    write_stage(own, self.engine.stage[node], step, replicas.state(node))
+        stages, replicas, several = list(there.stages), self.engine.replicas, self.config.exchange.replicas
+        for replica in range(several):
+            folder = self.store.part(step, several, replica, 0)
+            for node in [n for n in self._of_replica(replica, there) if n in there.stage]:
+                state = self.engine.runners[node].state() if replicas is None else replicas.state(node)
+                write_stage(folder, self.engine.stage[node], step, state)
         partial = len(stages) <= count
-        several = self.config.exchange.replicas
+        every = self.engine.replicas.exchange.every if self.engine.replicas else None
+        standing = e.Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         manifest = Manifest(
             step=step,
             stages=stages,
             pipeline_stages=count,
             samples=self.engine.sample_offset + step * self.config.samples,
             replicas=several,
+            standings=dict.fromkeys(range(several), standing) if several > 1 else {},
             model=self.config.model,
         )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
         self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))
+
+    def _of_replica(self, replica: int, there: Arrangement) -> list[int]:
+        """The nodes that are saved in a replica's name; without replicas, the first of every stage."""
+        if self.engine.replicas is not None:
+            return self.engine.replicas.nodes(replica)
+        return [there.nodes(stage)[0] for stage in there.stages]

@@ -16,6 +16,7 @@ from planaria.config import RunConfig
 from planaria.engine.runner import StageRunner
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer
+from planaria.exchange.consensus import consensus
 from planaria.model.state import StageState
 from planaria.routing.arrangement import Arrangement
 
@@ -137,14 +138,9 @@ class Replicas:
         """The nodes of one replica, in order of stage."""
         return [self._arrangement.nodes(stage)[replica] for stage in self._arrangement.stages]
 
-    def consensus(self, nodes: Sequence[int]) -> StageState:
-        """One stage of the one model: the mean of what these ``nodes`` of it train (arXiv 2506.10911 has none)."""
-        states = [self._runners[node].state() for node in nodes]
-        mean = {
-            name: torch.stack([state.weights[name].float() for state in states]).mean(dim=0)
-            for name in states[0].weights
-        }
-        return StageState(mean, updates=states[0].updates, lr_scale=states[0].lr_scale)
+    def consensus(self, nodes: Sequence[int]) -> dict[str, Tensor]:
+        """The weights of one stage of the one model, of what these ``nodes`` of it train."""
+        return consensus([self._runners[node].state().weights for node in nodes])
 
 
 def _size(message: Tensor | None) -> int:

@@ -117,6 +117,11 @@ class Exchange(Protocol):
         """Inner steps from ``offer`` to ``settle``, while which messages travel; fewer than ``every``."""
         ...
 
+    @property
+    def alike(self) -> bool:
+        """Do all replicas have the same outer state? Then who misses a round must take over that of one who did not."""
+        ...
+
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         """Who meets whom: ``members`` (any distinct ids, in any order) in groups, ids in each group in order.
 

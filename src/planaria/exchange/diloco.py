@@ -40,6 +40,10 @@ class DiLoCo:
     def delay(self) -> int:
         return 0
 
+    @property
+    def alike(self) -> bool:
+        return True
+
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return one_group(members)
 

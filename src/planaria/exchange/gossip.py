@@ -43,6 +43,10 @@ class Gossip(ABC):
         return 0
 
     @property
+    def alike(self) -> bool:
+        return False
+
+    @property
     def two_parts(self) -> bool:
         return self.prefetch or self.bits < 32
 

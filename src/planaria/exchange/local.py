@@ -27,6 +27,10 @@ class Local:
     def delay(self) -> int:
         return 0
 
+    @property
+    def alike(self) -> bool:
+        return False
+
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return [(member,) for member in sorted(members)]
 

@@ -1,0 +1,160 @@
+"""Which samples a replica takes next, so that none is used twice and none is left out, whoever comes and goes. Pure.
+
+Samples are handed out in blocks of one replica's step. Block b belongs to lane b mod L, of which every one of the L
+replicas that a run begins with has its own: as long as all is well, replica r takes blocks r, r + L, r + 2L, … and no
+timing has a say. A lane whose replica has gone is worked off by those that are left, lowest block first. Whoever is
+through with its own lane helps the slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
+from types import MappingProxyType
+from typing import TypeVar
+
+V = TypeVar("V")
+Stretch = tuple[int, int]
+"""first block, and how many: each is one lane's width after the one before"""
+
+
+@dataclass(frozen=True)
+class Used:
+    """A set of blocks: all below ``floor``, and those ``beyond``."""
+
+    floor: int = 0
+    beyond: frozenset[int] = frozenset()
+
+    def __contains__(self, block: int) -> bool:
+        return block < self.floor or block in self.beyond
+
+    def __len__(self) -> int:
+        return self.floor + len(self.beyond)
+
+    def with_(self, block: int) -> Used:
+        """The same and ``block``."""
+        beyond, floor = self.beyond | {block}, self.floor
+        if block != floor:
+            return Used(floor, beyond)
+        floor += len(list(takewhile(beyond.__contains__, count(floor))))
+        return Used(floor, frozenset(other for other in beyond if other > floor))
+
+    def without(self, blocks: Collection[int]) -> Used:
+        """The same less ``blocks``."""
+        if not blocks:
+            return self
+        floor = min(self.floor, *blocks)
+        above = {*self.beyond, *range(floor, self.floor)} - set(blocks)
+        return Used(floor, frozenset(above))
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """Blocks that were committed, those under way, and what each replica has committed since it was last saved."""
+
+    lanes: int
+    total: int
+    """blocks there are, those of earlier parts of the run included"""
+    used: Used = Used()
+    out: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """replica → the block that it has under way"""
+    since: Mapping[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """replica → what it has committed since the state to which a rollback would take it"""
+    after: Mapping[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """replica → the latest part of that: since it was saved for a checkpoint that is not sealed yet"""
+
+    def next_for(self, replica: int, present: Collection[int], patience: int) -> int | None:
+        """The block that ``replica`` takes, while the replicas ``present`` are; None if nothing is left for it.
+
+        It helps with the lane of another only where that has more than ``patience`` free blocks.
+        """
+        if replica in self.out:
+            return self.out[replica]
+        deserted = [lane for lane in range(self.lanes) if lane == replica or lane not in present]
+        mine = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
+        if mine:
+            return min(mine)
+        slow = [block for lane in range(self.lanes) for block in self._beyond_help(lane, patience)]
+        return min(slow, default=None)
+
+    def _free(self, lane: int) -> Iterator[int]:
+        """Blocks of a lane that nobody has taken, the lowest first."""
+        taken = set(self.out.values())
+        first = self.used.floor + (lane - self.used.floor) % self.lanes
+        return (b for b in range(first, self.total, self.lanes) if b not in self.used.beyond and b not in taken)
+
+    def _beyond_help(self, lane: int, patience: int) -> list[int]:
+        """The first free block of a lane that has more than ``patience`` of them."""
+        found = [block for block, _ in zip(self._free(lane), range(patience + 1), strict=False)]
+        return found[:1] if len(found) > patience else []
+
+    @property
+    def done(self) -> bool:
+        """Is every block used?"""
+        return len(self.used) >= self.total
+
+    def take(self, replica: int, block: int) -> Allotment:
+        """``replica`` begins a step with ``block``."""
+        return replace(self, out=MappingProxyType({**self.out, replica: block}))
+
+    def commit(self, replica: int) -> Allotment:
+        """``replica`` has committed the block that it had under way."""
+        block = self.out[replica]
+        ours = {r: b for r, b in self.out.items() if r != replica}
+        since = {**self.since, replica: _longer(self.since.get(replica, ()), block, self.lanes)}
+        after = dict(self.after)
+        if replica in after:
+            after[replica] = _longer(after[replica], block, self.lanes)
+        used = self.used.with_(block)
+        return replace(self, used=used, out=_freeze(ours), since=_freeze(since), after=_freeze(after))
+
+    def leave(self, replica: int) -> Allotment:
+        """``replica`` goes for good; what it had under way is free again, what it committed stays."""
+        return replace(self, out=_without(self.out, replica))
+
+    def save(self, replica: int) -> Allotment:
+        """``replica`` is saved as it is now, for a checkpoint that is to be sealed."""
+        return replace(self, after=_freeze({**self.after, replica: ()}))
+
+    @property
+    def saved(self) -> Used:
+        """What the replicas had used when they were saved."""
+        return self.used.without([b for replica in self.after for b in self._blocks(self.after[replica])])
+
+    def seal(self) -> Allotment:
+        """From now on a rollback leads to where the replicas were last saved."""
+        return replace(self, since=_freeze({**self.since, **self.after}), after=_freeze({}))
+
+    def give_up_save(self) -> Allotment:
+        """The checkpoint for which replicas were being saved will not be sealed."""
+        return replace(self, after=_freeze({}))
+
+    def roll_back(self, replica: int) -> Allotment:
+        """``replica`` goes back to where a rollback takes it; what it committed since then is free again."""
+        undone = self._blocks(self.since.get(replica, ()))
+        return replace(
+            self,
+            used=self.used.without(undone),
+            out=_without(self.out, replica),
+            since=_without(self.since, replica),
+            after=_without(self.after, replica),
+        )
+
+    def _blocks(self, stretches: tuple[Stretch, ...]) -> list[int]:
+        return [first + self.lanes * k for first, length in stretches for k in range(length)]
+
+
+def _longer(stretches: tuple[Stretch, ...], block: int, lanes: int) -> tuple[Stretch, ...]:
+    """``stretches`` and one block more."""
+    if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
+        return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
+    return (*stretches, (block, 1))
+
+
+def _freeze(mapping: dict[int, V]) -> Mapping[int, V]:
+    return MappingProxyType(mapping)
+
+
+def _without(mapping: Mapping[int, V], key: int) -> Mapping[int, V]:
+    return MappingProxyType({k: v for k, v in mapping.items() if k != key})

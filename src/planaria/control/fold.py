@@ -1,0 +1,51 @@
+"""What ``apply`` is made of: its one name for all kinds of facts, and the small changes that facts share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import singledispatch
+from types import MappingProxyType
+from typing import Any
+
+from planaria import events as e
+from planaria.control.state import ReplicaState, RunState, WorkerState
+
+
+@singledispatch
+def apply(fact: e.Fact, run: RunState) -> RunState:
+    """The state after ``fact``; facts that only inform leave it as it is."""
+    return run
+
+
+def replica_of(run: RunState, worker: str) -> ReplicaState | None:
+    """The replica in which ``worker`` stands."""
+    return next((replica for replica in run.replicas.values() if worker in replica.holders.values()), None)
+
+
+def reported(replica: ReplicaState, worker: str) -> ReplicaState:
+    """One report less to wait for; the last one ends the phase. A run's commit is ``decide``'s to order first."""
+    replica = replace(replica, waiting=replica.waiting - {worker})
+    if replica.waiting or replica.phase == "run":
+        return replica
+    if replica.phase == "commit":
+        return replace(replica, phase="idle", step=replica.step + 1, inner=replica.inner + 1, attempts=0)
+    if replica.phase == "evaluate":
+        return replace(replica, phase="idle", evaluated=replica.step)
+    return replace(replica, phase="idle")
+
+
+def set_worker(run: RunState, name: str, worker: WorkerState) -> RunState:
+    return replace(run, workers=freeze({**run.workers, name: worker}))
+
+
+def with_replica(run: RunState, replica: ReplicaState) -> RunState:
+    """The run with this replica as it now is; a step that is committed uses its samples."""
+    before = run.replicas[replica.number]
+    if before.phase == "commit" and replica.step > before.step:
+        run = replace(run, allotment=run.allotment.commit(replica.number))
+    return replace(run, replicas=freeze({**run.replicas, replica.number: replica}))
+
+
+def freeze(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)

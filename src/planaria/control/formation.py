@@ -1,0 +1,194 @@
+"""New generations of a replica: who stands at which node, and where its state comes from. Pure.
+
+Also who is hired, and what becomes of a replica for which there is nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planaria import decisions as d
+from planaria.control.state import ReplicaState, RunState
+from planaria.events import Standing
+from planaria.exchange import exchange
+from planaria.recovery import recovery
+
+MAX_STILLBORN = 3
+
+
+def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone."""
+    of, alive = replica.arrangement.stage, replica.stateful
+    # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
+    begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
+    # A stage is lost with the last node that had its state; until then, its nodes copy one another.
+    gone = frozenset(of[node] for node in replica.lost) - set(alive.stages) - begins.keys()
+    lender = _lender(run, replica) if gone else None
+    if lender is None and gone and _others_have(run, replica, gone):
+        return None  # they will be ready to lend it soon
+    lent = set() if lender is None else gone & set(lender.stateful.stages)
+    plan = recovery(run.settings.recovery, run.settings.stages).plan(gone - lent, replica.ages)
+    if plan.reason:
+        return without_worker(run, replica, plan.reason, sorted(gone))
+    spares = run.with_status("spare")
+    if len(spares) < len(replica.vacant) and (plan.rollback or not _may_skip(run, replica)):
+        return hopeless(run, replica)
+    holders = {**replica.holders, **dict(zip(replica.vacant, spares, strict=False))}
+    if plan.rollback:
+        return _roll_back(run, replica, holders)
+    sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
+    for node in replica.lost & holders.keys():
+        stage = of[node]
+        if not alive.nodes(stage) and stage in begins:
+            sources[node] = begins[stage]
+        elif lender is not None and stage in lent:
+            sources[node] = d.Rebuild(by=d.PEER, donors=[lender.stateful.nodes(stage)[0]])
+        else:
+            by, donors = plan.rebuilt.get(stage, (d.PEER, (stage,)))
+            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or replica.held.nodes(s))[0] for s in donors])
+    standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
+    if lender is not None and lent == set(of.values()):  # it goes on as the other's copy
+        standing = _once_obeyed(lender)
+    return _formation(replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+
+
+def _lender(run: RunState, replica: ReplicaState) -> ReplicaState | None:
+    """Another replica that can lend the state of whole stages; each attempt asks the next one."""
+    others = [r for n, r in run.live.items() if n != replica.number and not r.broken and r.formed >= 0]
+    if exchange(run.settings.exchange).alike:  # not one that has not settled what it is to lend
+        others = [r for r in others if r.meeting is None]
+        furthest = max((r.rounds for r in others), default=0)
+        others = [r for r in others if r.rounds == furthest]
+    others = [r for r in others if r.phase != "link" and not r.origins]
+    return others[(replica.number + replica.attempts) % len(others)] if others else None
+
+
+def _others_have(run: RunState, replica: ReplicaState, gone: frozenset[int]) -> bool:
+    """Is every stage that is gone here still to be had elsewhere?"""
+    others = [r for n, r in run.live.items() if n != replica.number]
+    return all(any(stage in other.stateful.stages for other in others) for stage in gone)
+
+
+def _once_obeyed(replica: ReplicaState) -> Standing:
+    """Where a replica will stand when its workers have carried out the orders that they have."""
+    step, inner = replica.step, replica.inner
+    if replica.phase == "commit":
+        step, inner = step + 1, inner + 1
+    return Standing(step=step, rounds=replica.rounds, inner=inner)
+
+
+def _roll_back(run: RunState, replica: ReplicaState, holders: dict[int, str]) -> d.Decision | None:
+    """Back to the newest complete checkpoint, or to where the run began."""
+    standing = run.durable_standings.get(replica.number)
+    if standing is None:
+        return without_worker(run, replica, "it was not there when the last checkpoint was made", [])
+    origins: Mapping[int, d.Source] = ReplicaState.start(run.settings, replica.number).origins
+    if run.durable is not None:
+        origins = dict.fromkeys(replica.arrangement.stage, run.durable)
+    return _formation(replica, holders, {node: origins[node] for node in holders}, standing, "rolled back")
+
+
+def _may_skip(run: RunState, replica: ReplicaState) -> bool:
+    """May training go on without the vacant nodes until there are workers for them?
+
+    Not while the state of one can be had exactly, if a worker is to come: a stage that is skipped is lost, and never
+    anyone's donor. A schedule leaves out nodes but no stage.
+    """
+    settings = run.settings
+    if settings.recovery.meanwhile != "skip" or replica.formed < 0:
+        return False
+    if not replica.lost >= set(replica.vacant) and not (_final(run) and settings.arrangement):
+        return False
+    stages = replica.held.stages
+    return len(stages) > settings.stages if settings.arrangement else 0 in stages and len(stages) > 1
+
+
+def _outcome(replica: ReplicaState) -> str:
+    if replica.formed < 0:
+        return "started"
+    return "recovered" if replica.lost or replica.vacant or replica.origins else "relinked"
+
+
+def _formation(
+    replica: ReplicaState, holders: dict[int, str], sources: dict[int, d.Source], standing: Standing, outcome: str
+) -> d.Decision:
+    """The formation of these nodes; before it, a plan for them if there is none."""
+    routes = replica.routes_over(holders)
+    if routes is None:
+        return d.Replan(replica=replica.number, nodes=sorted(holders))
+    generation, stage = replica.generation + 1, replica.arrangement.stage
+    kept = {pair: link for pair, link in replica.links.items() if not set(pair) & set(replica.vacant)}
+    return d.Form(
+        replica=replica.number,
+        generation=generation,
+        step=standing.step,
+        outcome=outcome,  # type: ignore[arg-type]
+        members=[d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n]) for n in sorted(holders)],
+        links=[
+            d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}"))
+            for a, b in sorted(replica.pairs_of(holders))
+        ],
+        routes=routes if replica.settings.arrangement else [],
+        rounds=standing.rounds,
+        inner=standing.inner,
+    )
+
+
+def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """A node lacks a worker: if there will be none, the replica is over."""
+    if run.stillborn >= MAX_STILLBORN:
+        reason = f"{run.stillborn} workers in a row died before they were ready"
+        return without_worker(run, replica, reason, _unheld(replica))
+    if _final(run) and not run.with_status("starting"):
+        where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
+        named = ", ".join(map(str, replica.vacant))
+        reason = f"no worker is left for {where} {named}; fleet.replace = false starts no other"
+        return without_worker(run, replica, reason, _unheld(replica))
+    return None
+
+
+def _unheld(replica: ReplicaState) -> list[int]:
+    return sorted(set(replica.arrangement.stages) - set(replica.held.stages))
+
+
+def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
+    """A replica cannot go on. The others do without it; the last one saves what there is, if there is anything."""
+    if len(run.live) > 1:
+        workers = sorted(replica.holders.values())
+        return d.Disband(replica=replica.number, workers=workers, reason=reason)
+    if replica.formed < 0:
+        return d.Finish(outcome="failed", reason=reason)
+    return d.Cannot(replica=replica.number, lost=lost, reason=reason)
+
+
+def _final(run: RunState) -> bool:
+    """Are the workers that there are all that there will be?"""
+    return not run.settings.replace and all(replica.formed >= 0 for replica in run.live.values())
+
+
+def staff(run: RunState) -> d.Spawn | None:
+    """Start a worker if nodes lack one, or if spares do and the run moves: starting one costs the others CPU time.
+
+    Spares are a convenience: where they die before they are ready, the run goes on without.
+    """
+    hiring = any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values())
+    if _final(run) or not hiring or any(replica.cannot for replica in run.live.values()):
+        return None
+    short = run.vacancies - len(run.with_status("spare")) - len(run.with_status("starting"))
+    moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
+    wanted = run.settings.spares if moving and run.stillborn < MAX_STILLBORN else 0
+    if short + wanted <= 0:
+        return None
+    dead = run.with_status("dead")
+    if dead:
+        return d.Spawn(worker=dead[0], incarnation=run.workers[dead[0]].incarnation + 1)
+    return d.Spawn(worker=f"w{len(run.workers)}", incarnation=1)
+
+
+def reopen(run: RunState) -> d.Found | None:
+    """A replica that was disbanded begins anew, as a copy of another, once there are workers for all of it."""
+    gone = [number for number, replica in run.replicas.items() if replica.phase == "left"]
+    spare = len(run.with_status("spare")) - run.vacancies
+    if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
+        return None
+    return d.Found(replica=gone[0])

@@ -1,0 +1,198 @@
+"""``apply`` for decisions: the state of the run once something is resolved upon. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planaria import decisions as d
+from planaria.control.fold import apply, freeze, set_worker, with_replica
+from planaria.control.state import Meeting, ReplicaState, RunState, WorkerState
+from planaria.exchange import exchange
+
+
+@apply.register
+def _(fact: d.Replan, run: RunState) -> RunState:
+    return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=frozenset()))
+
+
+@apply.register
+def _(fact: d.Spawn, run: RunState) -> RunState:
+    return set_worker(run, fact.worker, WorkerState(fact.incarnation, "starting"))
+
+
+@apply.register
+def _(fact: d.Form, run: RunState) -> RunState:
+    replica = _formed(run.replicas[fact.replica], fact)
+    for member in fact.members:
+        run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
+    if fact.outcome == "rolled back":
+        allotment = run.allotment.roll_back(fact.replica).give_up_save()
+        saved = min(run.saved, run.durable_step)
+        run = replace(run, allotment=allotment, saved=saved, saving=-1, standings=freeze({}))
+    return with_replica(run, replica)
+
+
+def _formed(replica: ReplicaState, form: d.Form) -> ReplicaState:
+    origins, ages = dict(replica.origins), dict(replica.ages)
+    for member in form.members:
+        if isinstance(member.source, d.Fresh | d.Load):
+            origins[member.node] = member.source
+        if not isinstance(member.source, d.Keep):
+            ages[member.node] = 0
+    nodes = {member.node for member in form.members}
+    donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
+    return replace(
+        replica,
+        phase="link",
+        generation=form.generation,
+        step=form.step,
+        formed=form.step,
+        attempts=replica.attempts + 1,
+        holders=freeze({m.node: m.worker for m in form.members}),
+        skipped=frozenset(replica.arrangement.stage) - nodes,
+        origins=freeze(origins),
+        ages=freeze(ages),
+        lost=frozenset() if form.outcome == "rolled back" else replica.lost,
+        lenders=frozenset(donors - replica.arrangement.stage.keys()),
+        links=freeze({(link.low, link.high): link.id for link in form.links}),
+        suspects=frozenset(),
+        waiting=frozenset(m.worker for m in form.members),
+        evaluated=min(replica.evaluated, form.step),
+        rounds=form.rounds,
+        inner=form.inner,
+    )
+
+
+@apply.register
+def _(fact: d.RunStep, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.mode == "train":
+        run = replace(run, allotment=run.allotment.take(fact.replica, fact.block))
+    phase = "run" if fact.mode == "train" else "evaluate"
+    return with_replica(run, replace(replica, phase=phase, waiting=frozenset(replica.holders.values())))  # type: ignore[arg-type]
+
+
+@apply.register
+def _(fact: d.Commit, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    replica = replace(
+        replica,
+        phase="commit",
+        waiting=frozenset(replica.holders.values()),
+        lost=replica.lost | replica.origins.keys(),  # of vacant nodes: what they were to begin from is past
+        origins=freeze({}),
+    )
+    rested = replica.rested | replica.skipped
+    if replica.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
+        return with_replica(run, replace(replica, rested=rested))
+    # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
+    pairs = replica.settings.pairs_of(replica.number)
+    anew = {node for pair in pairs if rested & set(pair) for node in pair}
+    ages = {node: 1 if node in anew else age + 1 for node, age in replica.ages.items()}
+    return with_replica(run, replace(replica, ages=freeze(ages), rested=frozenset()))
+
+
+@apply.register
+def _(fact: d.Meet, run: RunState) -> RunState:
+    delay = exchange(run.settings.exchange).delay
+    for number in fact.members:
+        replica = run.replicas[number]
+        meeting = Meeting(fact.round, tuple(fact.members), replica.step + delay)
+        run = with_replica(run, replace(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+    return run
+
+
+@apply.register
+def _(fact: d.Settle, run: RunState) -> RunState:
+    for number in fact.members:
+        replica = run.replicas[number]
+        inner = replica.inner if replica.meeting else 0
+        settling = replace(replica, phase="settle", waiting=frozenset(replica.holders.values()), meeting=None)
+        run = with_replica(run, replace(settling, rounds=fact.round + 1, inner=inner))
+    return _forget_rounds(run)
+
+
+def _forget_rounds(run: RunState) -> RunState:
+    """Nobody will come to rounds that all have behind them."""
+    behind = min(replica.rounds for replica in run.live.values())
+    meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
+    first = min([behind, *meeting])
+    groups = {number: groups for number, groups in run.groups.items() if number >= first}
+    return replace(run, groups=freeze(groups), late=frozenset(key for key in run.late if key[1] >= first))
+
+
+@apply.register
+def _(fact: d.DrawGroups, run: RunState) -> RunState:
+    return replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))}))
+
+
+@apply.register
+def _(fact: d.Adopt, run: RunState) -> RunState:
+    """The states of all its nodes are void: they will be copied from another replica."""
+    replica = run.replicas[fact.replica]
+    return with_replica(run, replace(replica, lost=frozenset(replica.holders) | replica.lost, meeting=None))
+
+
+@apply.register
+def _(fact: d.Save, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    there = replica.stateful
+    keepers = {replica.holders[there.nodes(stage)[0]] for stage in there.stages}
+    standings = freeze({**run.standings, fact.replica: replica.standing})
+    run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
+    return with_replica(run, replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step))
+
+
+@apply.register
+def _(fact: d.Seal, run: RunState) -> RunState:
+    if fact.partial:
+        return replace(run, saving=-1, saved=fact.step, allotment=run.allotment.give_up_save())
+    return replace(
+        run,
+        saving=-1,
+        saved=fact.step,
+        durable=d.Load(folder=fact.folder),
+        durable_step=fact.step,
+        durable_standings=run.standings,
+        standings=freeze({}),
+        allotment=run.allotment.seal(),
+    )
+
+
+@apply.register
+def _(fact: d.Cannot, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    run = replace(run, saved=-1, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1))
+
+
+@apply.register
+def _(fact: d.Disband, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    for worker in replica.holders.values():
+        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
+    left = replace(
+        replica,
+        phase="left",
+        holders=freeze({}),
+        waiting=frozenset(),
+        meeting=None,
+        links=freeze({}),
+        lost=frozenset(replica.arrangement.stage),
+        origins=freeze({}),
+    )
+    return with_replica(replace(run, allotment=run.allotment.leave(fact.replica)), left)
+
+
+@apply.register
+def _(fact: d.Found, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    return with_replica(run, replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+
+
+@apply.register
+def _(fact: d.Finish, run: RunState) -> RunState:
+    run = replace(run, over=True)
+    for replica in run.replicas.values():
+        run = with_replica(run, replace(replica, waiting=frozenset()))
+    return run

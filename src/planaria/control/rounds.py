@@ -1,0 +1,149 @@
+"""When replicas meet, and which: rounds of the exchange without a barrier for all. Pure.
+
+Who meets whom in a round is drawn when the first replica comes to it, of those that are there. A member waits for the
+others of its group, but only so long (``exchange.patience_s``, on the controller's clock): then those that are there
+meet without the rest, a single one by itself. What is made of a round comes from offers that all who settle it together
+have heard of one another, so a member lost on the way leaves no half-made rounds.
+"""
+
+from __future__ import annotations
+
+from planaria import decisions as d
+from planaria.control.state import Group, ReplicaState, RunState
+from planaria.exchange import exchange
+
+LENIENCE = 50
+"""steps that a replica may lag behind before others help it, where no rounds give a measure"""
+
+
+def due(run: RunState, replica: ReplicaState) -> bool:
+    """Has the replica made its steps since the last round?"""
+    every = exchange(run.settings.exchange).every
+    return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
+
+
+def next_block(run: RunState, replica: ReplicaState) -> int | None:
+    """The block of samples of the replica's next step; None if nothing is left for it."""
+    lenience = 2 * (exchange(run.settings.exchange).every or LENIENCE)
+    return run.allotment.next_for(replica.number, run.live, lenience)
+
+
+def meet(run: RunState) -> d.Decision | None:
+    """The next thing to do about rounds."""
+    if run.settings.replicas == 1:
+        return None
+    for replica in run.live.values():
+        decision: d.Decision | None = None
+        if _at_rest(replica) and replica.meeting:
+            decision = _settle(run, replica)
+        elif _ready(run, replica) and not run.stopping:
+            decision = _gather(run, replica)
+        if decision is not None:
+            return decision
+    return None
+
+
+def waiting(run: RunState) -> set[tuple[int, int, bool]]:
+    """Who waits for others: (replica, round, is it meeting already?)."""
+    found = set()
+    for replica in run.live.values() if run.settings.replicas > 1 else ():
+        if replica.meeting and _at_rest(replica) and replica.step >= replica.meeting.settle_at:
+            found.add((replica.number, replica.meeting.round, True))
+        elif _ready(run, replica):
+            found.add((replica.number, replica.rounds, False))
+    return found - run.late
+
+
+def _at_rest(replica: ReplicaState) -> bool:
+    return replica.phase == "idle" and not replica.broken
+
+
+def _ready(run: RunState, replica: ReplicaState) -> bool:
+    """Has the replica come to its next round?"""
+    return _at_rest(replica) and due(run, replica)
+
+
+def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
+    rule, round, live = exchange(run.settings.exchange), replica.rounds, run.live
+    if rule.alike and any(other.rounds > round for other in live.values()):
+        return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
+    if round not in run.groups and not rule.alike:
+        groups = rule.groups(round, list(live), run.settings.seed)
+        return d.DrawGroups(round=round, groups=[list(group) for group in groups])
+    group = tuple(live) if rule.alike else _group(run.groups[round], replica.number)
+    expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
+    present = [n for n in expected if live[n].rounds == round and _ready(run, live[n])]
+    if present != expected and not any((n, round, False) in run.late for n in present):
+        return None
+    generations = [live[n].generation for n in present]
+    if len(present) == 1:
+        return d.Settle(round=round, members=present, generations=generations)
+    return d.Meet(round=round, members=present, generations=generations, links=_links(run, round, present))
+
+
+def _group(groups: tuple[Group, ...], replica: int) -> Group:
+    """The group of ``replica``; who came after the draw is alone."""
+    return next((group for group in groups if replica in group), (replica,))
+
+
+def _will_come(run: RunState, replica: ReplicaState) -> bool:
+    """Not if it has no samples left to come to its next round with."""
+    resting = _at_rest(replica) and not due(run, replica)
+    return not (resting and next_block(run, replica) is None)
+
+
+def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
+    """Every stage's nodes with one another. A link goes by the workers at its ends: a new one has none of the old's."""
+    found = []
+    for stage in run.replicas[members[0]].arrangement.stages:
+        nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
+        for place, (low, mine) in enumerate(nodes):
+            for high, other in nodes[place + 1 :]:
+                ends = f"{_incarnate(run, mine, low)}-{_incarnate(run, other, high)}"
+                found.append(d.Link(low=low, high=high, id=f"r{round}:{low}-{high}:{ends}"))
+    return found
+
+
+def _incarnate(run: RunState, replica: ReplicaState, node: int) -> str:
+    worker = replica.holders[node]
+    return f"{worker}.{run.workers[worker].incarnation}"
+
+
+def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """End a round: together with all that still take part, or, if that takes too long, with whom it can be."""
+    meeting, live = replica.meeting, run.live
+    assert meeting is not None
+    party = [
+        n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
+    ]
+    if exchange(run.settings.exchange).alike:
+        without = [n for n in meeting.members if n in live and n not in party and not live[n].lost]
+        if without:
+            return d.Adopt(replica=replica.number, reason=f"others settled round {meeting.round} without it")
+    resting = [n for n in party if _at_rest(live[n]) and live[n].step >= live[n].meeting.settle_at]  # type: ignore[union-attr]
+    late = any((n, meeting.round, True) in run.late for n in party)
+    if late:
+        party = _all_heard(run, resting)
+    elif resting != party or _all_heard(run, party) != party:
+        return None
+    return d.Settle(round=meeting.round, members=party, generations=[live[n].generation for n in party])
+
+
+def _all_heard(run: RunState, party: list[int]) -> list[int]:
+    """Of ``party``, those that have all heard of one another: who lacks most goes first."""
+    while True:
+        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n) for n in party}
+        worst = max(party, key=lambda n: (lacks[n], n))
+        if not lacks[worst]:
+            return party
+        party = [n for n in party if n != worst]
+
+
+def _heard(run: RunState, one: int, other: int) -> bool:
+    """Have two replicas heard of each other, at every stage?"""
+    for here, there in ((run.replicas[one], other), (run.replicas[other], one)):
+        assert here.meeting is not None
+        if any((node, there) not in here.meeting.heard for node in here.arrangement.stage):
+            return False
+    return True
