@@ -130,7 +130,9 @@ class RunStarted(Fact):
     @property
     def stage_of(self) -> dict[int, int]:
         """Node → its stage, in all replicas."""
-        held = [(node, stage) for r in range(self.replicas) for stage, nodes in enumerate(self.nodes(r)) for node in nodes]
+        held = [
+            (node, stage) for r in range(self.replicas) for stage, nodes in enumerate(self.nodes(r)) for node in nodes
+        ]
         return dict(sorted(held))
 
 

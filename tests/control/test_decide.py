@@ -202,7 +202,9 @@ def test_a_stage_for_which_no_worker_starts_ends_the_run_with_the_others_saved()
     for _ in range(MAX_STILLBORN):
         made.lose(made.run.with_status("starting")[0])
     made.behave()
-    assert d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True, first_block=3) in made.history
+    assert (
+        d.Seal(step=3, folder="step-00000003.partial", stages=[0, 1, 3, 4], partial=True, first_block=3) in made.history
+    )
     assert made.ending is not None
     assert made.ending.outcome == "cannot"
     assert "died before they were ready" in made.ending.reason

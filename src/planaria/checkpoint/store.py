@@ -96,9 +96,7 @@ class CheckpointStore:
         """
         several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
-        parts = {
-            r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several
-        }
+        parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several}
         kept = {*parts.values(), *(() if several else (stage_file(gathered, s) for s in manifest.stages))}
         for stray in set(gathered.iterdir()) - kept:  # a frozen former holder that wakes up may be faster
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)

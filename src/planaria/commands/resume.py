@@ -14,6 +14,7 @@ from planaria.commands.train import Prepared, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
 from planaria.control.statefile import read_state
 from planaria.data.shards import Meta
+from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.errors import UserError
 
@@ -26,7 +27,7 @@ def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str 
     config = _with_flags(runs.config_of(folder), flags, folder)
     store = CheckpointStore(folder / "checkpoints")
     saved = _choose(store, checkpoint)
-    origin = _origin(store, folder, saved)
+    origin = _origin(store, folder, saved, config)
     for stage, name in origin.load.items():
         _check_fits(store.folder / name, stage, config)
     if origin.step >= config.train.steps:
@@ -95,7 +96,7 @@ def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
     return known[name]
 
 
-def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin:
+def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig) -> Origin:
     """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
     generation = read_state(folder).generation if (folder / "state.json").exists() else 0
     if saved is None:
@@ -109,4 +110,14 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None) -> Origin
     if missing:
         stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    return Origin(saved.step, generation, load, saved.manifest.samples, struck=not saved.whole)
+    manifest, apart = saved.manifest, Itinerary(config).replicas
+    return Origin(
+        saved.step,
+        generation,
+        load,
+        manifest.samples,
+        struck=not saved.whole,
+        first_block=manifest.first_block,
+        blocks_ahead=manifest.blocks_ahead,
+        standings=manifest.standings if apart == manifest.replicas > 1 else {},
+    )

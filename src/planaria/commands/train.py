@@ -92,13 +92,25 @@ def check(config: RunConfig) -> None:
 
 
 def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
-    if config.engine != "inline":
-        raise UserError(
-            f"exchange.replicas = {config.exchange.replicas}: engine {config.engine!r} trains one replica so far; use "
-            "--engine inline"
-        )
     if itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    if config.engine != "fleet":
+        return
+    if config.routing.mixed:
+        raise UserError(
+            "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
+            "--engine inline"
+        )
+    if config.checkpoint.every == "best":
+        raise UserError(
+            f"checkpoint.every = 'best' is for one replica; with exchange.replicas = {config.exchange.replicas} give it "
+            "a number"
+        )
+    if config.recovery.meanwhile == "skip":
+        raise UserError(
+            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
+            "'wait'"
+        )
 
 
 def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None) -> Prepared:

@@ -234,7 +234,7 @@ class Controller:
             pipeline_stages=self._config.pipeline.stages,
             samples=settings.samples_before(seal.step),
             replicas=settings.replicas,
-            first_block=seal.first_block,
+            first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,
             model=self._config.model,

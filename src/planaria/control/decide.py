@@ -37,9 +37,7 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return without_worker(run, replica, reason, [])
     if replica.phase == "run" and not replica.waiting:
         progress = run.settings.progress(run.allotment.out[replica.number])
-        return d.Commit(
-            replica=replica.number, generation=replica.generation, step=replica.step, progress=progress
-        )
+        return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     if replica.phase != "idle":
         return None
     if replica.cannot:

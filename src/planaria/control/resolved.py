@@ -138,6 +138,9 @@ def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     there = replica.stateful
     keepers = {replica.holders[there.nodes(stage)[0]] for stage in there.stages}
+    if run.saving < 0:  # an earlier checkpoint may have had the same name
+        for other in run.replicas.values():
+            run = with_replica(run, replace(other, saved=-1))
     standings = freeze({**run.standings, fact.replica: replica.standing})
     run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
     return with_replica(run, replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step))

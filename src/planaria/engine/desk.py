@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from planaria.decisions import ORDER, Form, Leave, Order, Save
+from planaria.decisions import ORDER, Disband, Form, Leave, Order, Save
 from planaria.events import Fact, Heartbeat
 
 MAX_ORDER_BYTES = 1 << 20
@@ -61,7 +61,7 @@ class Desk:
             item = self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             return None
-        if isinstance(item, Form | Save | Leave):
+        if isinstance(item, Form | Save | Disband | Leave):
             raise Interrupted(item)
         return item
 

@@ -39,7 +39,7 @@ def train(
     itinerary = Itinerary(config)
     require(itinerary.training(0))
     rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
-    setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port, origin.sample_offset(config))
+    setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
     fleet = LocalFleet(partial(worker.main, setup), PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)

@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from planaria import decisions as d
-from planaria.checkpoint.stage_file import read_stage
+from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
 from planaria.engine.keeping import Keeping
 from planaria.engine.post import Post
@@ -53,12 +54,17 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
             post.send_state(member.node, pack(given))
 
 
-def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) -> tuple[StageRunner, Timing]:
+def take_state(
+    setup: Setup, post: Post, source: d.Source, runner: StageRunner, rounds: int
+) -> tuple[StageRunner, Timing]:
     """The runner of ``post.stage`` with the state that ``source`` says; ``runner`` is what the worker has now.
+
+    ``rounds`` of the exchange are behind its replica.
 
     :raises UserError: when a checkpoint cannot be read.
     """
     start = time.monotonic()
+    outer: dict[str, Tensor] = {}
     match source:
         case d.Keep():
             return runner, Timing()
@@ -66,15 +72,20 @@ def take_state(setup: Setup, post: Post, source: d.Source, runner: StageRunner) 
             runner = new_runner(setup.config, post.stage, initialise=True)
         case d.Load(folder=folder):
             runner = _fitting(setup.config, runner, post.stage)
-            runner.load(read_stage(setup.checkpoints / folder, post.stage))
+            state = stage_for(setup.checkpoints / folder, post.stage, post.place, setup.config.exchange.replicas)
+            runner.load(state)
+            outer = state.outer
         case d.Rebuild():
             runner = _fitting(setup.config, runner, post.stage)
-            return runner, _rebuild(setup.config, post, source, runner)
+            timing, outer = _rebuild(setup.config, post, source, runner)
+            post.circle.begin(outer, runner, rounds)
+            return runner, timing
+    post.circle.begin(outer, runner, rounds)
     return runner, Timing(rebuild_s=time.monotonic() - start)
 
 
-def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunner) -> Timing:
-    """Wait for what the donors give and let the recovery strategy make the lost state of it."""
+def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunner) -> tuple[Timing, dict[str, Tensor]]:
+    """Wait for what the donors give and let the recovery strategy make the lost state of it; also the outer state."""
     start = time.monotonic()
 
     def missing() -> list[int]:
@@ -82,16 +93,18 @@ def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunn
 
     post.wait_for(lambda: not missing(), "the state of {}", missing)
     arrived = time.monotonic()
-    given = {post.there.stage[node]: unpack(post.states[node]) for node in source.donors}
+    given = {post.stage_at(node): unpack(post.states[node]) for node in source.donors}
     size = sum(flat.nbytes for flat in post.states.values())
+    outer: dict[str, Tensor] = {}
     if source.by == d.PEER:
         runner.load(given[post.stage])
+        outer = given[post.stage].outer
     else:
         chain = recovery(config.recovery, config.pipeline.stages)
         runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
     post.states.clear()
     post.links.end_transfers()
-    return Timing(arrived - start, size, time.monotonic() - arrived)
+    return Timing(arrived - start, size, time.monotonic() - arrived), outer
 
 
 def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:

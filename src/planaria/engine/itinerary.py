@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from planaria.config import RunConfig
+from planaria.exchange import exchange
 from planaria.network.costs import Costs, Prices, message_bytes
 from planaria.plan.actions import Plan, Route
 from planaria.plan.build import build, plan_for
@@ -37,6 +38,27 @@ class Itinerary:
             return Arrangement(dict(enumerate(self.schedule.stages)))
         return replicated(self.config.exchange.replicas, self.config.pipeline.stages)
 
+    @property
+    def replicas(self) -> int:
+        """Replicas that make their steps by themselves. Those that add up gradients in every step go as one."""
+        apart = self.config.engine == "fleet" and exchange(self.config.exchange).every != 0
+        return self.config.exchange.replicas if apart else 1
+
+    @property
+    def block(self) -> int:
+        """Samples of one such replica's step."""
+        return self.config.samples // self.replicas
+
+    def column(self, replica: int) -> Arrangement:
+        """The nodes of a replica that makes its steps by itself."""
+        if self.replicas == 1:
+            return self.arrangement
+        return Arrangement({s: [self.arrangement.nodes(s)[replica]] for s in self.arrangement.stages})
+
+    def replica_of(self, node: int) -> int:
+        """The replica to which a node belongs, of those that make their steps by themselves."""
+        return next(r for r in range(self.replicas) if node in self.column(r).stage)
+
     def routes(self, step: int) -> list[Route]:
         """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
         if self.schedule is not None:
@@ -46,21 +68,26 @@ class Itinerary:
             return mixed(ways, count, stages, self.config.seed, step)
         return columns(ways, count, stages)
 
-    def training(self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = ()) -> Plan:
-        """The plan of a step past the ``absent`` nodes; a ``detour`` takes the place of a schedule's own routes."""
+    def training(
+        self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
+    ) -> Plan:
+        """The plan of a replica's step past its ``absent`` nodes; a ``detour`` takes the place of a schedule's routes."""
         if self.schedule is not None:
             return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
-        return self._compiled(tuple(without(self.routes(step), absent)), True)
+        own = self.column(replica).stage
+        walked = [route for route in self.routes(step) if route[0] in own]
+        return self._compiled(tuple(without(walked, absent)), True)
 
-    def validation(self, absent: Collection[int] = ()) -> Plan:
+    def validation(self, absent: Collection[int] = (), replica: int = 0) -> Plan:
         """The plan of a validation: every microbatch visits every stage that is there, at its first node."""
-        there = self.arrangement.of(self.arrangement.stage.keys() - set(absent))
+        column = self.column(replica)
+        there = column.of(column.stage.keys() - set(absent))
         return self._compiled((there.spine,) * self.config.train.eval_microbatches, False)
 
     def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
         if train and self.schedule is not None:
             return planned(walked, self.schedule.problem.memory, self.prices)
-        if self.config.exchange.replicas > 1:  # admission is each replica's own affair
+        if self.config.exchange.replicas > self.replicas:  # admission is each replica's own affair
             return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)
 
@@ -70,6 +97,10 @@ class Itinerary:
         if self.schedule is not None:
             return self.schedule.problem.prices
         return Prices(Costs(self.config.network), message_bytes(self.config.model, self.config.pipeline))
+
+    def place(self, node: int) -> int:
+        """Where prices are listed for a node."""
+        return node if self.schedule is not None else self.arrangement.stage[node]
 
     def link(self, source: int, target: int) -> tuple[float, float | None]:
         """Latency (s) and bandwidth (bytes/s; None: unlimited) of the way from one node to another."""

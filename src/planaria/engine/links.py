@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from planaria.decisions import Form, Rebuild
+from torch import Tensor
+
+from planaria.decisions import Donate, Form, Link, Rebuild, state_link
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
 from planaria.model.packing import HEADROOM
@@ -13,6 +16,7 @@ from planaria.model.stages import stage_parameters
 from planaria.network.costs import FP32_BYTES, message_bytes
 from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
+from planaria.transport.wire import Header
 
 
 class Links:
@@ -23,6 +27,8 @@ class Links:
         self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
+        self.meeting: dict[int, Edge] = {}
+        """to the same stage of other replicas, in the round under way"""
         self.opened: set[Edge] = set()
 
     def form(self, form: Form, node: int) -> None:
@@ -41,7 +47,7 @@ class Links:
                 for donor in member.source.donors:
                     if node in (donor, member.node):
                         peer = member.node if node == donor else donor
-                        link_id = f"g{form.generation}:state:{donor}>{member.node}"
+                        link_id = state_link(form.generation, donor, member.node)
                         self.transfers[peer] = self._open(link_id, node, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
@@ -49,11 +55,41 @@ class Links:
         for edge in self.transfers.values():
             edge.abandon()
         self.transfers.clear()
-        self.opened &= set(self.edges.values())
+        self.opened &= {*self.edges.values(), *self.meeting.values()}
+
+    def meet(self, links: Sequence[Link], node: int) -> None:
+        """Have exactly these edges to the same stage of other replicas."""
+        self.part()
+        for link in (link for link in links if node in (link.low, link.high)):
+            peer = link.high if link.low == node else link.low
+            stage = self._itinerary.arrangement.stage[node]
+            self.meeting[peer] = self._open(link.id, node, peer, self._state_bytes(stage))
+
+    def part(self) -> None:
+        """The round is over, or given up."""
+        for edge in self.meeting.values():
+            edge.abandon()
+        self.meeting.clear()
+        self.opened &= {*self.edges.values(), *self.transfers.values()}
+
+    def lend(self, order: Donate, header: Header, flat: Tensor) -> None:
+        """Send a state to a node of another replica, over an edge of its own that nobody here hears of again."""
+        edge = self._open(order.link, order.donor, order.to, self._state_bytes(order.stage))
+        edge.send(header, flat)
+        edge.abandon()  # once the state has gone out
+
+    def close(self) -> None:
+        """Give up all edges."""
+        self.part()
+        self.end_transfers()
+        for edge in self.edges.values():
+            edge.abandon()
+        self.edges.clear()
+        self.opened.clear()
 
     def has(self, edge: Edge) -> bool:
         """Is this an edge of the present generation?"""
-        return edge in self.edges.values() or edge in self.transfers.values()
+        return any(edge in edges.values() for edges in (self.edges, self.transfers, self.meeting))
 
     @property
     def unopened(self) -> list[int]:
@@ -69,9 +105,11 @@ class Links:
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
 
     def _state_bytes(self, stage: int) -> int:
-        """The largest packed state of a stage: weights and both moments."""
+        """The largest packed state of a stage: weights, both moments, and what replicas keep from round to round."""
         config = self._setup.config
-        return 3 * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
+        return (5 if self._itinerary.replicas > 1 else 3) * FP32_BYTES * stage_parameters(
+            config.model, config.pipeline.stages, stage
+        ) + HEADROOM
 
     def _open(self, link_id: str, node: int, peer: int, max_bytes: int) -> Edge:
         config = self._setup.config

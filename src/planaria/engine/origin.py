@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
-from planaria.events import RunStarted
+from planaria.events import RunStarted, Standing
 from planaria.recovery import recovery
-from planaria.routing import change
+from planaria.routing import change, routes
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Origin:
     """used in those steps; as many as the recipe says for each, unless given"""
     struck: bool = False
     """the faults of ``step`` have struck already: they are why the run stopped there"""
+    first_block: int | None = None
+    """all blocks of samples before this one are used; those of the steps, unless given"""
+    blocks_ahead: Sequence[int] = ()
+    """and these beyond"""
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+    """where replicas that are not all at ``step`` take up"""
 
     @property
     def next_fault(self) -> int:
@@ -45,11 +51,13 @@ START = Origin()
 
 def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     """The first event of a run: all of the recipe that its decisions depend on."""
-    config, pipeline = itinerary.config, itinerary.config.pipeline
-    walked = [list(route) for route in itinerary.routes(0)]
-    scheduled = itinerary.schedule is not None or itinerary.arrangement.shared
-    met = combinations(range(pipeline.stages + 1), 2) if change(config) and not scheduled else ()
+    config, pipeline, replicas = itinerary.config, itinerary.config.pipeline, itinerary.replicas
+    ways = routes(config, 0) if itinerary.schedule is None and replicas > 1 else itinerary.routes(0)
+    walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
+    shared = itinerary.schedule is not None or itinerary.column(0).shared
+    met = combinations(stages, 2) if change(config) and not shared else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
+    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(replicas)]
     return RunStarted(
         name=config.name,
         seed=config.seed,
@@ -59,14 +67,20 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         first_generation=origin.generation,
         samples_per_step=config.samples,
         first_sample=origin.samples,
+        first_block=origin.first_block,
+        blocks_ahead=list(origin.blocks_ahead),
+        replicas=replicas,
+        columns=columns if replicas > 1 else [],
+        standings=dict(origin.standings),
+        exchange=config.exchange,
         wall_time=time.time(),
         load=dict(origin.load),
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,
         replace=config.fleet.replace,
-        routes=walked if scheduled else sorted(map(list, {tuple(route) for route in walked})),
-        arrangement=[list(itinerary.arrangement.nodes(s)) for s in range(pipeline.stages + 1)] if scheduled else [],
+        routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
+        arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],
         pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
         recovery=config.recovery,
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from planaria import events as e
-from planaria.decisions import Form
+from planaria.decisions import Donate, Form, Meet
+from planaria.engine.circle import Circle
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping, Parcel
@@ -29,7 +31,11 @@ class Post:
 
     def __init__(self, setup: Setup, itinerary: Itinerary, worker: str, desk: Desk) -> None:
         self.worker, self.node, self.stage, self.generation, self.step = worker, -1, -1, 0, 0
+        self.replica = 0
         self.desk = desk
+        self.circle = Circle(setup.config.exchange)
+        self.lend: Callable[[Donate], None] = _nothing_to_lend
+        """what to do when another replica wants a copy of this stage"""
         self.links = Links(setup, itinerary, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
@@ -41,7 +47,7 @@ class Post:
         """what other nodes of this stage have of the step's gradient, by generation, step and node"""
         self.parcels: dict[tuple[int, int, Parcel], Tensor] = {}
         """what has come for the copies kept here, by generation, step and parcel"""
-        self._everywhere = itinerary.arrangement
+        self._everywhere, self._itinerary = itinerary.arrangement, itinerary
         self.there = self._everywhere
         """the nodes of the present generation"""
         self._timeout_s = setup.config.fleet.timeout_s
@@ -52,8 +58,12 @@ class Post:
         """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
         self.states.clear()
         self.node, self.stage, self.generation = node, self._everywhere.stage[node], form.generation
-        self.there = self._everywhere.of([member.node for member in form.members])
-        self.absent = self._everywhere.stage.keys() - self.there.stage.keys()
+        self.replica = form.replica
+        own = self._itinerary.column(form.replica)
+        self.there = own.of([member.node for member in form.members])
+        self.absent = own.stage.keys() - self.there.stage.keys()
+        self.links.part()
+        self.circle.drop()
         self.advance(form.step)
         self.links.form(form, node)
         # An edge may have broken while the controller was already forming this generation: it was told to the last one.
@@ -73,6 +83,12 @@ class Post:
         match item:
             case Arrived(edge=edge) | Opened(edge=edge) | Broken(edge=edge) if not self.links.has(edge):
                 return  # of an older generation: it was in the inbox when the edge was abandoned
+            case Donate():
+                self.lend(item)
+            case Arrived(edge=edge, header=header, payload=payload) if header.content in (Content.EARLY, Content.LATE):
+                self._hear_offer(edge.spec.peer, header, payload)
+            case Broken(edge=edge) if edge in self.links.meeting.values():
+                return  # whoever waits for its offer is told when that has been long enough
             case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.STATE:
                 self.states[edge.spec.peer] = payload
             case Arrived(header=header, payload=payload) if header.content is Content.PARCEL:
@@ -90,6 +106,33 @@ class Post:
             case Broken(edge=edge, detail=detail):
                 self._broken[edge] = detail
                 self.report_broken(edge.spec.peer, detail)
+
+    def _hear_offer(self, peer: int, header: Header, payload: Tensor) -> None:
+        if peer not in self.links.meeting or header.step != self.circle.round:
+            return
+        try:
+            whole = self.circle.hear(peer, header.content, payload)
+        except ValueError as error:
+            self.report_broken(peer, f"round {header.step}: {error}")
+            return
+        if whole:
+            other = self._itinerary.replica_of(peer)
+            self.desk.report(
+                e.OfferHeard(
+                    worker=self.worker,
+                    node=self.node,
+                    generation=self.generation,
+                    round=header.step,
+                    replica=other,
+                )
+            )
+
+    def meet(self, order: Meet, parts: Mapping[Content, Tensor]) -> None:
+        """Say ``parts`` to the same stage of the other members of a round."""
+        self.links.meet(order.links, self.node)
+        for edge in self.links.meeting.values():
+            for content, part in parts.items():
+                edge.send(replace(self._header(content, part, 0, 0), step=order.round), part)
 
     def hear_all(self) -> None:
         """Take in everything that is there already."""
@@ -164,6 +207,25 @@ class Post:
         """Give a packed state to the worker that rebuilds the stage of ``node``."""
         self.links.transfers[node].send(self._header(Content.STATE, flat, 0, 0), flat)
 
+    def lend_state(self, order: Donate, flat: Tensor) -> None:
+        """Give a packed state to a node of another replica."""
+        self.links.lend(order, self._header(Content.STATE, flat, 0, 0), flat)
+
+    def stage_at(self, node: int) -> int:
+        """The stage that a node of the run holds."""
+        return self._everywhere.stage[node]
+
+    @property
+    def place(self) -> int:
+        """Which of the nodes of its stage this one is, over all replicas."""
+        return self._everywhere.peers(self.node).index(self.node)
+
+    def leave(self) -> None:
+        """Stand nowhere any more."""
+        self.links.close()
+        self.circle.drop()
+        self.node = self.stage = -1
+
     def report_broken(self, peer: int, detail: str) -> None:
         """Tell the controller that the edge to node ``peer`` is of no use, and why."""
         place = f"at step {self.step}, generation {self.generation}"
@@ -180,6 +242,8 @@ class Post:
 
     def _named(self, node: int) -> str:
         stage = self._everywhere.stage.get(node, node)
+        if self._itinerary.replicas > 1:
+            return f"stage {stage} of replica {self._itinerary.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
 
     def report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
@@ -211,3 +275,7 @@ class Post:
             shape=tuple(tensor.shape),
             sent_at=time.monotonic(),
         )
+
+
+def _nothing_to_lend(order: Donate) -> None:
+    raise AssertionError(f"asked for stage {order.stage} before there was any")

@@ -20,8 +20,6 @@ class Setup:
     host: str
     port: int
     """where the controller's rendezvous store listens"""
-    sample_offset: int = 0
-    """added to the numbers of all training samples: earlier steps took more, or fewer"""
 
     @property
     def checkpoints(self) -> Path:

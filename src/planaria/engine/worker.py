@@ -26,6 +26,7 @@ from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner
 from planaria.errors import UserError
+from planaria.model.packing import pack
 from planaria.plan.actions import Plan
 
 
@@ -53,6 +54,7 @@ class Worker:
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
         self.itinerary = Itinerary(self.config)
         self.post = Post(setup, self.itinerary, worker, self.desk)
+        self.post.lend = self._lend
         self.runner = warm_runner(setup.config)
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
@@ -74,7 +76,7 @@ class Worker:
                 self._report_failure(error)
 
     def _take(self, item: object) -> None:
-        if isinstance(item, d.Form | d.RunStep | d.Commit | d.Save | d.Leave):
+        if isinstance(item, d.Form | d.RunStep | d.Commit | d.Meet | d.Settle | d.Save | d.Disband | d.Leave):
             self._obey(item)
         else:
             self.post.hear(item)
@@ -87,8 +89,15 @@ class Worker:
                 self._run_step(order)
             case d.Commit() if order.generation == self.post.generation:
                 self._commit(order)
+            case d.Meet() if self._is_ours(order):
+                self.post.meet(order, self.post.circle.offer(order.round, self.runner))
+            case d.Settle() if self._is_ours(order):
+                self._settle(order)
             case d.Save():
                 self._save(order)
+            case d.Disband():
+                self._drop()
+                self.post.leave()
             case d.Leave():
                 os._exit(0)  # threads may hang in gloo for ever; nothing of theirs is worth waiting for
 
@@ -100,11 +109,11 @@ class Worker:
         self._detour = form.routes
         self.post.move(me.node, form)
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        self.runner, timing = take_state(self.setup, self.post, me.source, self.runner)
+        self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, form.rounds)
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.stage, new_runner)
         if isinstance(self.runner, SleepingRunner):
-            self.runner.stand_at(me.node, self.itinerary.prices)
+            self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
         reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.post.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
@@ -141,6 +150,7 @@ class Worker:
             generation=self.post.generation,
             step=order.step,
             loss=self.runner.loss,
+            replica=self.post.replica,
             grad_norm=norm,
         )
         self.desk.report(ready)
@@ -190,7 +200,7 @@ class Worker:
     def _commit(self, order: d.Commit) -> None:
         start = time.monotonic()
         assert self.keeping is not None
-        self.runner.commit(order.step)
+        self.runner.commit(order.progress)
         self.keeping.commit(order.step)
         committed = e.StageCommitted(
             worker=self.worker, stage=self.post.stage, generation=self.post.generation, step=order.step
@@ -198,11 +208,45 @@ class Worker:
         self.desk.report(committed)
         self.post.report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
+    def _is_ours(self, order: d.Meet | d.Settle) -> bool:
+        """Is the order for the present generation of this worker's replica?"""
+        return dict(zip(order.members, order.generations, strict=True)).get(self.post.replica) == self.post.generation
+
+    def _settle(self, order: d.Settle) -> None:
+        """Go on with what a round of the exchange comes to."""
+        start, post = time.monotonic(), self.post
+        nodes = self.itinerary.arrangement.nodes(post.stage)
+        peers = {replica: nodes[replica] for replica in order.members if replica != post.replica}
+        made = post.circle.settle(order.round, post.replica, peers, self.runner)
+        post.links.part()
+        report = e.RoundMade(
+            worker=self.worker,
+            node=post.node,
+            stage=post.stage,
+            generation=post.generation,
+            round=order.round,
+            late_bytes=made.late_bytes,
+            early_bytes=made.early_bytes,
+            apart=made.apart,
+        )
+        self.desk.report(report)
+        self.post.report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
+
+    def _lend(self, order: d.Donate) -> None:
+        """Give another replica a copy of this stage as it was after the last commit."""
+        state = self.runner.state()
+        state.outer = self.post.circle.lent()
+        self.post.lend_state(order, pack(state))
+
     def _save(self, order: d.Save) -> None:
         start = time.monotonic()
         self._drop()
-        folder = CheckpointStore(self.setup.checkpoints).unfinished(order.step, order.generation)
-        size = write_stage(folder, self.post.stage, order.step, self.runner.state())
+        store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
+        folder = store.part(order.step, replicas, order.replica, order.generation)
+        state = self.runner.state()
+        if replicas > 1:
+            state.outer = self.post.circle.outer
+        size = write_stage(folder, self.post.stage, order.step, state)
         saved = e.StageSaved(
             worker=self.worker, stage=self.post.stage, generation=order.generation, step=order.step, bytes=size
         )
@@ -218,13 +262,13 @@ class Worker:
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":
-            return self.itinerary.validation(self.post.absent)
-        return self.itinerary.training(order.step, self.post.absent, self._detour)
+            return self.itinerary.validation(self.post.absent, self.post.replica)
+        return self.itinerary.training(order.step, self.post.absent, self._detour, self.post.replica)
 
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"
         if split not in self._streams:
             dataset = Dataset.open(self.setup.dataset)
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
-        first = self.setup.sample_offset + order.step * self.config.samples if order.mode == "train" else 0
+        first = order.block * self.itinerary.block if order.mode == "train" else 0
         return batches(self._streams[split], first, self.config.pipeline.microbatch_size)

@@ -60,5 +60,8 @@ class AllReduce:
         said, residual = message.heard(offers, me, fast, self.bits)
         return message.fast_copy(message.mean(said), fast), Outer(residual=residual, rounds=outer.rounds + 1)
 
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        return message.apart(offers, self.bits)
+
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return meeting_cost(one_group(range(members)), message.packed_bytes(shapes, self.bits))

@@ -159,6 +159,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        """How far the weights of these members lie apart (``exchange.message.apart``), as far as their offers tell."""
+        ...
+
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Bytes of a round in which all ``members`` replicas take part, for one stage of these shapes."""
         ...

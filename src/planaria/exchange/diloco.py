@@ -63,6 +63,9 @@ class DiLoCo:
         slow, momentum = stepped(outer.slow, outer.momentum, message.mean(said), self.beta, self.alpha, self.momentum)
         return message.fast_copy(slow, fast), Outer(slow, momentum, residual, outer.rounds + 1)
 
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        return message.apart(offers, self.bits)
+
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return meeting_cost(one_group(range(members)), message.packed_bytes(shapes, self.bits))
 

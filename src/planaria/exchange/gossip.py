@@ -39,6 +39,11 @@ class Gossip(ABC):
         """New slow weights and momentum, from the replica's own x and its group's mean."""
 
     @property
+    def unit(self) -> float:
+        """How many weights x is worth: its factor of φ."""
+        return 1.0
+
+    @property
     def delay(self) -> int:
         return 0
 
@@ -80,6 +85,9 @@ class Gossip(ABC):
         for name, slow in outer.slow.items():
             new_slow[name], momentum[name] = self.step(slow, outer.momentum[name], said[me][name], mean[name])
         return message.fast_copy(new_slow, fast), Outer(new_slow, momentum, residual, outer.rounds + 1)
+
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        return message.apart(offers, self.bits) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         early = message.packed_bytes(shapes) if self.two_parts else 0

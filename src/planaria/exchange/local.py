@@ -48,5 +48,8 @@ class Local:
     ) -> tuple[dict[str, Tensor], Outer]:
         return dict(fast), replace(outer, rounds=outer.rounds + 1)
 
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        return 0.0
+
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         return ExchangeCost(0.0, 0.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from planaria.exchange.base import Offer, Shapes, Weights
-from planaria.model.quantise import coded_bytes, decode, encode
+from planaria.model.quantise import coded_bytes, coded_count, decode, encode
 
 _PLAIN = {32: torch.float32, 16: torch.float16}
 
@@ -69,6 +70,24 @@ def heard(
     if len(offers) > 1 or not lost:
         return lates, lost
     return {me: {name: lates[me][name] + lost[name] for name in lost}}, zeros(lost)
+
+
+def apart(offers: Mapping[int, Offer], bits: int) -> float:
+    """How far what members say lies from their mean, root mean square over members and numbers; 0 for a single one.
+
+    Corrected for how few they are (n − 1 in the denominator), so that it tells of all replicas, not of this group only.
+    """
+    said = []
+    for offer in offers.values():
+        if offer.late is None:
+            return 0.0
+        # Numbers that fill up the last coded group do no harm here.
+        late = offer.late.float() if bits in _PLAIN else decode(offer.late, coded_count(len(offer.late), bits), bits)
+        said.append(late if offer.early is None else late[: len(offer.early)] + offer.early)
+    if len(said) < 2 or not len(said[0]):
+        return 0.0
+    stacked = torch.stack(said)
+    return math.sqrt(float((stacked - stacked.mean(dim=0)).square().sum()) / ((len(said) - 1) * len(said[0])))
 
 
 def mean(of: Mapping[int, Weights]) -> dict[str, Tensor]:

@@ -29,6 +29,10 @@ class NoLoCo(Gossip):
         every = cls.every if config.every is None else config.every
         return cls(every, config.group, config.bits, config.prefetch, alpha, beta, gamma)
 
+    @property
+    def unit(self) -> float:
+        return self.gamma
+
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
         return said(drift, slow, self.beta, self.gamma)
 

@@ -31,6 +31,8 @@ class _Header(BaseModel):
     """name and shape, in the order of the bytes"""
     moments: list[str]
     """whose first and second moments follow, in this order"""
+    outer: list[tuple[str, list[Annotated[int, Field(ge=1, lt=1 << 48)]]]] = []
+    """name and shape of what replicas keep from round to round, which comes last"""
     updates: Annotated[int, Field(ge=0, lt=1 << 48)]
     lr_scale: float
     grad_norm: float | None
@@ -42,6 +44,7 @@ def pack(state: StageState) -> Tensor:
     header = _Header(
         weights=[(name, list(tensor.shape)) for name, tensor in state.weights.items()],
         moments=list(state.moments),
+        outer=[(name, list(tensor.shape)) for name, tensor in state.outer.items()],
         updates=state.updates,
         lr_scale=state.lr_scale,
         grad_norm=state.grad_norm,
@@ -51,7 +54,8 @@ def pack(state: StageState) -> Tensor:
     start = _begin(len(text))
     head = bytearray(start)
     head[:4], head[4 : 4 + len(text)] = len(text).to_bytes(4, "little"), text
-    tensors = [*state.weights.values(), *(tensor for pair in state.moments.values() for tensor in pair)]
+    moments = (tensor for pair in state.moments.values() for tensor in pair)
+    tensors = [*state.weights.values(), *moments, *state.outer.values()]
     raw = [tensor.detach().to(torch.float32).contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return torch.cat([torch.frombuffer(head, dtype=torch.uint8), *(piece.cpu() for piece in raw)])
 
@@ -70,11 +74,13 @@ def unpack(flat: Tensor) -> StageState:
         header = _Header.model_validate_json(flat[4 : 4 + length].numpy().tobytes())
     except ValidationError as error:
         raise PackingError(f"header of a packed state: {error.errors()[0]['msg']}") from None
-    shapes = dict(header.weights)
+    shapes, outer = dict(header.weights), dict(header.outer)
     moving = set(header.moments)
-    if len(shapes) < len(header.weights) or len(moving) < len(header.moments) or not shapes.keys() >= moving:
+    twice = len(shapes) < len(header.weights) or len(moving) < len(header.moments) or len(outer) < len(header.outer)
+    if twice or not shapes.keys() >= moving:
         raise PackingError("a packed state names a parameter twice, or moments of one that it lacks")
     order = [shapes[name] for name in (*shapes, *(name for name in header.moments for _ in range(2)))]
+    order += outer.values()
     sizes = [math.prod(shape) for shape in order]
     start = _begin(length)
     if len(flat) != start + 4 * sum(sizes):
@@ -89,6 +95,7 @@ def unpack(flat: Tensor) -> StageState:
         header.lr_scale,
         header.grad_norm,
         header.clipped_norm,
+        outer=dict(zip(outer, tensors[len(tensors) - len(outer) :], strict=True)),
     )
 
 

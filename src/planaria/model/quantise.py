@@ -19,6 +19,11 @@ def coded_bytes(count: int, bits: int) -> int:
     return groups * (SCALE_BYTES + GROUP * bits // 8)
 
 
+def coded_count(size: int, bits: int) -> int:
+    """Numbers that so many bytes hold, those that fill up the last group included."""
+    return size // (SCALE_BYTES + GROUP * bits // 8) * GROUP
+
+
 def encode(x: Tensor, bits: int) -> Tensor:
     """x [n] as uint8: one fp16 scale for each group of 128, then the levels, 8 / ``bits`` of them a byte.
 

@@ -37,7 +37,7 @@ def _build(routes: Sequence[Route], order: str, in_flight: int, backward: bool, 
     first = "forward" if order == "gpipe" else "backward"
     return Plan(
         routes=tuple(tuple(r) for r in routes),
-        slots={0: in_flight},
+        slots=dict.fromkeys(sorted({route[0] for route in routes}), in_flight),
         actions={
             stage: tuple(sorted(todo, key=lambda a: (_heavy(a), a.kind != first, a.microbatch, -a.hop)))
             for stage, todo in sorted(lists.items())

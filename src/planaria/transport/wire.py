@@ -36,6 +36,8 @@ class Content(enum.IntEnum):
     BYE = 3
     PARCEL = 4
     SHARE = 5
+    EARLY = 6
+    LATE = 7
 
 
 @dataclass(frozen=True)
