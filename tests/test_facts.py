@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.config import EchoConfig, EndsConfig, RecoveryConfig, RedundantConfig
+from planaria.config import EchoConfig, EndsConfig, ExchangeConfig, RecoveryConfig, RedundantConfig
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**40), 2**40),
@@ -21,6 +21,13 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=20),
     bool: st.booleans(),
     type(None): st.none(),
+    ExchangeConfig: st.builds(
+        ExchangeConfig,
+        kind=st.sampled_from(["noloco", "diloco"]),
+        every=st.none() | st.integers(0, 9),
+        alpha=st.none() | st.floats(0, 0.9),
+        bits=st.sampled_from([4, 8, 32]),
+    ),
     RecoveryConfig: st.builds(
         RecoveryConfig,
         strategy=st.sampled_from(["checkfree", "checkfree_plus, echo, checkpoint"]),
@@ -76,4 +83,4 @@ def test_what_is_no_decision_is_refused(text: str) -> None:
 
 def test_facts_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        d.Commit(generation=1, step=1).step = 2  # type: ignore[misc]
+        d.Commit(generation=1, step=1, progress=1).step = 2  # type: ignore[misc]

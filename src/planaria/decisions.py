@@ -211,11 +211,11 @@ class Seal(Fact):
     folder: str
     stages: list[int]
     partial: bool = False
-    standings: dict[int, Standing] = {}
+    standings: dict[int, Standing] = Field(default_factory=dict)
     """where each of several replicas was when it was saved"""
     first_block: int = 0
     """all blocks of samples before this one were used then"""
-    blocks_ahead: list[int] = []
+    blocks_ahead: list[int] = Field(default_factory=list)
     """and these beyond"""
 
 

@@ -149,7 +149,18 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
         (["--routing.kind", "given", "--routing.routes", "[[0, 1, 0], [0, 2, 1, 2, 0]]"], ["route 1", "come twice"]),
         (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.jump", "1"], ["routing.jump = 1"]),
         (["--routing.schedule", "no/such.json"], ["no/such.json", "planaria plan"]),
-        (["--exchange.replicas", "2", "--engine", "fleet"], ["exchange.replicas = 2", "--engine inline"]),
+        (
+            ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--routing.mixed", "true"],
+            ["routing.mixed = true", "--engine inline"],
+        ),
+        (
+            ["--exchange.replicas", "2", "--recovery.meanwhile", "skip"],
+            ["recovery.meanwhile = 'skip'", "another replica", "'wait'"],
+        ),
+        (
+            ["--exchange.replicas", "2", "--checkpoint.every", "best"],
+            ["checkpoint.every = 'best'", "exchange.replicas = 2", "number"],
+        ),
         (["--exchange.replicas", "2", "--exchange.kind", "nolco"], ["'nolco'", "noloco"]),
         (
             ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.alpha", "0.9"],

@@ -155,7 +155,7 @@ class Synthesis:
             self.log.event(self.t, StageReady(worker=self.holders[stage], stage=stage, generation=self.generation,
                                               step=step, loss=loss, grad_norm=0.4))  # fmt: skip
             own.append(Span(action="optimizer", start=self.t + 0.001, end=self.t + 0.005))
-        self.log.decision(self.t, Commit(generation=self.generation, step=step))
+        self.log.decision(self.t, Commit(generation=self.generation, step=step, progress=step))
         self._tick(0.006)
         for stage, worker in self.holders.items():
             self.log.event(self.t, StageCommitted(worker=worker, stage=stage, generation=self.generation, step=step))

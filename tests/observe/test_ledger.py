@@ -30,7 +30,7 @@ def form(outcome: str, step: int) -> Form:
 
 
 def commit(step: int) -> Commit:
-    return Commit(generation=1, step=step)
+    return Commit(generation=1, step=step, progress=step)
 
 
 @st.composite

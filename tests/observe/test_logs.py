@@ -24,7 +24,7 @@ def empty_run(folder: Path) -> Path:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "x")
-    joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3)
+    joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3, progress=3)
     work = Worked(
         worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
@@ -54,7 +54,7 @@ def test_lines_are_on_disk_before_close_and_have_the_documented_shape(tmp_path: 
     log.event(1.25, GraceExpired(generation=4))
     assert json.loads((tmp_path / "events.jsonl").read_text()) == {
         "t": 1.25,
-        "event": {"kind": "grace_expired", "generation": 4},
+        "event": {"kind": "grace_expired", "replica": 0, "generation": 4},
     }
     log.close()
 

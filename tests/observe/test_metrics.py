@@ -16,7 +16,7 @@ def step(metrics: StepMetrics, t: float, number: int, loss: float) -> object:
     assert metrics.on_decision(t, d.RunStep(generation=1, step=number)) is None
     assert metrics.on_event(t + 0.8, ready(1, number, norm=3.0)) is None
     assert metrics.on_event(t + 0.9, ready(0, number, loss=loss, norm=2.0)) is None
-    return metrics.on_decision(t + 1.0, d.Commit(generation=1, step=number))
+    return metrics.on_decision(t + 1.0, d.Commit(generation=1, step=number, progress=number))
 
 
 def test_a_committed_step_gives_its_record() -> None:

@@ -108,7 +108,7 @@ def test_a_death_during_a_recovery_belongs_to_it() -> None:
 
 @pytest.mark.parametrize("evidence", ["spans", "commit"])
 def test_a_death_after_the_first_microbatch_is_another_recovery(evidence: str) -> None:
-    commit = [(13.8, Commit(generation=2, step=3))] if evidence == "commit" else []
+    commit = [(13.8, Commit(generation=2, step=3, progress=3))] if evidence == "commit" else []
     works = [work(2, 13.7)] if evidence == "spans" else []
     facts = [*BEGIN, (10.0, lost("b")), (11.0, form(2, "adc")), *LINKED, *commit, (14.0, lost("c"))]
     first, second = recoveries(record(*facts, works=works))

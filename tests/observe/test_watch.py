@@ -46,7 +46,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
         (1.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)),
         (2.0, d.RunStep(generation=1, step=3)),
         (3.0, e.StageReady(worker="w0", stage=0, generation=1, step=3, loss=4.5, grad_norm=1.5)),
-        (4.0, d.Commit(generation=1, step=3)),
+        (4.0, d.Commit(generation=1, step=3, progress=3)),
         (5.0, d.RunStep(generation=1, step=4, mode="evaluate")),
         (6.0, e.StageReady(worker="w0", stage=0, generation=1, step=4, loss=4.25)),
         (7.0, d.Finish(outcome="finished")),

@@ -65,7 +65,8 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
 
 def check(config: RunConfig) -> None:
     """Everything that can be wrong with a recipe by itself, before any data is touched."""
-    chain, itinerary = recovery(config.recovery, config.pipeline.stages), Itinerary(config)
+    chain = recovery(config.recovery, config.pipeline.stages)
+    itinerary = Itinerary(config, together=config.engine == "inline")
     require(itinerary.training(0))
     if chain.slots and (itinerary.schedule is not None or config.exchange.replicas > 1):
         raise UserError(
@@ -103,8 +104,8 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         )
     if config.checkpoint.every == "best":
         raise UserError(
-            f"checkpoint.every = 'best' is for one replica; with exchange.replicas = {config.exchange.replicas} give it "
-            "a number"
+            "checkpoint.every = 'best' is for one replica; with exchange.replicas = "
+            f"{config.exchange.replicas} give it a number"
         )
     if config.recovery.meanwhile == "skip":
         raise UserError(

@@ -176,7 +176,7 @@ class Controller:
         """Give the fleet some time to tell of a death at an end of the edge."""
         replica = replica_of(self.state, broken.worker)
         if replica is not None and replica.suspects:
-            until, generation = self._grace.get(replica.number, (0.0, -1))
+            _, generation = self._grace.get(replica.number, (0.0, -1))
             if generation != replica.generation:
                 self._grace[replica.number] = (t + GRACE_S, replica.generation)
 

@@ -49,7 +49,7 @@ class InlineEngine:
         self.step = 0
         self.sample_offset = 0
         """added to the numbers of all training samples: earlier steps took more, or fewer"""
-        self.itinerary = Itinerary(config)
+        self.itinerary = Itinerary(config, together=True)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: Keeping(config, stage, StageRunner) for node, stage in self.stage.items()}

@@ -24,9 +24,12 @@ REMEMBERED = 64
 class Itinerary:
     """The same for all workers of a run, and for both engines."""
 
-    def __init__(self, config: RunConfig) -> None:
-        """:raises UserError: when the recipe names a schedule that cannot be read."""
-        self.config = config
+    def __init__(self, config: RunConfig, together: bool = False) -> None:
+        """``together``: one process makes the steps of all replicas, as the inline engine does.
+
+        :raises UserError: when the recipe names a schedule that cannot be read.
+        """
+        self.config, self._together = config, together
         named = config.routing.schedule
         self.schedule: Schedule | None = None if named is None else read(Path(named))
         self._compiled = lru_cache(REMEMBERED)(self._compile)
@@ -41,8 +44,8 @@ class Itinerary:
     @property
     def replicas(self) -> int:
         """Replicas that make their steps by themselves. Those that add up gradients in every step go as one."""
-        apart = self.config.engine == "fleet" and exchange(self.config.exchange).every != 0
-        return self.config.exchange.replicas if apart else 1
+        together = self._together or exchange(self.config.exchange).every == 0
+        return 1 if together else self.config.exchange.replicas
 
     @property
     def block(self) -> int:
@@ -71,7 +74,7 @@ class Itinerary:
     def training(
         self, step: int, absent: Collection[int] = (), detour: Sequence[Sequence[int]] = (), replica: int = 0
     ) -> Plan:
-        """The plan of a replica's step past its ``absent`` nodes; a ``detour`` takes the place of a schedule's routes."""
+        """The plan of a replica's step past ``absent`` nodes; a ``detour`` takes the place of a schedule's routes."""
         if self.schedule is not None:
             return self._compiled(tuple(map(tuple, detour or self.schedule.routes)), True)
         own = self.column(replica).stage
