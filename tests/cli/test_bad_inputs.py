@@ -150,15 +150,15 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
         (["--routing.kind", "skipping", "--routing.skip", "0.75", "--routing.jump", "1"], ["routing.jump = 1"]),
         (["--routing.schedule", "no/such.json"], ["no/such.json", "planaria plan"]),
         (
-            ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--routing.mixed", "true"],
+            ["--engine", "fleet", "--exchange.replicas", "2", "--exchange.kind", "noloco", "--routing.mixed", "true"],
             ["routing.mixed = true", "--engine inline"],
         ),
         (
-            ["--exchange.replicas", "2", "--recovery.meanwhile", "skip"],
+            ["--engine", "fleet", "--exchange.replicas", "2", "--recovery.meanwhile", "skip"],
             ["recovery.meanwhile = 'skip'", "another replica", "'wait'"],
         ),
         (
-            ["--exchange.replicas", "2", "--checkpoint.every", "best"],
+            ["--engine", "fleet", "--exchange.replicas", "2", "--checkpoint.every", "best"],
             ["checkpoint.every = 'best'", "exchange.replicas = 2", "number"],
         ),
         (["--exchange.replicas", "2", "--exchange.kind", "nolco"], ["'nolco'", "noloco"]),

@@ -101,7 +101,7 @@ def test_the_one_model_is_the_mean_and_looking_at_it_changes_nothing(config: Rec
     assert all(torch.equal(a, b) for node, kept in zip(engine.runners, before, strict=True)
                for a, b in zip(weights(engine, node), kept, strict=True))  # fmt: skip
     assert engine.replicas is not None
-    mean = engine.replicas.consensus([1, 4, 7]).weights
+    mean = engine.replicas.consensus([1, 4, 7])
     for name, tensor in mean.items():
         theirs = [engine.runners[node].state().weights[name] for node in (1, 4, 7)]
         assert torch.allclose(tensor, sum(theirs) / 3, atol=1e-6)  # type: ignore[arg-type]

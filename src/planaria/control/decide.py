@@ -50,7 +50,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """The replica is idle: validate, save, or train on, in this order. What it skips, it does not save."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
-    if replica.meeting and step >= replica.meeting.settle_at:
+    if replica.settling:
         return None
     if len(replica.stateful.stages) <= settings.stages:
         if done or run.stopping:
@@ -69,8 +69,6 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
     """The checkpoint that this replica is to be saved for now: one that others are being saved for, or a new one."""
-    if replica.meeting:
-        return None
     if run.saving >= 0:
         return run.saving if replica.saved != run.saving else None
     if run.stopping or run.allotment.done:
@@ -82,7 +80,7 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
 
 def _quiet(run: RunState) -> bool:
     """Has every replica come to rest?"""
-    return all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
+    return all(r.phase in ("idle", "save") and not r.broken and not r.settling for r in run.live.values())
 
 
 def _all_saved(run: RunState) -> bool:

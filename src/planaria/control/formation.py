@@ -64,9 +64,9 @@ def _lender(run: RunState, replica: ReplicaState) -> ReplicaState | None:
 
 
 def _others_have(run: RunState, replica: ReplicaState, gone: frozenset[int]) -> bool:
-    """Is every stage that is gone here still to be had elsewhere?"""
+    """Is every stage that is gone here still to be had elsewhere, now or as soon as another replica has begun?"""
     others = [r for n, r in run.live.items() if n != replica.number]
-    return all(any(stage in other.stateful.stages for other in others) for stage in gone)
+    return all(any(set(other.arrangement.nodes(stage)) - other.lost for other in others) for stage in gone)
 
 
 def _once_obeyed(replica: ReplicaState) -> Standing:
@@ -188,7 +188,7 @@ def staff(run: RunState) -> d.Spawn | None:
 def reopen(run: RunState) -> d.Found | None:
     """A replica that was disbanded begins anew, as a copy of another, once there are workers for all of it."""
     gone = [number for number, replica in run.replicas.items() if replica.phase == "left"]
-    spare = len(run.with_status("spare")) - run.vacancies
-    if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
+    spare, whole = len(run.with_status("spare")) - run.vacancies, not all(r.broken for r in run.live.values())
+    if not gone or not whole or spare <= run.settings.stages or run.allotment.done or run.stopping:
         return None
     return d.Found(replica=gone[0])

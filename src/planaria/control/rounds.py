@@ -34,7 +34,7 @@ def meet(run: RunState) -> d.Decision | None:
         return None
     for replica in run.live.values():
         decision: d.Decision | None = None
-        if _at_rest(replica) and replica.meeting:
+        if _at_rest(replica) and replica.settling:
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
@@ -47,7 +47,7 @@ def waiting(run: RunState) -> set[tuple[int, int, bool]]:
     """Who waits for others: (replica, round, is it meeting already?)."""
     found = set()
     for replica in run.live.values() if run.settings.replicas > 1 else ():
-        if replica.meeting and _at_rest(replica) and replica.step >= replica.meeting.settle_at:
+        if replica.meeting and replica.settling and _at_rest(replica):
             found.add((replica.number, replica.meeting.round, True))
         elif _ready(run, replica):
             found.add((replica.number, replica.rounds, False))
@@ -121,7 +121,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         without = [n for n in meeting.members if n in live and n not in party and not live[n].lost]
         if without:
             return d.Adopt(replica=replica.number, reason=f"others settled round {meeting.round} without it")
-    resting = [n for n in party if _at_rest(live[n]) and live[n].step >= live[n].meeting.settle_at]  # type: ignore[union-attr]
+    resting = [n for n in party if _at_rest(live[n]) and live[n].settling]
     late = any((n, meeting.round, True) in run.late for n in party)
     if late:
         party = _all_heard(run, resting)

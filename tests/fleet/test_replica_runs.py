@@ -1,0 +1,171 @@
+"""Replicas as processes: each at its own pace, meeting two by two, whoever dies, freezes or comes late."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.chaos.trace import Fault
+from planaria.checkpoint.store import CheckpointStore
+from planaria.checkpoint.whole import load_model
+from planaria.config import RunConfig
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine.inline import InlineEngine
+from planaria.observe.logs import RunRecord
+
+TOLERANCE = 1e-5
+
+
+def several(folder: Path, replicas: int = 3, steps: int = 12, **sections: dict[str, Any]) -> RunConfig:
+    """Replicas of two stages each (with the ends) that meet in pairs every four steps."""
+    exchange = {"replicas": replicas, "kind": "noloco", "every": 4, **sections.pop("exchange", {})}
+    return tiny(folder, stages=1, steps=steps, exchange=exchange, **sections)
+
+
+def mean_losses(record: RunRecord) -> dict[int, float]:
+    """Step → the mean of the replicas' losses in it."""
+    found: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for ready in facts(record, e.StageReady):
+        if ready.loss is not None and ready.grad_norm is not None:
+            found[ready.step][ready.replica] = ready.loss
+    return {step: fmean(of.values()) for step, of in sorted(found.items())}
+
+
+def inline_losses(config: RunConfig) -> dict[int, float]:
+    engine = InlineEngine(
+        config,
+        *(
+            Stream(prepare(config.data, config.model.vocab), s, config.model.context, config.seed)
+            for s in ("train", "validation")
+        ),
+    )
+    return {result.step: result.loss for result in (engine.train_step() for _ in range(config.train.steps))}
+
+
+def final_weights(record: RunRecord) -> dict[str, torch.Tensor]:
+    """Of the one model that the replicas make."""
+    saved = CheckpointStore(record.folder / "checkpoints").newest()
+    assert saved is not None
+    return load_model(saved).global_state()
+
+
+def blocks(record: RunRecord) -> list[int]:
+    """The blocks of samples that were committed, in order of number."""
+    running, used = {}, []
+    for _, fact in record.history:
+        if isinstance(fact, d.RunStep) and fact.mode == "train":
+            running[fact.replica] = fact.block
+        elif isinstance(fact, d.Commit):
+            used.append(running.pop(fact.replica))
+    return sorted(used)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        {"bits": 8},
+        {"kind": "pair_mean", "group": 3},
+        {"kind": "diloco", "momentum": "heavy_ball", "alpha": 0.3},
+        {"kind": "streaming_diloco", "every": 4, "fragments": 2, "delay": 1, "alpha": 0.3, "momentum": "heavy_ball"},
+        {"kind": "local", "every": None},
+        {"kind": "allreduce", "every": None},
+    ],
+    ids=lambda exchange: exchange.get("kind", "noloco"),
+)
+def test_the_fleet_trains_what_inline_trains(tmp_path: Path, exchange: dict[str, Any]) -> None:
+    config = several(tmp_path, exchange=exchange)
+    record = train(config)
+    assert ending(record).outcome == "finished"
+    assert apart(mean_losses(record), inline_losses(config)) <= TOLERANCE
+    if exchange.get("kind") == "allreduce":
+        assert not facts(record, d.Settle), "gradients are added up within a step"
+    elif exchange.get("kind") != "local":
+        rounds = 5 if exchange.get("kind") == "streaming_diloco" else 3  # the last fragment is still under way
+        assert {settle.round for settle in facts(record, d.Settle)} == set(range(rounds))
+
+
+def test_a_lost_stage_is_copied_from_another_replica(tmp_path: Path) -> None:
+    faults = [
+        Fault(step=2, stage=1),
+        Fault(step=5, stage=2, moment="commit"),
+        Fault(step=9, stage=5, moment="backward"),
+    ]
+    record = train(several(tmp_path, fleet={"spares": 2}), faults)
+    assert ending(record).outcome == "finished"
+    assert sorted(outcomes(record)) == ["recovered"] * 3 + ["started"] * 3
+    copied = {
+        member.node: member.source
+        for form in facts(record, d.Form)
+        for member in form.members
+        if isinstance(member.source, d.Rebuild)
+    }
+    assert copied.keys() == {1, 2, 5}
+    for node, source in copied.items():
+        assert source.by == d.PEER and source.donors[0] % 2 == node % 2 and source.donors[0] // 2 != node // 2
+    assert blocks(record) == list(range(36))
+
+
+def test_a_whole_replica_that_dies_comes_back_as_a_copy_of_another(tmp_path: Path) -> None:
+    record = train(several(tmp_path, fleet={"spares": 2}), [Fault(step=5, stage=2), Fault(step=5, stage=3)])
+    assert ending(record).outcome == "finished"
+    last = [form for form in facts(record, d.Form) if form.replica == 1][-1]
+    donors = [member.source.donors[0] // 2 for member in last.members if isinstance(member.source, d.Rebuild)]
+    assert len(donors) in (1, 2) and 1 not in donors
+    assert blocks(record) == list(range(36))
+
+
+def test_a_partner_that_freezes_is_not_waited_for(tmp_path: Path) -> None:
+    """It counts as alive for ten seconds, and patience is over long before that."""
+    hook = once(lambda x: isinstance(x, d.RunStep) and (x.replica, x.step) == (1, 2), signal.SIGSTOP, stage=2)
+    config = several(tmp_path, replicas=2, fleet={"missed": 12}, exchange={"patience_s": 0.3})
+    record = train(config, hook=hook)
+    assert ending(record).outcome == "finished"
+    assert facts(record, e.PatienceOver)
+    alone = [settle for settle in facts(record, d.Settle) if settle.members == [0]]
+    assert alone and blocks(record) == list(range(24))
+
+
+def test_without_replacement_a_replica_disbands_and_the_others_use_its_samples(tmp_path: Path) -> None:
+    config = several(tmp_path, fleet={"spares": 0, "replace": False})
+    record = train(config, [Fault(step=5, stage=3)])
+    assert ending(record).outcome == "finished"
+    (disband,) = facts(record, d.Disband)
+    assert disband.replica == 1 and "no worker is left" in disband.reason
+    assert blocks(record) == list(range(36))
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = train(several(tmp_path / "whole", exchange={"bits": 8}))
+    short = several(tmp_path / "short", steps=6, exchange={"bits": 8})
+    train(short)
+    record = resume(folder_of(short), train__steps="12")
+    assert ending(record).outcome == "finished"
+    one, other = final_weights(record), final_weights(whole)
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert blocks(record) == list(range(36))
+
+
+def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    config = several(tmp_path, replicas=2, steps=6)
+    train(config)
+    record = resume(folder_of(config), train__steps="10", exchange__replicas="3")
+    assert ending(record).outcome == "finished"
+    assert blocks(record) == list(range(12 + 12))
+
+
+def test_what_all_replicas_have_lost_is_rebuilt_from_neighbours_or_rolled_back(tmp_path: Path) -> None:
+    config = several(
+        tmp_path, replicas=2, fleet={"spares": 2}, recovery={"strategy": "checkpoint"}, checkpoint={"every": 3}
+    )
+    record = train(config, [Fault(step=7, stage=1), Fault(step=7, stage=3)])
+    assert ending(record).outcome == "finished"
