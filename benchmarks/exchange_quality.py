@@ -67,7 +67,7 @@ def arms(every: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def recipe(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
+def recipe(given: argparse.Namespace, arm: str, seed: int, optim: OptimConfig) -> RunConfig:
     return RunConfig(
         name=NAME,
         out=str(RUNS),
@@ -76,14 +76,14 @@ def recipe(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
         pipeline=PipelineConfig(stages=2, microbatches=1, microbatch_size=given.samples),
         routing=RoutingConfig(mixed=arm == MIXED),
         data=DataConfig(tokenizer="bytes"),
-        optim=OptimConfig(lr=given.lr, warmup=20, schedule="cosine"),
+        optim=optim,
         train=TrainConfig(steps=given.steps, eval_microbatches=16),
         exchange=ExchangeConfig(replicas=given.replicas, **arms(given.every)[arm]),
     )
 
 
 def train(given: argparse.Namespace, arm: str, seed: int) -> Outcome:
-    engine = engine_for(recipe(given, arm, seed))
+    engine = engine_for(recipe(given, arm, seed, OptimConfig(lr=given.lr, warmup=20, schedule="cosine")))
     while engine.step < given.steps:
         engine.train_step()
     assert engine.replicas is not None
@@ -129,18 +129,24 @@ def rows_of(found: dict[str, list[Outcome]]) -> list[Row]:
     return rows
 
 
-def main() -> int:
-    flags = parser(NAME, __doc__)
+def flags_of(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The sizes of the run, but for its learning rate."""
+    flags = parser(name, doc)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--replicas", type=int, default=8)
     flags.add_argument("--steps", type=int, default=300)
     flags.add_argument("--every", type=int, default=15, help="inner steps between rounds")
     flags.add_argument("--dim", type=int, default=64)
     flags.add_argument("--samples", type=int, default=8, help="of each replica in a step, of 64 bytes each")
-    flags.add_argument("--lr", type=float, default=2e-3)
     flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
+    return flags
+
+
+def main() -> int:
+    flags = flags_of(NAME, __doc__)
+    flags.add_argument("--lr", type=float, default=2e-3)
     given = flags.parse_args()
-    config = recipe(given, LOCAL, 0)
+    config = recipe(given, LOCAL, 0, OptimConfig())
     prepare(config.data, config.model.vocab, print)
     return conclude(NAME, given, rows_of(measure(given)), ["measured: ratios of validation perplexities; medians"])
 
