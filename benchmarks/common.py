@@ -20,6 +20,7 @@ from typing import Literal
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
+IMAGES = ROOT / "docs" / "images"
 RUNS = ROOT / "runs" / "benchmarks"
 
 Cell = float | int | str
@@ -135,12 +136,17 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
         ],
         "notes": list(notes),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    unfinished.replace(path)
+    write(path, json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
+
+
+def write(path: Path, text: str) -> None:
+    """The file with this text, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def text(cell: Cell) -> str:

@@ -3,19 +3,23 @@
 Stability: replicas that pull themselves together over momentum stay together below the bound on gamma and drift apart
 above it; a recipe beyond it is refused. Variance: with SGD on a noisy quadratic, the variance between replicas goes
 with the square of the learning rate. Latency: a tree of messages between N replicas takes at least log2 N times as long
-as a message to and fro in a pair, when messages take log-normal times; and waiting for all costs more than for one.
+as a message to and fro in a pair, when messages take log-normal times (recursive doubling is shown beside it); and
+waiting for all costs more than for one. With ``--save``, the latencies are also drawn (docs/images/exchange_law.svg).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from statistics import median
 
 import numpy as np
 import torch
 
-from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.common import IMAGES, Claim, Row, conclude, parser, start, write
+from benchmarks.figure import RULE, Line, svg
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
@@ -33,6 +37,11 @@ RATES = (0.00025, 0.0005, 0.001, 0.002)
 """learning rates of the inner SGD, whose curvature is 1"""
 SPREADS = (0.1, 0.5, 1.0)
 """variances of the logarithm of a message's time"""
+COLOURS = ("#3f7fb5", "#2f9a6c", "#e29a3d")
+COUNTS = (16, 64, 256, 1024)
+"""replicas that an all-reduce is simulated for"""
+Collective = Callable[[np.random.Generator, int, float, int], np.ndarray]
+"""(times, members, sigma, trials) → until all know the sum, [trials]"""
 
 
 def disagreement(of: dict[int, Replica]) -> float:
@@ -143,8 +152,33 @@ def pair_mean_s(sigma: float) -> float:
     return math.exp(sigma**2 / 2) * (1.0 + math.erf(sigma / 2))
 
 
-def latency_rows(given: argparse.Namespace) -> list[Row]:
-    """The formula against drawn times, and the tree against the pair."""
+def doubling(times: np.random.Generator, members: int, sigma: float, trials: int) -> np.ndarray:
+    """Until all know the sum, [trials]: recursive doubling, where in each of log2 N rounds everyone swaps messages with
+    someone new and goes on when it has its own half and the other's."""
+    done = np.zeros((trials, members))
+    for level in range(members.bit_length() - 1):
+        theirs = done[:, np.arange(members) ^ (1 << level)] + times.lognormal(0.0, sigma, done.shape)
+        done = np.maximum(done, theirs)
+    return np.asarray(done.max(1))
+
+
+COLLECTIVES: dict[str, Collective] = {"tree": tree, "recursive doubling": doubling}
+
+
+def latencies(given: argparse.Namespace) -> dict[tuple[str, float, int], list[float]]:
+    """(collective, variance, members) → how many times as long as a pair's meeting it takes, by seed."""
+    found = {}
+    for (name, collective), spread, members in product(COLLECTIVES.items(), SPREADS, COUNTS):
+        sigma = math.sqrt(spread)
+        found[name, spread, members] = [
+            float(collective(np.random.default_rng(seed), members, sigma, given.trials).mean()) / pair_mean_s(sigma)
+            for seed in range(given.seeds)
+        ]
+    return found
+
+
+def latency_rows(given: argparse.Namespace, found: dict[tuple[str, float, int], list[float]]) -> list[Row]:
+    """The formula against drawn times, and all together against the pair."""
     rows = []
     for spread in SPREADS:
         sigma = math.sqrt(spread)
@@ -154,15 +188,35 @@ def latency_rows(given: argparse.Namespace) -> list[Row]:
         ]
         ratios = [mean / pair_mean_s(sigma) for mean in drawn]
         rows.append(Row(f"E max of two / formula, sigma² {spread:g}", ratios, "1: exact", Claim(0.99, 1.01)))
-        for members in (16, 64, 256, 1024):
-            levels = members.bit_length() - 1
-            measured = [
-                float(tree(np.random.default_rng(seed), members, sigma, given.trials).mean()) / pair_mean_s(sigma)
-                for seed in range(given.seeds)
-            ]
-            what = f"tree of {members} / pair, sigma² {spread:g}"
-            rows.append(Row(what, measured, f"{levels}: log2 N", Claim(low=float(levels))))
+    for (name, spread, members), measured in found.items():
+        levels = members.bit_length() - 1
+        claim = Claim(low=float(levels)) if name == "tree" else None
+        rows.append(Row(f"{name} of {members} / pair, sigma² {spread:g}", measured, f"{levels}: log2 N", claim))
     return rows
+
+
+def latency_figure(found: dict[tuple[str, float, int], list[float]]) -> str:
+    """Medians over the seeds, as SVG."""
+    lines = [
+        Line(
+            f"{name}, σ² = {spread:g}",
+            [median(found[name, spread, members]) for members in COUNTS],
+            colour,
+            "" if name == "tree" else "7 4",
+        )
+        for name in COLLECTIVES
+        for spread, colour in zip(SPREADS, COLOURS, strict=True)
+    ]
+    lines.append(Line("log₂ N", [math.log2(members) for members in COUNTS], RULE, "2 4"))
+    return svg(
+        "All-reduce over a pair's meeting, log-normal message times",
+        "How many times as long as a meeting of two an all-reduce of N replicas takes, by a tree and by recursive "
+        "doubling, for three spreads of message times. All lie above log2 N, and the further the wider the spread.",
+        "replicas N",
+        "times as long as a pair",
+        COUNTS,
+        lines,
+    )
 
 
 def barrier(members: int, inner: int, straggle: float, seed: int, rounds: int) -> float:
@@ -204,7 +258,10 @@ def main() -> int:
     flags.add_argument("--barriers", type=int, default=500, help="rounds of waiting")
     given = flags.parse_args()
     torch.set_num_threads(1)
-    rows = [*stability_rows(given), *variance_rows(given), *latency_rows(given), *barrier_rows(given)]
+    found = latencies(given)
+    rows = [*stability_rows(given), *variance_rows(given), *latency_rows(given, found), *barrier_rows(given)]
+    if given.save:
+        write(IMAGES / f"{NAME}.svg", latency_figure(found))
     notes = [
         f"stability: {MEMBERS} replicas in pairs, {WIDTH} numbers each, no training; bound: equation (3)",
         "variance: 16 replicas, 10 SGD steps a round on ½x² with unit noise; alpha 0.5, beta = gamma = 0.7;",
