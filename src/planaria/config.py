@@ -203,6 +203,8 @@ class ExchangeConfig(Section):
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
     every: Natural | None = None
     """inner steps between rounds; unless given 500 (diloco), 100 (streaming_diloco) or 50 (in pairs)"""
+    inner: list[Positive] = []
+    """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     alpha: Fraction | None = None
     """momentum of the outer step; unless given 0.9 (diloco) or 0.5 (noloco)"""
     beta: Annotated[float, Field(gt=0)] | None = None
@@ -280,6 +282,10 @@ class NetworkConfig(Section):
     """seconds from a worker's death until its replacement is ready for a state"""
     hourly: Fraction = 0.1
     """probability that one worker fails within an hour; for advice, and for the best interval between checkpoints"""
+    straggle: Fraction = 0.0
+    """emulated: chance that a replica is slow between one round of its exchange and the next"""
+    straggle_times: Annotated[float, Field(ge=1)] = 5.0
+    """emulated: how many times as long its passes take then"""
     emulate: bool | Literal["links"] = False
     """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
     'links', stages sleep instead of computing"""
@@ -335,6 +341,11 @@ class RunConfig(Section):
                     f"network.{field} has {given} numbers; give one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
+        if len(self.exchange.inner) not in (0, self.exchange.replicas):
+            raise ValueError(
+                f"exchange.inner has {len(self.exchange.inner)} numbers; give one for each of exchange.replicas = "
+                f"{self.exchange.replicas}"
+            )
         if self.train.precision == "bf16" and self.train.device == "cpu":
             raise ValueError("train.precision = 'bf16' needs train.device = 'cuda': on CPUs it is many times slower")
         return self

@@ -138,6 +138,19 @@ class DrawGroups(Fact):
     groups: list[list[int]]
 
 
+class Introduce(Fact):
+    """The members of a group will meet in this round: what can be said ahead is said from now on."""
+
+    kind: Literal["introduce"] = "introduce"
+    round: int
+    members: list[int]
+    """replicas"""
+    generations: list[int]
+    """theirs"""
+    links: list[Link]
+    """between nodes of different members"""
+
+
 class Meet(Fact):
     """A round of the exchange: each member makes its peers an offer and hears theirs, stage by stage."""
 
@@ -249,6 +262,7 @@ Decision = Annotated[
     | RunStep
     | Commit
     | DrawGroups
+    | Introduce
     | Meet
     | Settle
     | Adopt
@@ -261,7 +275,7 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form | RunStep | Commit | Meet | Settle | Donate | Disband | Save | Leave, Field(discriminator="kind")
+    Form | RunStep | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Leave, Field(discriminator="kind")
 ]
 
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)

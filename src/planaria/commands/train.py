@@ -96,6 +96,8 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
     if itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     if config.engine != "fleet":
+        if config.exchange.inner:
+            raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
         return
     if config.routing.mixed:
         raise UserError(

@@ -188,7 +188,7 @@ class Controller:
                 self._order(decision, self.state.replicas[decision.replica].waiting)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
-            case d.Meet() | d.Settle():
+            case d.Introduce() | d.Meet() | d.Settle():
                 self._order(decision, [w for n in decision.members for w in self.state.replicas[n].holders.values()])
             case d.Disband():
                 self._order(decision, decision.workers)

@@ -118,12 +118,20 @@ def _forget_rounds(run: RunState) -> RunState:
     meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
     first = min([behind, *meeting])
     groups = {number: groups for number, groups in run.groups.items() if number >= first}
-    return replace(run, groups=freeze(groups), late=frozenset(key for key in run.late if key[1] >= first))
+    introduced = {number: links for number, links in run.introduced.items() if number >= first}
+    late = frozenset(key for key in run.late if key[1] >= first)
+    return replace(run, groups=freeze(groups), introduced=freeze(introduced), late=late)
 
 
 @apply.register
 def _(fact: d.DrawGroups, run: RunState) -> RunState:
     return replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))}))
+
+
+@apply.register
+def _(fact: d.Introduce, run: RunState) -> RunState:
+    known = run.introduced.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, introduced=freeze({**run.introduced, fact.round: known}))
 
 
 @apply.register

@@ -18,7 +18,8 @@ LENIENCE = 50
 
 def due(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica made its steps since the last round?"""
-    every = exchange(run.settings.exchange).every
+    rule, config = exchange(run.settings.exchange), run.settings.exchange
+    every = config.inner[replica.number] if rule.every and config.inner else rule.every
     return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
 
 
@@ -38,6 +39,8 @@ def meet(run: RunState) -> d.Decision | None:
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
+        elif exchange(run.settings.exchange).foretells and not run.stopping:
+            decision = _introduce(run, replica)
         if decision is not None:
             return decision
     return None
@@ -69,8 +72,7 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if rule.alike and any(other.rounds > round for other in live.values()):
         return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
     if round not in run.groups and not rule.alike:
-        groups = rule.groups(round, list(live), run.settings.seed)
-        return d.DrawGroups(round=round, groups=[list(group) for group in groups])
+        return _draw(run, round)
     group = tuple(live) if rule.alike else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _ready(run, live[n])]
@@ -80,6 +82,29 @@ def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if len(present) == 1:
         return d.Settle(round=round, members=present, generations=generations)
     return d.Meet(round=round, members=present, generations=generations, links=_links(run, round, present))
+
+
+def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """Let a group whose members have all settled the round before say ahead what they can."""
+    round, live = replica.rounds, run.live
+    if replica.broken or replica.phase == "link" or replica.meeting:
+        return None
+    if round not in run.groups:
+        return _draw(run, round)
+    members = [n for n in _group(run.groups[round], replica.number) if n in live]
+    away = [n for n in members if live[n].rounds != round or live[n].broken or live[n].meeting]
+    if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
+        return None
+    links = _links(run, round, members)
+    if {link.id for link in links} <= run.introduced.get(round, frozenset()):
+        return None
+    generations = [live[n].generation for n in members]
+    return d.Introduce(round=round, members=members, generations=generations, links=links)
+
+
+def _draw(run: RunState, round: int) -> d.DrawGroups:
+    groups = exchange(run.settings.exchange).groups(round, list(run.live), run.settings.seed)
+    return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
 def _group(groups: tuple[Group, ...], replica: int) -> Group:
@@ -94,20 +119,15 @@ def _will_come(run: RunState, replica: ReplicaState) -> bool:
 
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
-    """Every stage's nodes with one another. A link goes by the workers at its ends: a new one has none of the old's."""
+    """Every stage's nodes with one another. A link goes by the generations at its ends: a new one has new links."""
     found = []
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
         for place, (low, mine) in enumerate(nodes):
             for high, other in nodes[place + 1 :]:
-                ends = f"{_incarnate(run, mine, low)}-{_incarnate(run, other, high)}"
-                found.append(d.Link(low=low, high=high, id=f"r{round}:{low}-{high}:{ends}"))
+                ends = f"{low}.g{mine.generation}-{high}.g{other.generation}"
+                found.append(d.Link(low=low, high=high, id=f"r{round}:{ends}"))
     return found
-
-
-def _incarnate(run: RunState, replica: ReplicaState, node: int) -> str:
-    worker = replica.holders[node]
-    return f"{worker}.{run.workers[worker].incarnation}"
 
 
 def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -183,6 +183,8 @@ class RunState:
     durable_standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
     groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → who meets whom in it, drawn when somebody first came to it"""
+    introduced: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    """round → ids of the links over which its members know of each other"""
     late: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, is it meeting already?): it has waited for others long enough"""
     stopping: str = ""

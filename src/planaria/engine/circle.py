@@ -10,6 +10,7 @@ from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.engine.runner import StageRunner
+from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer
 from planaria.transport.wire import Content
@@ -32,8 +33,10 @@ class Circle:
         self.round = -1
         """under way, or the last one"""
         self._outer = Outer()
+        self._early: Tensor | None = None
         self._own: Offer | None = None
         self._heard: dict[int, dict[Content, Tensor]] = {}
+        self._whole: set[int] = set()
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
@@ -45,8 +48,14 @@ class Circle:
 
     def drop(self) -> None:
         """Forget the round under way: nothing has come of it."""
-        self._own = None
+        self._early = self._own = None
         self._heard.clear()
+        self._whole.clear()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the node has behind it."""
+        return self._outer.rounds
 
     @property
     def outer(self) -> dict[str, Tensor]:
@@ -58,28 +67,43 @@ class Circle:
         state = replace(self._outer, residual={}).state()
         return {name: tensor for name, tensor in state.items() if name != "rounds"}
 
-    def offer(self, round: int, runner: StageRunner) -> dict[Content, Tensor]:
-        """What this node says in ``round``."""
+    def foretell(self, round: int) -> Tensor | None:
+        """What can be said ahead in ``round``."""
         self.drop()
         self.round = round
         self._outer = replace(self._outer, rounds=round)
-        self._own = self.exchange.offer(self._outer, runner.state().weights)
-        parts = {Content.EARLY: self._own.early, Content.LATE: self._own.late}
-        return {content: part for content, part in parts.items() if part is not None}
+        self._early = self.exchange.early(self._outer)
+        return self._early
 
-    def hear(self, peer: int, content: Content, payload: Tensor) -> bool:
-        """Take in a part of a peer's offer; is it whole now?
+    def offer(self, round: int, runner: StageRunner) -> Offer:
+        """What this node says in ``round``."""
+        if self.round != round or self._early is None:
+            self.foretell(round)
+        self._own = self.exchange.offer(self._outer, runner.state().weights, self._early)
+        return self._own
 
-        :raises ValueError: when it is not like the own one.
-        """
-        assert self._own is not None, "edges are opened by those who have made their offer"
-        own = {Content.EARLY: self._own.early, Content.LATE: self._own.late}
-        like = own.get(content)
-        if like is None or (like.shape, like.dtype) != (payload.shape, payload.dtype):
-            expected = "nothing" if like is None else f"{like.dtype} {list(like.shape)}"
-            raise ValueError(f"its {content.name} part is {payload.dtype} {list(payload.shape)}; expected {expected}")
+    def hear(self, peer: int, content: Content, payload: Tensor) -> None:
+        """Take in a part of a peer's offer, who may be ahead of this node."""
         self._heard.setdefault(peer, {})[content] = payload
-        return self._heard[peer].keys() == {part for part, tensor in own.items() if tensor is not None}
+
+    def whole(self) -> list[int]:
+        """Peers whose offer has come since this was asked last.
+
+        :raises UserError: when one is not like the own: it comes from another version of planaria.
+        """
+        if self._own is None:
+            return []
+        own = {Content.EARLY: self._own.early, Content.LATE: self._own.late}
+        like = {content: (part.shape, part.dtype) for content, part in own.items() if part is not None}
+        found = [peer for peer, parts in self._heard.items() if parts.keys() >= like.keys() and peer not in self._whole]
+        for peer in found:
+            said = {content: (part.shape, part.dtype) for content, part in self._heard[peer].items()}
+            if said != like:
+                raise UserError(
+                    f"node {peer} says {said} in round {self.round}, not {like}; run one version everywhere"
+                )
+        self._whole.update(found)
+        return found
 
     def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
         """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node."""

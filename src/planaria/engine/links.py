@@ -57,13 +57,17 @@ class Links:
         self.transfers.clear()
         self.opened &= {*self.edges.values(), *self.meeting.values()}
 
-    def meet(self, links: Sequence[Link], node: int) -> None:
-        """Have exactly these edges to the same stage of other replicas."""
-        self.part()
-        for link in (link for link in links if node in (link.low, link.high)):
-            peer = link.high if link.low == node else link.low
-            stage = self._itinerary.arrangement.stage[node]
-            self.meeting[peer] = self._open(link.id, node, peer, self._state_bytes(stage))
+    def meet(self, links: Sequence[Link], node: int) -> list[Edge]:
+        """Have exactly these edges to the same stage of other replicas; those that are new."""
+        mine = [link for link in links if node in (link.low, link.high)]
+        wanted = {link.high if link.low == node else link.low: link.id for link in mine}
+        for peer, edge in list(self.meeting.items()):
+            if wanted.get(peer) != edge.spec.link_id:
+                self.meeting.pop(peer).abandon()
+        most = self._state_bytes(self._itinerary.arrangement.stage[node])
+        new = {peer: self._open(link, node, peer, most) for peer, link in wanted.items() if peer not in self.meeting}
+        self.meeting |= new
+        return list(new.values())
 
     def part(self) -> None:
         """The round is over, or given up."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from planaria import events as e
-from planaria.decisions import Donate, Form, Meet
+from planaria.decisions import Donate, Form, Introduce, Meet, Settle
 from planaria.engine.circle import Circle
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping, Parcel
 from planaria.engine.links import Links
 from planaria.engine.mail import Mail
+from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
 from planaria.recovery.base import Moment
@@ -85,6 +86,8 @@ class Post:
                 return  # of an older generation: it was in the inbox when the edge was abandoned
             case Donate():
                 self.lend(item)
+            case Introduce() if self.is_ours(item):
+                self.introduce(item)
             case Arrived(edge=edge, header=header, payload=payload) if header.content in (Content.EARLY, Content.LATE):
                 self._hear_offer(edge.spec.peer, header, payload)
             case Broken(edge=edge) if edge in self.links.meeting.values():
@@ -107,32 +110,40 @@ class Post:
                 self._broken[edge] = detail
                 self.report_broken(edge.spec.peer, detail)
 
-    def _hear_offer(self, peer: int, header: Header, payload: Tensor) -> None:
-        if peer not in self.links.meeting or header.step != self.circle.round:
-            return
-        try:
-            whole = self.circle.hear(peer, header.content, payload)
-        except ValueError as error:
-            self.report_broken(peer, f"round {header.step}: {error}")
-            return
-        if whole:
-            other = self._itinerary.replica_of(peer)
-            self.desk.report(
-                e.OfferHeard(
-                    worker=self.worker,
-                    node=self.node,
-                    generation=self.generation,
-                    round=header.step,
-                    replica=other,
-                )
-            )
+    def introduce(self, order: Introduce) -> None:
+        """Tell the same stage of the others in a group ahead what is known already."""
+        early = self.circle.foretell(order.round)
+        for edge in self.links.meet(order.links, self.node):
+            self._say(edge, Content.EARLY, early)
 
-    def meet(self, order: Meet, parts: Mapping[Content, Tensor]) -> None:
-        """Say ``parts`` to the same stage of the other members of a round."""
-        self.links.meet(order.links, self.node)
+    def meet(self, order: Meet, runner: StageRunner) -> None:
+        """Make an offer to the same stage of the other members of a round."""
+        offer = self.circle.offer(order.round, runner)
+        for edge in self.links.meet(order.links, self.node):
+            self._say(edge, Content.EARLY, offer.early)
         for edge in self.links.meeting.values():
-            for content, part in parts.items():
-                edge.send(replace(self._header(content, part, 0, 0), step=order.round), part)
+            self._say(edge, Content.LATE, offer.late)
+        self._tell_heard()
+
+    def _say(self, edge: Edge, content: Content, part: Tensor | None) -> None:
+        if part is not None:
+            edge.send(replace(self._header(content, part, 0, 0), step=self.circle.round), part)
+
+    def _hear_offer(self, peer: int, header: Header, payload: Tensor) -> None:
+        if peer in self.links.meeting and header.step == self.circle.round:
+            self.circle.hear(peer, header.content, payload)
+            self._tell_heard()
+
+    def _tell_heard(self) -> None:
+        for peer in self.circle.whole():
+            heard = e.OfferHeard(
+                worker=self.worker,
+                node=self.node,
+                generation=self.generation,
+                round=self.circle.round,
+                replica=self._itinerary.replica_of(peer),
+            )
+            self.desk.report(heard)
 
     def hear_all(self) -> None:
         """Take in everything that is there already."""
@@ -206,6 +217,10 @@ class Post:
     def send_state(self, node: int, flat: Tensor) -> None:
         """Give a packed state to the worker that rebuilds the stage of ``node``."""
         self.links.transfers[node].send(self._header(Content.STATE, flat, 0, 0), flat)
+
+    def is_ours(self, order: Introduce | Meet | Settle) -> bool:
+        """Is the order for the present generation of this worker's replica?"""
+        return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
 
     def lend_state(self, order: Donate, flat: Tensor) -> None:
         """Give a packed state to a node of another replica."""

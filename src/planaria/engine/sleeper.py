@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import torch
@@ -18,6 +19,12 @@ def new_runner(config: RunConfig, stage: int, initialise: bool) -> StageRunner:
     return (SleepingRunner if config.network.emulate is True else StageRunner)(config, stage, initialise)
 
 
+def straggling(config: RunConfig, replica: int, round: int) -> float:
+    """How many times as long a replica's passes take before a round of its exchange: drawn anew for every round."""
+    drawn = random.Random(f"straggle {config.seed} {replica} {round}").random()
+    return config.network.straggle_times if drawn < config.network.straggle else 1.0
+
+
 class SleepingRunner(StageRunner):
     """A stage runner whose passes take exactly what its node's prices say and move tensors of the real size.
 
@@ -27,6 +34,7 @@ class SleepingRunner(StageRunner):
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         super().__init__(config, stage, initialise)
         self._prices: tuple[int, Prices] | None = None
+        self._times = 1.0
         self._activation = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
 
     def stand_at(self, node: int, prices: Prices) -> None:
@@ -36,7 +44,11 @@ class SleepingRunner(StageRunner):
     def _sleep(self, kind: str, hop: int) -> None:
         if self._prices is not None:
             node, prices = self._prices
-            time.sleep(Prices.seconds(prices.compute(kind, node, hop)))
+            time.sleep(self._times * Prices.seconds(prices.compute(kind, node, hop)))
+
+    def slow_down(self, times: float) -> None:
+        """From now on, passes take so many times as long."""
+        self._times = times
 
     def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
         super().begin(None, train, microbatches)

@@ -24,7 +24,7 @@ from planaria.engine.perform import perform
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
-from planaria.engine.sleeper import SleepingRunner, new_runner
+from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
 from planaria.errors import UserError
 from planaria.model.packing import pack
 from planaria.plan.actions import Plan
@@ -89,9 +89,9 @@ class Worker:
                 self._run_step(order)
             case d.Commit() if order.generation == self.post.generation:
                 self._commit(order)
-            case d.Meet() if self._is_ours(order):
-                self.post.meet(order, self.post.circle.offer(order.round, self.runner))
-            case d.Settle() if self._is_ours(order):
+            case d.Meet() if self.post.is_ours(order):
+                self.post.meet(order, self.runner)
+            case d.Settle() if self.post.is_ours(order):
                 self._settle(order)
             case d.Save():
                 self._save(order)
@@ -137,6 +137,8 @@ class Worker:
         self.post.advance(order.step)
         plan = self._plan(order)
         batch = self._batch(order) if self.post.stage == 0 else None
+        if isinstance(self.runner, SleepingRunner):
+            self.runner.slow_down(straggling(self.config, self.post.replica, self.post.circle.rounds))
         self.runner.begin(batch, order.mode == "train", len(plan.routes))
         spans: list[e.Span] = []
         try:
@@ -207,10 +209,6 @@ class Worker:
         )
         self.desk.report(committed)
         self.post.report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
-
-    def _is_ours(self, order: d.Meet | d.Settle) -> bool:
-        """Is the order for the present generation of this worker's replica?"""
-        return dict(zip(order.members, order.generations, strict=True)).get(self.post.replica) == self.post.generation
 
     def _settle(self, order: d.Settle) -> None:
         """Go on with what a round of the exchange comes to."""

@@ -38,6 +38,10 @@ class AllReduce:
         return 0
 
     @property
+    def foretells(self) -> bool:
+        return False
+
+    @property
     def alike(self) -> bool:
         return True
 
@@ -50,7 +54,7 @@ class AllReduce:
     def early(self, outer: Outer) -> Tensor | None:
         return None
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
         return message.rounded_offer(fast, outer.residual, self.bits)
 
     def settle(

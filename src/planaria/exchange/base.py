@@ -118,6 +118,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def foretells(self) -> bool:
+        """Is a part of each offer known as soon as the round before is settled?"""
+        ...
+
+    @property
     def alike(self) -> bool:
         """Do all replicas have the same outer state? Then who misses a round must take over that of one who did not."""
         ...
@@ -141,8 +146,11 @@ class Exchange(Protocol):
         """The part of the next offer that ``outer`` alone determines, if there is one."""
         ...
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
-        """What a replica with the state ``outer`` says once its inner steps have made ``fast``."""
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
+        """What a replica with the state ``outer`` says once its inner steps have made ``fast``.
+
+        ``early``: what :meth:`early` made of the same state, if it was asked before.
+        """
         ...
 
     def settle(

@@ -41,6 +41,10 @@ class DiLoCo:
         return 0
 
     @property
+    def foretells(self) -> bool:
+        return False
+
+    @property
     def alike(self) -> bool:
         return True
 
@@ -53,7 +57,7 @@ class DiLoCo:
     def early(self, outer: Outer) -> Tensor | None:
         return None
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
         return message.rounded_offer(pseudo_gradient(outer.slow, fast), outer.residual, self.bits)
 
     def settle(

@@ -39,6 +39,10 @@ class Gossip(ABC):
         """New slow weights and momentum, from the replica's own x and its group's mean."""
 
     @property
+    def foretells(self) -> bool:
+        return self.two_parts
+
+    @property
     def unit(self) -> float:
         """How many weights x is worth: its factor of φ."""
         return 1.0
@@ -64,10 +68,11 @@ class Gossip(ABC):
     def early(self, outer: Outer) -> Tensor | None:
         return message.pack(outer.slow) if self.two_parts else None
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
         drift = {name: fast[name].detach().float() - slow for name, slow in outer.slow.items()}
         if self.two_parts:
-            return message.rounded_offer(drift, outer.residual, self.bits, self.early(outer))
+            early = self.early(outer) if early is None else early
+            return message.rounded_offer(drift, outer.residual, self.bits, early)
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer.slow.items()}))
 
     def settle(

@@ -28,6 +28,10 @@ class Local:
         return 0
 
     @property
+    def foretells(self) -> bool:
+        return False
+
+    @property
     def alike(self) -> bool:
         return False
 
@@ -40,7 +44,7 @@ class Local:
     def early(self, outer: Outer) -> Tensor | None:
         return None
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
         return Offer()
 
     def settle(

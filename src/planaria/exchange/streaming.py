@@ -49,7 +49,7 @@ class Streaming(DiLoCo):
     def delay(self) -> int:
         return self.settle_delay
 
-    def offer(self, outer: Outer, fast: Weights) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
         slow = self._part(outer.slow, outer.rounds)
         return message.rounded_offer(pseudo_gradient(slow, fast), outer.residual, self.bits)
 
