@@ -143,9 +143,12 @@ class ReplicaState:
             return ()
         return tuple(node for node in self.arrangement.stage if node not in self.holders)
 
-    @property
+    @cached_property
     def broken(self) -> bool:
-        """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker."""
+        """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker.
+
+        Asked at every turn for every replica, of which most have not changed.
+        """
         stateless = (self.lost | self.origins.keys()) & self.holders.keys()
         unfilled = set(self.vacant) - self.skipped
         return bool(unfilled or stateless or self.pairs_of(self.holders) - self.links.keys())
