@@ -49,7 +49,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lender is not None and lent == set(of.values()):  # it goes on as the other's copy
         standing = _once_obeyed(lender)
-    return _formation(replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+    return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
 
 
 def _lender(run: RunState, replica: ReplicaState) -> ReplicaState | None:
@@ -85,7 +85,7 @@ def _roll_back(run: RunState, replica: ReplicaState, holders: dict[int, str]) ->
     origins: Mapping[int, d.Source] = ReplicaState.start(run.settings, replica.number).origins
     if run.durable is not None:
         origins = dict.fromkeys(replica.arrangement.stage, run.durable)
-    return _formation(replica, holders, {node: origins[node] for node in holders}, standing, "rolled back")
+    return _formation(run, replica, holders, {node: origins[node] for node in holders}, standing, "rolled back")
 
 
 def _may_skip(run: RunState, replica: ReplicaState) -> bool:
@@ -110,13 +110,21 @@ def _outcome(replica: ReplicaState) -> str:
 
 
 def _formation(
-    replica: ReplicaState, holders: dict[int, str], sources: dict[int, d.Source], standing: Standing, outcome: str
+    run: RunState,
+    replica: ReplicaState,
+    holders: dict[int, str],
+    sources: dict[int, d.Source],
+    standing: Standing,
+    outcome: str,
 ) -> d.Decision:
-    """The formation of these nodes; before it, a plan for them if there is none."""
+    """The formation of these nodes; before it, a plan for them if there is none.
+
+    No two replicas have a generation in common: what a worker had still to say of its last one is not taken for news.
+    """
     routes = replica.routes_over(holders)
     if routes is None:
         return d.Replan(replica=replica.number, nodes=sorted(holders))
-    generation, stage = replica.generation + 1, replica.arrangement.stage
+    generation, stage = 1 + max(r.generation for r in run.replicas.values()), replica.arrangement.stage
     kept = {pair: link for pair, link in replica.links.items() if not set(pair) & set(replica.vacant)}
     return d.Form(
         replica=replica.number,

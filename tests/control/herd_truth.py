@@ -1,0 +1,185 @@
+"""What must hold of a herd's decisions, whatever happens; judged by what the workers truly have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from herd_worker import Content, HerdWorker
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.state import ReplicaState, RunState
+from planaria.events import Standing
+from planaria.exchange import exchange
+
+Ledger = dict[int, list[int]]
+"""replica → the blocks that count as committed by it, in order"""
+
+
+@dataclass
+class Saved:
+    """A checkpoint: where each replica was, the blocks that all had used, and the stages on disk."""
+
+    standings: Mapping[int, Standing]
+    ledger: Ledger
+    content: dict[tuple[int, int], Content] = field(default_factory=dict)
+    """by replica and stage"""
+
+
+class Truth:
+    """The samples that count as used, what lies on disk, and what is held against every decision."""
+
+    def __init__(self, started: e.RunStarted) -> None:
+        self.started = started
+        floor, beyond = started.used
+        self.before = {*range(floor), *beyond}
+        self.ledger: Ledger = {r: [] for r in range(started.replicas)}
+        standings = {r: started.standing(r) for r in range(started.replicas)}
+        self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
+        self.saving: Ledger = {}
+        self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, Standing]]] = {}
+        """step's name, replica and generation → stage → what was written"""
+        self.folders: dict[str, Saved] = {}
+        self.generations: dict[int, int] = dict.fromkeys(range(started.replicas), started.first_generation)
+        self.taken: dict[int, int] = {}
+        """replica → block of the step that it was told to run last"""
+        self.ending: d.Finish | None = None
+        for folder in set(started.load.values()):
+            self.folders[folder] = Saved(standings, {}, self._resumed(folder, standings))
+
+    def _resumed(self, folder: str, standings: Mapping[int, Standing]) -> dict[tuple[int, int], Content]:
+        """What an earlier part of the run has left on disk. Replicas that were at one round had one outer state."""
+        return {
+            (r, stage): Content((folder, r), tuple(range(standings[r].rounds)))
+            for r in standings
+            for stage in range(self.started.stages + 1)
+        }
+
+    @property
+    def used(self) -> set[int]:
+        return self.before.union(*self.ledger.values())
+
+    def judge(self, decision: d.Decision, before: RunState, after: RunState, workers: Mapping[str, HerdWorker]) -> None:
+        """Hold a decision, and what the controller takes its state to be then, against what is true."""
+        assert self.ending is None, "a decision after the end"
+        match decision:
+            case d.Spawn():
+                assert decision.worker not in workers
+            case d.Form():
+                self._judge_form(decision, before, workers)
+            case d.RunStep():
+                self._judge_step(decision, after, workers)
+            case d.Commit():
+                block = self.taken[decision.replica]
+                assert block not in self.used, f"block {block} is committed twice"
+                assert decision.generation == after.replicas[decision.replica].generation
+                self.ledger[decision.replica].append(block)
+            case d.Save():
+                if before.saving < 0:
+                    self.saving = {}
+                self.saving[decision.replica] = list(self.ledger[decision.replica])
+            case d.Seal():
+                self._judge_seal(decision, before)
+            case d.Adopt():
+                others = [r for n, r in before.live.items() if n != decision.replica and self._whole(r, workers)]
+                assert others, "what a replica is to adopt is nowhere to be had"
+            case d.Disband() | d.Cannot():
+                self._judge_end(decision, before)
+            case d.Finish():
+                self._judge_finish(decision, before)
+        if not isinstance(decision, d.Finish) and not any(r.phase == "commit" for r in after.replicas.values()):
+            assert self.used == set(range(after.allotment.used.floor)) | after.allotment.used.beyond
+
+    def _whole(self, replica: ReplicaState, workers: Mapping[str, HerdWorker]) -> bool:
+        """Is every stage's state there, with its worker or on the way to it?"""
+        return replica.held.stages == replica.arrangement.stages and all(
+            node in replica.origins or node not in replica.lost for node in replica.holders
+        )
+
+    def _judge_form(self, form: d.Form, before: RunState, workers: Mapping[str, HerdWorker]) -> None:
+        replica = before.replicas[form.replica]
+        assert form.generation > max(self.generations.values()), "reports of two replicas could be taken for each other"
+        self.generations[form.replica] = form.generation
+        assert [m.node for m in form.members] == list(replica.arrangement.stage)
+        others = {w for r in before.live.values() if r.number != form.replica for w in r.holders.values()}
+        assert not others & {m.worker for m in form.members}, "a worker stands at two nodes"
+        assert len({m.worker for m in form.members}) == len(form.members)
+        assert all(workers[m.worker].joined for m in form.members)
+        if form.outcome == "rolled back":
+            assert Standing(step=form.step, rounds=form.rounds, inner=form.inner) == self.durable.standings[form.replica]
+            self.ledger[form.replica] = list(self.durable.ledger[form.replica])
+            return
+        assert form.step == replica.step
+        lent: set[int] = set()
+        for member in form.members:
+            donors = member.source.donors if isinstance(member.source, d.Rebuild) else []
+            owners = {donor: before.replica_at(donor) for donor in donors}
+            assert all(o is not None and donor in o.holders and donor not in o.lost for donor, o in owners.items())
+            lent |= {o.number for o in owners.values() if o is not None}
+        assert len(lent - {form.replica}) <= 1, "one replica of stages from several others"
+
+    def _judge_step(self, order: d.RunStep, after: RunState, workers: Mapping[str, HerdWorker]) -> None:
+        replica = after.replicas[order.replica]
+        assert order.generation == replica.generation
+        assert replica.held.stages == replica.arrangement.stages
+        for node, worker in replica.holders.items():
+            me = workers[worker]
+            assert me.content is not None, "a worker is to run without a state"
+            assert (me.node, me.step, me.generation) == (node, order.step, order.generation)
+        if order.mode == "train":
+            assert order.block not in self.used, "samples are used twice"
+            assert all(b != order.block for r, b in after.allotment.out.items() if r != order.replica)
+            self.taken[order.replica] = order.block
+
+    def _judge_seal(self, seal: d.Seal, before: RunState) -> None:
+        assert seal.partial == (len(seal.stages) <= self.started.stages)
+        assert not seal.partial or any(r.cannot for r in before.live.values())
+        assert before.live.keys() <= seal.standings.keys()
+        saved = Saved(seal.standings, {r: self.saving[r] for r in seal.standings})
+        for number, standing in seal.standings.items():
+            part = self.parts[seal.step, number, before.replicas[number].generation]
+            assert set(seal.stages) <= part.keys(), "a stage is sealed that nobody wrote"
+            for stage in seal.stages:
+                content, where = part[stage]
+                assert where == standing, "what is saved is not of where its replica is said to be"
+                saved.content[number, stage] = content
+        used = self.before.union(*({**self.ledger, **saved.ledger}).values())
+        assert used == {*range(seal.first_block), *seal.blocks_ahead}, "a checkpoint and its samples do not go together"
+        self.folders[seal.folder] = saved
+        if not seal.partial:
+            self.durable = saved
+
+    def _judge_end(self, decision: d.Disband | d.Cannot, before: RunState) -> None:
+        """Not while what is lost could be copied from another replica."""
+        assert isinstance(decision, d.Disband) == (len(before.live) > 1)
+        if "cannot" not in decision.reason:
+            return
+        replica = before.replicas[decision.replica]
+        there, lost = set(replica.stateful.stages), set(replica.arrangement.stages)
+        others = [set(r.stateful.stages) for n, r in before.live.items() if n != decision.replica]
+        if not exchange(self.started.exchange).alike:
+            assert not any(lost - there <= other for other in others), "a replica gives up beside one that could help it"
+
+    def _judge_finish(self, finish: d.Finish, before: RunState) -> None:
+        self.ending = finish
+        if finish.outcome == "finished":
+            assert self.used == set(range(self.started.last_block)), "samples are left out"
+        if finish.outcome in ("finished", "stopped"):
+            for number, replica in before.live.items():
+                assert self.durable.standings[number] == replica.standing, "the end is not saved"
+                assert self.durable.ledger[number] == self.ledger[number]
+
+    def check_alike(self, run: RunState, workers: Mapping[str, HerdWorker]) -> None:
+        """With an exchange that keeps replicas alike, the same rounds make the same outer state."""
+        if run.over or not exchange(self.started.exchange).alike:
+            return
+        outer: dict[tuple[int, int], tuple[object, ...]] = {}
+        for replica in run.live.values():
+            if replica.phase in ("link", "settle") or replica.broken or replica.meeting:
+                continue
+            for node, worker in replica.holders.items():
+                content = workers[worker].content
+                assert content is not None
+                key = replica.rounds, replica.arrangement.stage[node]
+                assert outer.setdefault(key, content.outer) == content.outer, "replicas have parted"

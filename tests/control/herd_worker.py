@@ -1,0 +1,68 @@
+"""What one worker of a herd of replicas knows and does: the truth that the controller's book-keeping is held against."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from planaria import decisions as d
+
+
+@dataclass(frozen=True)
+class Content:
+    """A stage's state: what it was trained on, and the rounds of the exchange that are in its outer state."""
+
+    blocks: tuple[Any, ...] = ()
+    outer: tuple[Any, ...] = ()
+    """the round and who settled it together, one after the other; or how the state was made up"""
+
+
+@dataclass
+class HerdWorker:
+    """One incarnation of a worker. Orders are obeyed one after the other, as a real worker's inbox gives them."""
+
+    name: str
+    incarnation: int
+    joined: bool = False
+    node: int = -1
+    stage: int = -1
+    replica: int = -1
+    generation: int = 0
+    step: int = 0
+    rounds: int = 0
+    inner: int = 0
+    block: int = -1
+    """of the step under way"""
+    content: Content | None = None
+    forming: bool = False
+    """it waits for its edges and for what its state is to be made of"""
+    wants: dict[int, str] = field(default_factory=dict)
+    """donor node → the link over which its gift comes"""
+    links: dict[int, str] = field(default_factory=dict)
+    """neighbour → edge"""
+    meeting: dict[int, str] = field(default_factory=dict)
+    """the same stage of other replicas → edge, in the round under way"""
+    round: int = -1
+    """under way, if its offer is made"""
+    heard: set[int] = field(default_factory=set)
+    """replicas"""
+    orders: deque[d.Order] = field(default_factory=deque)
+
+    def drop_round(self) -> None:
+        """Nothing is left of the round under way."""
+        self.meeting, self.round, self.heard = {}, -1, set()
+
+    def stand(self, form: d.Form) -> d.Member:
+        """Take the place that ``form`` gives it in its replica; what is under way is dropped."""
+        (worker,) = (m for m in form.members if m.worker == self.name)
+        if isinstance(worker.source, d.Keep):
+            assert (self.node, self.step, self.replica) == (worker.node, form.step, form.replica), "keeps another state"
+            assert self.content is not None, "a worker keeps what it does not have"
+        self.drop_round()
+        self.node, self.stage, self.replica = worker.node, worker.stage, form.replica
+        self.generation, self.step, self.rounds, self.inner = form.generation, form.step, form.rounds, form.inner
+        self.forming, self.wants = True, {}
+        ends = [(link.low, link.high, link.id) for link in form.links if self.node in (link.low, link.high)]
+        self.links = {high if low == self.node else low: link for low, high, link in ends}
+        return worker

@@ -1,0 +1,284 @@
+"""Several replicas without processes: workers that do as they are told, under the real apply and decide.
+
+What they say to one another (offers of a round, copies of a lost stage) travels by itself, late or never.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from herd_truth import Truth
+from herd_worker import Content, HerdWorker
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.apply import apply
+from planaria.control.decide import decide
+from planaria.control.rounds import waiting
+from planaria.control.state import RunState
+
+MOST_DECISIONS = 60
+"""in a row without anything happening; starting all workers and spares is the longest honest chain"""
+Mail = tuple[str, int, str]
+"""an offer under way: link, from which replica, to which worker"""
+
+
+class PretendHerd:
+    """Feeds the controller's pure half with what a fleet of replicas would report."""
+
+    def __init__(self, started: e.RunStarted) -> None:
+        self.run, self.started, self.truth = RunState.start(started), started, Truth(started)
+        self.alive: dict[str, HerdWorker] = {}
+        self.unknown: dict[str, HerdWorker] = {}
+        """dead, and the controller does not know yet"""
+        self.history: list[e.Event | d.Decision] = []
+        self.gifts: dict[str, Content] = {}
+        """link → what has been sent over it"""
+        self.dead_links: set[str] = set()
+        self.mail: list[Mail] = []
+        self.happened(started)
+
+    # ---- what may happen
+
+    def pending(self) -> list[str]:
+        """Workers that have something to do."""
+        return [w for w, me in self.alive.items() if not me.joined or me.orders or self._formed(me)]
+
+    def work(self, worker: str) -> None:
+        """``worker`` does the next thing that it was told to, and reports."""
+        me = self.alive[worker]
+        if not me.joined:
+            me.joined = True
+            self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
+        elif self._formed(me):
+            self._take_gifts(me)
+            me.forming = False
+            self._report(me, e.Linked, link_s=0.0)
+        else:
+            self._obey(me, me.orders.popleft())
+
+    def lose(self, *workers: str) -> None:
+        """Workers die, with all that they knew and had still to say; nothing else happens in between."""
+        self.unknown |= {worker: self.alive.pop(worker) for worker in workers}
+        for worker in workers:
+            gone = self.unknown.pop(worker)
+            if not self.run.over:
+                lost = e.WorkerLost(worker=worker, incarnation=gone.incarnation, cause="connection", detail="killed")
+                self.happened(lost)
+
+    def break_edge(self, worker: str, pick: int) -> None:
+        """An edge of ``worker`` breaks: to a neighbour, or one over which a gift was to come."""
+        me = self.alive[worker]
+        edges = {**me.links, **(me.wants if me.forming else {})}
+        if edges:
+            peer = sorted(edges)[pick % len(edges)]
+            self.dead_links.add(edges[peer])
+            self._report_broken(me, peer)
+
+    def deliver(self, pick: int, lost: bool = False) -> None:
+        """An offer arrives, or never will."""
+        link, source, worker = self.mail.pop(pick % len(self.mail))
+        me = self.alive.get(worker)
+        if me is not None and link in me.meeting.values() and not lost:
+            me.heard.add(source)
+            self._report(me, e.OfferHeard, round=me.round, replica=source)
+
+    def suspicious(self) -> list[int]:
+        """Replicas with a broken edge."""
+        return [n for n, r in self.run.live.items() if r.suspects] if not self.run.over else []
+
+    def expire_grace(self, replica: int) -> None:
+        generation = self.run.replicas[replica].generation
+        self.happened(e.GraceExpired(replica=replica, generation=generation))
+
+    def impatient(self) -> list[tuple[int, int, bool]]:
+        """Who waits for others in a round."""
+        return sorted(waiting(self.run)) if not self.run.over else []
+
+    def lose_patience(self, who: tuple[int, int, bool]) -> None:
+        self.happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
+
+    def stop(self) -> None:
+        self.happened(e.StopRequested(reason="someone asked"))
+
+    def behave(self, most: int = 20000) -> None:
+        """Everyone works, and clocks run, until nobody has anything left to do."""
+        for turn in range(most):
+            if pending := self.pending():
+                self.work(pending[turn % len(pending)])
+            elif self.mail:
+                self.deliver(0)
+            elif suspicious := self.suspicious():
+                self.expire_grace(suspicious[0])
+            elif impatient := self.impatient():
+                self.lose_patience(impatient[0])
+            else:
+                return
+        raise AssertionError(f"still busy after {most} things: {self.run}")
+
+    def happened(self, event: e.Event) -> None:
+        """What the controller's loop does with an event."""
+        self.history.append(event)
+        self.run = apply(event, self.run)
+        for _ in range(MOST_DECISIONS):
+            decision = decide(self.run)
+            assert decision == decide(self.run), "decide is not a function of the state"
+            if decision is None:
+                self.truth.check_alike(self.run, {**self.alive, **self.unknown})
+                return
+            before, self.run = self.run, apply(decision, self.run)
+            self.history.append(decision)
+            assert decide(self.run) != decision, "the same decision twice"
+            self.truth.judge(decision, before, self.run, {**self.alive, **self.unknown})
+            self._carry_out(decision)
+        raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
+
+    # ---- how orders reach workers
+
+    def _carry_out(self, decision: d.Decision) -> None:
+        replicas = self.run.replicas
+        match decision:
+            case d.Spawn():
+                self.alive[decision.worker] = HerdWorker(decision.worker, decision.incarnation)
+            case d.Form() | d.RunStep() | d.Commit() | d.Save():
+                self._order(decision, replicas[decision.replica].waiting)
+                if isinstance(decision, d.Form):
+                    self._borrow(decision)
+            case d.Meet() | d.Settle():
+                self._order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
+            case d.Disband():
+                self._order(decision, decision.workers)
+            case d.Finish():
+                self.alive.clear()
+                self.mail.clear()
+
+    def _order(self, order: d.Order, workers: frozenset[str] | list[str]) -> None:
+        for me in [self.alive[worker] for worker in workers if worker in self.alive]:
+            if isinstance(order, d.RunStep | d.Commit | d.Meet | d.Settle):  # a worker that waits would not hear it
+                busy = [o for o in me.orders if not isinstance(o, d.Donate | d.Meet)]
+                assert not busy and not me.forming, f"{order.kind} for {me.name}, which has not answered {busy or 'Form'}"
+            me.orders.append(order)
+
+    def _borrow(self, form: d.Form) -> None:
+        for member in form.members:
+            for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
+                if donor in self.run.replicas[form.replica].lenders:
+                    link = d.state_link(form.generation, donor, member.node)
+                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link)
+                    self._order(order, [self.run.holders[donor]])
+
+    # ---- how workers take it
+
+    def _obey(self, me: HerdWorker, order: d.Order) -> None:
+        match order:
+            case d.Form():
+                self._form(me, order)
+            case d.Donate():
+                assert me.node == order.donor and me.content is not None, "asked for what it does not have"
+                self.gifts[order.link] = me.content
+                self._judge_loan(me, order)
+            case d.RunStep() if order.generation == me.generation:
+                assert me.step == order.step and me.content is not None
+                me.block = order.block if order.mode == "train" else -1
+                self._report(me, e.StageReady, step=order.step, loss=1.0, grad_norm=1.0)
+            case d.Commit() if order.generation == me.generation:
+                assert me.step == order.step and me.block >= 0 and me.content is not None
+                me.content = replace(me.content, blocks=(*me.content.blocks, me.block))
+                me.step, me.inner = me.step + 1, me.inner + 1
+                self._report(me, e.StageCommitted, step=order.step)
+            case d.Meet() if self._is_ours(me, order):
+                self._meet(me, order)
+            case d.Settle() if self._is_ours(me, order):
+                self._settle(me, order)
+            case d.Save():
+                assert me.content is not None, "a stage without a state is being saved"
+                standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
+                part = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
+                part[me.stage] = me.content, standing
+                self._report(me, e.StageSaved, step=order.step, bytes=1)
+            case d.Disband():
+                me.drop_round()
+                me.node, me.content, me.forming, me.links = -1, None, False, {}
+
+    def _form(self, me: HerdWorker, form: d.Form) -> None:
+        mine = me.stand(form)
+        match mine.source:
+            case d.Fresh():
+                me.content = Content()
+            case d.Load(folder=folder):
+                me.content = self.truth.folders[folder].content[form.replica, me.stage]
+            case d.Rebuild(donors=donors):
+                me.content = None
+                me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
+        if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
+            kept = [self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive]
+            for other in (o for o in kept if o.content is not None):
+                assert other.content == me.content, "a stage begins anew beside others that have moved on"
+        for member in form.members:
+            if isinstance(member.source, d.Rebuild) and me.node in member.source.donors:
+                assert me.content is not None, "a donor that has nothing itself"
+                made_up = me.content if member.source.by == d.PEER else _made_up(me.content, form, member)
+                self.gifts[d.state_link(form.generation, me.node, member.node)] = made_up
+        for peer in [peer for peer, link in me.links.items() if link in self.dead_links]:
+            self._report_broken(me, peer)
+
+    def _formed(self, me: HerdWorker) -> bool:
+        """Are the edges open, and is all there that the state is made of?"""
+        arrived = all(link in self.gifts and link not in self.dead_links for link in me.wants.values())
+        return me.forming and arrived and all(self._open(me, peer, link) for peer, link in me.links.items())
+
+    def _open(self, me: HerdWorker, peer: int, link: str) -> bool:
+        other = next((o for o in self.alive.values() if o.node == peer), None)
+        return link not in self.dead_links and other is not None and other.links.get(me.node) == link
+
+    def _take_gifts(self, me: HerdWorker) -> None:
+        if me.wants:
+            me.content = self.gifts[me.wants[min(me.wants)]]
+
+    def _judge_loan(self, me: HerdWorker, order: d.Donate) -> None:
+        """Whoever goes on as a copy of all stages of another stands where the other stood at this moment."""
+        form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and _lends(f, order.link))
+        if all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members):
+            assert (form.rounds, form.inner) == (me.rounds, me.inner), "a copy does not stand where its original did"
+
+    def _is_ours(self, me: HerdWorker, order: d.Meet | d.Settle) -> bool:
+        return dict(zip(order.members, order.generations, strict=True)).get(me.replica) == me.generation
+
+    def _meet(self, me: HerdWorker, order: d.Meet) -> None:
+        me.drop_round()
+        me.round, me.rounds, me.inner = order.round, order.round + 1, 0
+        ends = [(link.low, link.high, link.id) for link in order.links if me.node in (link.low, link.high)]
+        me.meeting = {high if low == me.node else low: link for low, high, link in ends}
+        for peer, link in me.meeting.items():
+            for other in self.alive.values():
+                if other.node == peer and other.meeting.get(me.node) == link:
+                    self.mail += [(link, me.replica, other.name), (link, other.replica, me.name)]
+
+    def _settle(self, me: HerdWorker, order: d.Settle) -> None:
+        others = {member for member in order.members if member != me.replica}
+        assert not others or me.round == order.round, "a round is settled with offers that were dropped"
+        assert others <= me.heard, "a round is settled with an offer that was not heard"
+        assert me.content is not None
+        me.inner = me.inner if me.round == order.round else 0
+        me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
+        me.rounds = order.round + 1
+        me.drop_round()
+        self._report(me, e.RoundMade, round=order.round, late_bytes=0, early_bytes=0, apart=0.0)
+
+    def _report_broken(self, me: HerdWorker, peer: int) -> None:
+        self._report(me, e.EdgeBroken, peer=peer, detail="reset")
+
+    def _report(self, me: HerdWorker, kind: type[e.Fact], **what: object) -> None:
+        facts = {"worker": me.name, "node": me.node, "stage": me.stage, "generation": me.generation} | what
+        facts.setdefault("replica", me.replica)
+        self.happened(kind.model_validate({name: facts[name] for name in facts.keys() & kind.model_fields.keys()}))  # type: ignore[arg-type]
+
+
+def _made_up(content: Content, form: d.Form, member: d.Member) -> Content:
+    """A stage that is made of its neighbours begins an outer state of its own."""
+    return replace(content, outer=(*content.outer, f"made up in g{form.generation} for {member.node}"))
+
+
+def _lends(form: d.Form, link: str) -> bool:
+    donors = [(m.node, n) for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors]
+    return any(d.state_link(form.generation, donor, node) == link for node, donor in donors)
