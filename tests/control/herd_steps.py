@@ -60,3 +60,9 @@ def finished(made: PretendHerd) -> bool:
     """Let everybody behave; does the run come to its natural end?"""
     made.behave()
     return made.truth.ending == d.Finish(outcome="finished")
+
+
+def relink(made: PretendHerd, replica: int) -> None:
+    """An edge of a replica breaks, and nobody turns out to be dead."""
+    made.break_edge(made.run.replicas[replica].holders[made.started.columns[replica][0]], 0)
+    made.expire_grace(replica)

@@ -138,7 +138,7 @@ class Truth:
         assert before.live.keys() <= seal.standings.keys()
         saved = Saved(seal.standings, {r: self.saving[r] for r in seal.standings})
         for number, standing in seal.standings.items():
-            part = self.parts[seal.step, number, before.replicas[number].generation]
+            part = self.parts[seal.step, number, before.replicas[number].saved_in]
             assert set(seal.stages) <= part.keys(), "a stage is sealed that nobody wrote"
             for stage in seal.stages:
                 content, where = part[stage]

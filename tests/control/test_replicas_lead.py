@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from herd_steps import at, finished, herd, said, work_until
+from herd_steps import finished, herd, relink, said, work_until
 
 from planaria import decisions as d
 
@@ -13,3 +13,12 @@ def test_no_two_replicas_have_a_generation_in_common() -> None:
     assert finished(made)
     generations = [form.generation for form in said(made, d.Form)]
     assert generations == sorted(set(generations)) and len(generations) == 3
+
+
+def test_a_checkpoint_is_of_the_generations_in_which_replicas_were_saved() -> None:
+    """One has been saved, goes on and is formed anew before the other one is saved."""
+    made = herd(2, "local", save_every=1)
+    work_until(made, lambda run: run.replicas[0].saved > 0 and run.replicas[0].phase == "run", without=[1])
+    relink(made, 0)
+    assert made.run.saving > 0
+    assert finished(made)

@@ -239,5 +239,5 @@ class Controller:
             standings=seal.standings,
             model=self._config.model,
         )
-        generations = {number: replica.generation for number, replica in self.state.replicas.items()}
+        generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
         self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)

@@ -151,7 +151,8 @@ def _(fact: d.Save, run: RunState) -> RunState:
             run = with_replica(run, replace(other, saved=-1))
     standings = freeze({**run.standings, fact.replica: replica.standing})
     run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
-    return with_replica(run, replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step))
+    saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
+    return with_replica(run, saved)
 
 
 @apply.register

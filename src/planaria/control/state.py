@@ -81,6 +81,8 @@ class ReplicaState:
     evaluated: int = -1
     saved: int = -1
     """name (a step) of the last checkpoint that it was saved for"""
+    saved_in: int = -1
+    """generation in which it was"""
     rounds: int = 0
     """of the exchange, settled or given up"""
     inner: int = 0
