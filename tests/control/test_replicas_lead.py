@@ -22,3 +22,13 @@ def test_a_checkpoint_is_of_the_generations_in_which_replicas_were_saved() -> No
     relink(made, 0)
     assert made.run.saving > 0
     assert finished(made)
+
+
+def test_a_replica_that_leaves_while_it_is_being_saved_is_not_in_the_checkpoint() -> None:
+    made = herd(2, "local", save_every=1, spares=0, replace=False)
+    work_until(made, lambda run: all(r.phase == "save" for r in run.replicas.values()))
+    made.lose(made.run.holders[1])
+    assert made.run.replicas[1].phase == "left"
+    work_until(made, lambda run: run.saving < 0)
+    assert list(said(made, d.Seal)[-1].standings) == [0]
+    assert finished(made)

@@ -110,8 +110,8 @@ class Allotment:
         return replace(self, used=used, out=_freeze(ours), since=_freeze(since), after=_freeze(after))
 
     def leave(self, replica: int) -> Allotment:
-        """``replica`` goes for good; what it had under way is free again, what it committed stays."""
-        return replace(self, out=_without(self.out, replica))
+        """``replica`` goes for good, and is in no checkpoint; what it had under way is free, what it committed stays."""
+        return replace(self, out=_without(self.out, replica), after=_without(self.after, replica))
 
     def save(self, replica: int) -> Allotment:
         """``replica`` is saved as it is now, for a checkpoint that is to be sealed."""

@@ -193,7 +193,8 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         lost=frozenset(replica.arrangement.stage),
         origins=freeze({}),
     )
-    return with_replica(replace(run, allotment=run.allotment.leave(fact.replica)), left)
+    standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
+    return with_replica(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)), left)
 
 
 @apply.register
