@@ -50,7 +50,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """The replica is idle: validate, save, or train on, in this order. What it skips, it does not save."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
-    if replica.settling:
+    if replica.meeting and step >= replica.meeting.settle_at:
         return None
     if len(replica.stateful.stages) <= settings.stages:
         if done or run.stopping:
@@ -80,7 +80,7 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
 
 def _quiet(run: RunState) -> bool:
     """Has every replica come to rest?"""
-    return all(r.phase in ("idle", "save") and not r.broken and not r.settling for r in run.live.values())
+    return all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
 
 
 def _all_saved(run: RunState) -> bool:

@@ -35,7 +35,7 @@ def meet(run: RunState) -> d.Decision | None:
         return None
     for replica in run.live.values():
         decision: d.Decision | None = None
-        if _at_rest(replica) and replica.settling:
+        if _to_settle(run, replica):
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
@@ -50,7 +50,7 @@ def waiting(run: RunState) -> set[tuple[int, int, bool]]:
     """Who waits for others: (replica, round, is it meeting already?)."""
     found = set()
     for replica in run.live.values() if run.settings.replicas > 1 else ():
-        if replica.meeting and replica.settling and _at_rest(replica):
+        if _to_settle(run, replica) and replica.meeting:
             found.add((replica.number, replica.meeting.round, True))
         elif _ready(run, replica):
             found.add((replica.number, replica.rounds, False))
@@ -59,6 +59,13 @@ def waiting(run: RunState) -> set[tuple[int, int, bool]]:
 
 def _at_rest(replica: ReplicaState) -> bool:
     return replica.phase == "idle" and not replica.broken
+
+
+def _to_settle(run: RunState, replica: ReplicaState) -> bool:
+    """Has the replica come to the end of its round, or as close to it as it will?"""
+    if not replica.meeting or not _at_rest(replica):
+        return False
+    return replica.step >= replica.meeting.settle_at or bool(run.stopping) or next_block(run, replica) is None
 
 
 def _ready(run: RunState, replica: ReplicaState) -> bool:
@@ -141,9 +148,9 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         without = [n for n in meeting.members if n in live and n not in party and not live[n].lost]
         if without:
             return d.Adopt(replica=replica.number, reason=f"others settled round {meeting.round} without it")
-    resting = [n for n in party if _at_rest(live[n]) and live[n].settling]
+    resting = [n for n in party if _to_settle(run, live[n])]
     late = any((n, meeting.round, True) in run.late for n in party)
-    if late:
+    if late and resting:
         party = _all_heard(run, resting)
     elif resting != party or _all_heard(run, party) != party:
         return None

@@ -156,11 +156,6 @@ class ReplicaState:
         return bool(unfilled or stateless or self.pairs_of(self.holders) - self.links.keys())
 
     @property
-    def settling(self) -> bool:
-        """Does the replica do nothing else before the round under way is settled?"""
-        return self.meeting is not None and self.step >= self.meeting.settle_at
-
-    @property
     def standing(self) -> Standing:
         return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
 
