@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from herd_steps import herd, said, work_until
+from herd_steps import finished, herd, said, work_until
 
 from planaria import decisions as d
+from planaria.events import Standing
 
 STREAMING = {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2}
 
@@ -19,3 +20,14 @@ def test_a_round_whose_settling_no_step_will_reach_is_settled_at_the_end(stop: b
     made.behave()
     assert made.truth.ending is not None
     assert [settle.members for settle in said(made, d.Settle)] == [[0, 1]]
+
+
+def test_replicas_meet_before_they_are_validated_and_saved() -> None:
+    """As with the engine of one process; also at the very end."""
+    made = herd(2, "noloco", steps=4, eval_every=2, save_every=2)
+    assert finished(made)
+    assert said(made, d.Seal)[-1].standings == dict.fromkeys((0, 1), Standing(step=4, rounds=2, inner=0))
+    settled = {f.round: n for n, f in enumerate(made.history) if isinstance(f, d.Settle)}
+    for n, fact in enumerate(made.history):
+        if isinstance(fact, d.RunStep) and fact.mode == "evaluate" and fact.step:
+            assert n > settled[fact.step // 2 - 1]

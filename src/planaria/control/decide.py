@@ -47,10 +47,12 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """The replica is idle: validate, save, or train on, in this order. What it skips, it does not save."""
+    """The replica is idle: meet, validate, save, or train on, in this order. What it skips, it does not save."""
     settings, step, number = run.settings, replica.step, replica.number
     done, block = run.allotment.done, next_block(run, replica)
     if replica.meeting and step >= replica.meeting.settle_at:
+        return None
+    if due(run, replica) and not run.stopping:
         return None
     if len(replica.stateful.stages) <= settings.stages:
         if done or run.stopping:
@@ -62,7 +64,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
         name = _to_save(run, replica)
         if name is not None:
             return d.Save(replica=number, generation=replica.generation, step=name)
-    if block is None or run.stopping or due(run, replica):
+    if block is None or run.stopping:
         return None
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block)
 
@@ -79,8 +81,9 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
 
 
 def _quiet(run: RunState) -> bool:
-    """Has every replica come to rest?"""
-    return all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
+    """Has every replica come to rest, with no round before it?"""
+    at_rest = all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
+    return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
 
 
 def _all_saved(run: RunState) -> bool:
