@@ -107,7 +107,9 @@ class Truth:
         assert len({m.worker for m in form.members}) == len(form.members)
         assert all(workers[m.worker].joined for m in form.members)
         if form.outcome == "rolled back":
-            assert Standing(step=form.step, rounds=form.rounds, inner=form.inner) == self.durable.standings[form.replica]
+            assert (
+                Standing(step=form.step, rounds=form.rounds, inner=form.inner) == self.durable.standings[form.replica]
+            )
             self.ledger[form.replica] = list(self.durable.ledger[form.replica])
             return
         assert form.step == replica.step
@@ -159,7 +161,9 @@ class Truth:
         there, lost = set(replica.stateful.stages), set(replica.arrangement.stages)
         others = [set(r.stateful.stages) for n, r in before.live.items() if n != decision.replica]
         if not exchange(self.started.exchange).alike:
-            assert not any(lost - there <= other for other in others), "a replica gives up beside one that could help it"
+            assert not any(lost - there <= other for other in others), (
+                "a replica gives up beside one that could help it"
+            )
 
     def _judge_finish(self, finish: d.Finish, before: RunState) -> None:
         self.ending = finish

@@ -156,7 +156,9 @@ class PretendHerd:
         for me in [self.alive[worker] for worker in workers if worker in self.alive]:
             if isinstance(order, d.RunStep | d.Commit | d.Meet | d.Settle):  # a worker that waits would not hear it
                 busy = [o for o in me.orders if not isinstance(o, d.Donate | d.Meet)]
-                assert not busy and not me.forming, f"{order.kind} for {me.name}, which has not answered {busy or 'Form'}"
+                assert not busy and not me.forming, (
+                    f"{order.kind} for {me.name}, which has not answered {busy or 'Form'}"
+                )
             me.orders.append(order)
 
     def _borrow(self, form: d.Form) -> None:
@@ -211,7 +213,9 @@ class PretendHerd:
                 me.content = None
                 me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
-            kept = [self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive]
+            kept = [
+                self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive
+            ]
             for other in (o for o in kept if o.content is not None):
                 assert other.content == me.content, "a stage begins anew beside others that have moved on"
         for member in form.members:
