@@ -203,7 +203,7 @@ class ExchangeConfig(Section):
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
     every: Natural | None = None
     """inner steps between rounds; unless given 500 (diloco), 100 (streaming_diloco) or 50 (in pairs)"""
-    inner: list[Positive] = []
+    inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     alpha: Fraction | None = None
     """momentum of the outer step; unless given 0.9 (diloco) or 0.5 (noloco)"""

@@ -1,4 +1,4 @@
-"""What one worker of a herd of replicas knows and does: the truth that the controller's book-keeping is held against."""
+"""What one worker of several replicas knows and does: the truth against which the controller is held."""
 
 from __future__ import annotations
 
