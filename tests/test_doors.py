@@ -105,6 +105,15 @@ def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) 
     assert {room(m) for m in users} <= rooms
 
 
+def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() -> None:
+    users = [m for m, tree in MODULES.items() if any(f"{n}.".startswith("ray.") for n in imported(tree))]
+    assert users == ["planaria.fleet.ray"]
+    tops = {
+        m: [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)] for m, tree in MODULES.items()
+    }
+    assert not [m for m, top in tops.items() if any("planaria.fleet.ray" in ast.unparse(node) for node in top)]
+
+
 def test_strategies_know_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
     pure = [m for m in MODULES if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]

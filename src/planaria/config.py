@@ -236,6 +236,10 @@ class ExchangeConfig(Section):
 
 
 class FleetConfig(Section):
+    kind: Literal["local", "ray"] = "local"
+    """where the workers are: local (processes of this machine) or ray (on the nodes of a Ray cluster)"""
+    address: str = "auto"
+    """ray: auto (the cluster of this machine), embedded (one started here), HOST:PORT or ray://HOST:PORT"""
     spares: Natural = 1
     """idle workers kept ready to become any stage"""
     replace: bool = True
@@ -247,7 +251,7 @@ class FleetConfig(Section):
     timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """longest wait for one message from a neighbour"""
     host: str = "127.0.0.1"
-    """address the workers listen on"""
+    """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """rendezvous port of the controller; 0 takes any free one"""
 

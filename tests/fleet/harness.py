@@ -34,6 +34,8 @@ from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.progress import Quiet
 from planaria.observe.watch import Watch
 
+GROUND: dict[str, Any] = {}
+"""where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""
 ORPHANS_S = 5.0
 """seconds after which no worker of a run that is over may be left"""
 
@@ -57,7 +59,7 @@ def tiny(folder: Path, stages: int = 4, steps: int = 16, **sections: dict[str, A
         "data": {"source": str(corpus), "tokenizer": "bytes", "validation": 0.1, "cache": str(folder / "cache")},
         "optim": {"lr": 5e-3},
         "train": {"steps": steps, "eval_every": 0, "eval_microbatches": 2},
-        "fleet": {"missed": 40},
+        "fleet": {"missed": 40, **GROUND},
         "checkpoint": {"every": 0},
     }
     for name, fields in sections.items():

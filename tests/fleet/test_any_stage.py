@@ -18,6 +18,7 @@ TOLERANCE = 1e-5
 PLUS: dict[str, Any] = {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
 
 
+@pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     "lost",
     [[1], [3], [6], [0], [2, 5]],
@@ -33,6 +34,7 @@ def test_training_goes_on_whoever_dies(tmp_path: Path, lost: list[int], moment: 
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("moments", [True, False])
 def test_the_ends_come_back_byte_identical(tmp_path: Path, tied: bool, moments: bool) -> None:

@@ -15,6 +15,7 @@ from planaria.checkpoint.store import CheckpointStore
 DONOR_DIES = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=3, moment="transfer")]
 
 
+@pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
     ("lost", "says"),
     [
@@ -40,6 +41,7 @@ def test_survivors_are_saved_and_the_lost_stages_go_on_from_the_seed(
     assert losses(record) == inline(record)[0]
 
 
+@pytest.mark.usefixtures("ground")
 def test_lost_stages_go_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     config = tiny(tmp_path, checkpoint={"every": 3, "keep": 9})
     record = resume(train(config, [Fault(step=7, stage=2), Fault(step=7, stage=3)]).folder)
@@ -48,6 +50,7 @@ def test_lost_stages_go_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> N
     assert ending(record).outcome == "finished" and losses(record) == inline(record)[0]
 
 
+@pytest.mark.usefixtures("ground")
 def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, fleet={"spares": 2}), DONOR_DIES)
     assert [f.moment for f in facts(record, e.FaultInjected)] == ["forward", "transfer"]
@@ -55,6 +58,7 @@ def test_a_donor_that_dies_during_the_transfer_leaves_two_adjacent_stages_lost(t
     assert ending(record).outcome == "cannot" and "stages 2 and 3 are adjacent" in reason(record)
 
 
+@pytest.mark.usefixtures("ground")
 def test_with_rollback_the_whole_model_returns_to_its_checkpoint_and_trains_on(tmp_path: Path) -> None:
     settings = {"fleet": {"spares": 2}, "recovery": {"strategy": "checkfree, checkpoint"}, "checkpoint": {"every": 3}}
     record = train(tiny(tmp_path, **settings), DONOR_DIES)

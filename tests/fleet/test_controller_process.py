@@ -28,6 +28,7 @@ def assert_as_if_uninterrupted(record: RunRecord, folder: Path) -> None:
     assert losses(record) == losses(train(tiny(folder, steps=record.config.train.steps)))
 
 
+@pytest.mark.usefixtures("ground")
 def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER, checkpoint={"every": 10})) as run:
         run.wait_until(lambda record: steps(record) >= 15)
@@ -45,6 +46,7 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
+@pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_stop_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
@@ -59,6 +61,7 @@ def test_ctrl_c_and_sigterm_stop_at_a_whole_step_saved_and_resumable(tmp_path: P
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
+@pytest.mark.usefixtures("ground")
 def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 3)

@@ -15,6 +15,7 @@ from planaria.chaos.trace import Fault
 TOLERANCE = 1e-5
 
 
+@pytest.mark.usefixtures("ground")
 def test_without_faults_the_fleet_trains_what_inline_trains_bit_for_bit(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, steps=50, train={"eval_every": 25}))
     assert outcomes(record) == ["started"] and ending(record).outcome == "finished"
@@ -22,6 +23,7 @@ def test_without_faults_the_fleet_trains_what_inline_trains_bit_for_bit(tmp_path
     assert list(losses(record)) == list(range(50)) and list(validation_losses(record)) == [0, 25, 50]
 
 
+@pytest.mark.usefixtures("ground")
 def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_loses_the_same(tmp_path: Path) -> None:
     faults = [
         Fault(step=3, stage=2, moment="forward", offset=0.5),
@@ -39,6 +41,7 @@ def test_after_kills_at_every_moment_the_fleet_trains_what_inline_trains_that_lo
     assert apart(losses(record), losses(unharmed)) > 100 * TOLERANCE, "a loss that shows nowhere proves nothing"
 
 
+@pytest.mark.usefixtures("ground")
 def test_two_stages_apart_may_die_at_once(tmp_path: Path) -> None:
     config = tiny(tmp_path, stages=6, fleet={"spares": 2})
     record = train(config, [Fault(step=5, stage=2), Fault(step=5, stage=5)])
@@ -47,6 +50,7 @@ def test_two_stages_apart_may_die_at_once(tmp_path: Path) -> None:
     assert {m.stage for m in facts(record, d.Form)[-1].members if isinstance(m.source, d.Rebuild)} <= {2, 5}
 
 
+@pytest.mark.usefixtures("ground")
 def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
     record = train(tiny(tmp_path, fleet={"spares": 0}), [Fault(step=5, stage=2, moment="forward")])
     assert [s.incarnation for s in facts(record, d.Spawn)] == [1, 1, 1, 1, 1, 2]
@@ -54,6 +58,7 @@ def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("ground")
 def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None)
     record = train(tiny(tmp_path), [Fault(step=9, stage=2)], hook)
@@ -63,6 +68,7 @@ def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
     assert facts(record, d.Form)[1].members[2].worker == dead, "the spare's successor took the stage over"
 
 
+@pytest.mark.usefixtures("ground")
 def test_the_worker_that_receives_state_may_die_too(tmp_path: Path) -> None:
     faults = [Fault(step=5, stage=2, moment="forward"), Fault(step=5, stage=2, moment="transfer")]
     record = train(tiny(tmp_path, fleet={"spares": 2}), faults)
@@ -71,6 +77,7 @@ def test_the_worker_that_receives_state_may_die_too(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize("step", [0, 10])
 def test_a_kill_during_a_validation_repeats_it(tmp_path: Path, step: int) -> None:
     def validates(decision: d.Decision) -> bool:

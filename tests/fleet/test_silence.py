@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import busy_worker
+import pytest
 from harness import Crew, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
 
 from planaria import decisions as d
@@ -22,6 +23,7 @@ SOON = {"missed": 6}
 """a worker that is silent for 1.5 s counts as dead"""
 
 
+@pytest.mark.usefixtures("ground")
 def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_turned_away(tmp_path: Path) -> None:
     """Sleeping stages make the run last long enough: steps take 80 ms and more, however fast the machine."""
     pace = {"emulate": True, "forward_s": [0.004], "backward_s": [0.008]}
@@ -40,6 +42,7 @@ def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_turned_away(tmp_p
     assert left and pids[zombie, 1] not in left, "the zombie was told to leave, and did"
 
 
+@pytest.mark.usefixtures("ground")
 def test_a_worker_that_freezes_in_the_middle_of_a_save_is_replaced_and_the_save_repeated(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.Save) and decision.step == 5, signal.SIGSTOP, stage=2)
     config = tiny(tmp_path, steps=8, fleet=SOON, checkpoint={"every": 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.replanner import Replanner
 from planaria.engine.setup import Setup
 from planaria.engine.stopping import stop_signals
-from planaria.fleet.local import LocalFleet
+from planaria.fleet.ground import Work, ground
 from planaria.plan.check import require
 from planaria.transport.rendezvous import Rendezvous
 
@@ -32,22 +33,23 @@ def train(
     trace: Trace,
     origin: Origin = START,
 ) -> Finish:
-    """Train on a fleet of local processes until the run is over; how it ended.
+    """Train on a fleet of processes, here or on a Ray cluster, until the run is over; how it ended.
 
-    :raises UserError: when the plan is not sound or the rendezvous port is taken; no worker has started then.
+    :raises UserError: when the plan is not sound, the rendezvous port is taken or the cluster is not fit; no worker
+        has started then.
     """
     itinerary = Itinerary(config)
     require(itinerary.training(0))
-    rendezvous = Rendezvous(config.fleet.host, config.fleet.port)
-    setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
-    fleet = LocalFleet(partial(worker.main, setup), PRELOAD, config.fleet.heartbeat_s, config.fleet.missed)
+    crew = len(itinerary.arrangement.stage) + config.fleet.spares
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
-    chaos = TraceChaos(trace, fleet, origin.next_fault)
-    controller = Controller(config, started, fleet, folder, observer, chaos, planner)
-    try:
+    with ExitStack() as ending:
+        place = ending.enter_context(ground(config.fleet, crew))
+        rendezvous = ending.enter_context(closing(Rendezvous(place.host, config.fleet.port)))
+        setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
+        work = Work(partial(worker.main, setup), PRELOAD, crew, (folder, dataset))
+        fleet = ending.enter_context(closing(place.fleet(work)))
+        chaos = TraceChaos(trace, fleet, origin.next_fault)
+        controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         with stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")
-    finally:
-        fleet.close()
-        rendezvous.close()

@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection
 
 from planaria.fleet.base import Entry
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 def be_born(entry: Entry, connection: Connection, worker: str, incarnation: int) -> None:
     """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
     _release_server()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     entry(connection, worker, incarnation)

@@ -31,6 +31,8 @@ class Group(Protocol):
 def open_group(host: str, port: int, link_id: str, rank: int, timeout_s: float) -> Group:
     """The two-rank group named ``link_id`` as seen from ``rank`` (0 or 1); blocks until the other end is there too.
 
+    ``host`` and ``port`` are the rendezvous's; this end listens at its own machine's address on the way there.
+
     :raises RuntimeError: when the other end does not come within ``timeout_s`` seconds.
     """
     try:
@@ -38,7 +40,7 @@ def open_group(host: str, port: int, link_id: str, rank: int, timeout_s: float) 
     except OSError as error:
         raise RuntimeError(f"no rendezvous at {host}:{port}: {error}") from None
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=store.own_address)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
     try:

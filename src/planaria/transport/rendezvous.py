@@ -96,6 +96,11 @@ class Client(Store):
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answers = self._socket.makefile("rb")
 
+    @property
+    def own_address(self) -> str:
+        """This machine's address on the way to the table; the workers of other machines can reach it there."""
+        return str(self._socket.getsockname()[0])
+
     def set(self, key: str, value: bytes | str) -> None:
         raw = value if isinstance(value, bytes) else value.encode()
         self._ask(key, base64.b64encode(raw).decode())

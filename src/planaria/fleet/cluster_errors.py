@@ -1,0 +1,74 @@
+"""What can be wrong with a cluster, in one line each, before a worker starts there."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from planaria.errors import UserError
+from planaria.fleet.nursery import Facts, facts
+
+_CLIENT_PORT = 10001
+_ANSWER_S = 5.0
+
+
+def reach(address: str) -> None:
+    """Try whether anybody listens where a cluster should be: Ray itself asks for minutes, then ends the process.
+
+    :raises UserError: when nobody does, or ``address`` is none.
+    """
+    called = f"fleet.address = {address!r}"
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")  # which Ray prefers to looking for itself
+        called += f" (RAY_ADDRESS = {address!r})"
+    if address in ("auto", "embedded", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://") and not host:
+        host, port = port, str(_CLIENT_PORT)
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UserError(f"{called}: give 'auto', 'embedded', HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise UserError(
+            f"{called}: no Ray cluster answers there ({error.strerror or error}); `ray status` on its head node tells "
+            "its address"
+        ) from None
+
+
+def explain(error: Exception, address: str) -> UserError:
+    """What Ray says when it cannot be joined, in one line with the mend."""
+    text = " ".join(str(error).split())
+    called = f"fleet.address = {address!r}"
+    if "Could not find any running Ray instance" in text:
+        return UserError(
+            f"{called}: no Ray cluster runs on this machine; start one (`ray start --head`), name one (HOST:PORT), or "
+            "use 'embedded'"
+        )
+    if "ersion" in text and ("mismatch" in text or "differ" in text or "incompatible" in text):
+        return UserError(f"{called}: the cluster runs another version of Ray or Python than this process: {text[:300]}")
+    return UserError(f"{called}: Ray says: {text[:300]}")
+
+
+def refuse_unfit(node: str, theirs: Facts) -> None:
+    """:raises UserError: when a node's planaria is another one than this process's, or it lacks the run's folders."""
+    mine = facts()
+    if theirs.version != mine.version:
+        raise UserError(
+            f"Ray node {node} has planaria {theirs.version}, this process {mine.version}: install the same on all nodes"
+        )
+    if theirs.missing:
+        raise UserError(
+            f"Ray node {node} has no folder {theirs.missing[0]}: put `out` and `data.cache` where all nodes see them "
+            "under one path"
+        )
+
+
+def cannot_serve(node: str, error: Exception) -> UserError:
+    """A nursery that could not be started."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if "Error: " in line), lines[-1] if lines else type(error).__name__)
+    if "No module named" in told or "ImportError" in told:
+        return UserError(f"Ray node {node} cannot import planaria ({told[:200]}): install the same version there")
+    return UserError(f"Ray node {node} cannot start workers: {told[:300]}")

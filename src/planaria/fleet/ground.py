@@ -1,0 +1,70 @@
+"""Where a run's workers can be: this machine, or a Ray cluster. Chosen by ``fleet.kind``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from planaria.config import FleetConfig
+from planaria.fleet.base import Entry, Fleet
+from planaria.fleet.local import LocalFleet
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the workers of a run are, wherever they run."""
+
+    entry: Entry
+    """importable; called in the worker process"""
+    preload: list[str]
+    """modules that workers are born with"""
+    crew: int
+    """workers alive at once, spares included"""
+    folders: tuple[Path, ...]
+    """what they read and write"""
+
+
+class Ground(Protocol):
+    """A place for workers."""
+
+    @property
+    def host(self) -> str:
+        """The address at which the controller can be reached from there."""
+        ...
+
+    def fleet(self, work: Work) -> Fleet:
+        """:raises UserError: when ``work`` cannot be done there."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Here:
+    config: FleetConfig
+
+    @property
+    def host(self) -> str:
+        return self.config.host
+
+    def fleet(self, work: Work) -> Fleet:
+        return LocalFleet(work.entry, work.preload, self.config.heartbeat_s, self.config.missed)
+
+
+@contextmanager
+def ground(config: FleetConfig, crew: int) -> Iterator[Ground]:
+    """The place that ``config`` names, with room for ``crew`` workers if it is made for them; left at the end.
+
+    :raises UserError: when it is not there, or not fit.
+    """
+    if config.kind == "local":
+        yield _Here(config)
+        return
+    from planaria.fleet.ray import Cluster  # takes most of a second, and may not be installed
+
+    cluster = Cluster(config, crew)
+    try:
+        yield cluster
+    finally:
+        cluster.leave()

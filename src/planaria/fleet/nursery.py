@@ -1,0 +1,116 @@
+"""A node's nursery: the one process on it that gives birth to its workers, signals them, and takes them with it.
+
+It knows nothing of Ray; ``fleet/ray.py`` makes it an actor. Workers are forked as on a single machine
+(``fleet/local.py``), so a birth takes milliseconds wherever a nursery is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing as mp
+import os
+import platform
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+
+import planaria
+from planaria.fleet.base import Entry
+from planaria.fleet.birth import PR_SET_PDEATHSIG, be_born
+from planaria.fleet.switchboard import call
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every nursery of a run is told once."""
+
+    entry: Entry
+    preload: list[str]
+    address: tuple[str, int]
+    """the controller's switchboard"""
+    key: bytes
+    cwd: Path
+    """where the controller runs; relative paths of the run start there"""
+    folders: tuple[Path, ...]
+    """what the workers read and write"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node has; compared with the controller's own before a worker starts there."""
+
+    version: str
+    python: str
+    missing: tuple[Path, ...]
+    """folders of the run that the node cannot see"""
+
+
+def facts(folders: tuple[Path, ...] = ()) -> Facts:
+    """This process's facts."""
+    missing = tuple(folder for folder in folders if not folder.is_dir())
+    return Facts(planaria.__version__, platform.python_version(), missing)
+
+
+class Nursery:
+    """Its methods may be called from several threads."""
+
+    def __init__(self, orders: Orders) -> None:
+        if sys.platform == "linux":  # also when what started it is killed: nobody may outlive its node
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._orders, self._births = orders, threading.Lock()
+        self._children: dict[tuple[str, int], mp.process.BaseProcess] = {}
+        self._context = mp.get_context("forkserver")
+        # Workers would import this process's main program, which is the program that hosts actors.
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        if not self.facts().missing:
+            os.chdir(orders.cwd)
+            self._context.set_forkserver_preload(orders.preload)
+            forkserver.ensure_running()
+
+    def facts(self) -> Facts:
+        """What this node has."""
+        return facts((self._orders.cwd, *self._orders.folders))
+
+    def start(self, worker: str, incarnation: int) -> int:
+        """Fork a worker, which calls the controller by itself; its process id."""
+        with self._births:
+            for name in [name for name, child in self._children.items() if not child.is_alive()]:
+                self._children.pop(name).close()
+            child = self._context.Process(
+                target=_enter,
+                args=(self._orders.entry, self._orders.address, self._orders.key, worker, incarnation),
+                name=f"planaria {worker}.{incarnation}",
+                daemon=True,
+            )
+            child.start()
+            self._children[worker, incarnation] = child
+        assert child.pid is not None
+        return child.pid
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        """Deliver a signal; nothing happens if the worker has ended."""
+        child = self._children.get((worker, incarnation))
+        with contextlib.suppress(ProcessLookupError, ValueError):  # a closed process object: it was buried
+            if child is not None and child.pid is not None:
+                os.kill(child.pid, number)
+
+    def end(self) -> None:
+        """Kill every worker that is left, frozen ones too, and wait for it."""
+        with self._births:
+            for child in self._children.values():
+                child.kill()
+            for child in self._children.values():
+                child.join(1.0)
+
+
+def _enter(entry: Entry, address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> None:
+    """What a new process runs: call the controller, then be a worker like any other."""
+    try:
+        connection = call(address, key, worker, incarnation)
+    except (OSError, EOFError):
+        os._exit(0)  # the run is over, or has given this birth up
+    be_born(entry, connection, worker, incarnation)

@@ -1,0 +1,146 @@
+"""Control lines over TCP: what a pipe is to a worker of this machine, for workers anywhere.
+
+A worker holds an ordinary ``multiprocessing`` connection and sees no difference. The controller's end never waits for
+the rest of a message: a host that vanishes in the middle of one must not stop the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from typing import NamedTuple
+
+_GREETING_S = 10
+"""a caller that has not said who it is by then is hung up on; also the longest that a worker waits to be heard"""
+_SILENT_PEER_MS = 30_000
+"""what a worker sends and nobody acknowledges for so long ends its line, and with it the worker"""
+_SEND_LIMIT_S = 1
+_MAX_GREETING_BYTES = 1 << 10
+_CHUNK = 1 << 16
+_LENGTH = struct.Struct("!i")
+
+
+class Caller(NamedTuple):
+    """Who is at the other end of a line."""
+
+    worker: str
+    incarnation: int
+    pid: int
+
+
+class Line:
+    """The controller's end of one control line. Messages are bytes, framed as ``Connection`` frames them."""
+
+    def __init__(self, raw: socket.socket, max_bytes: int) -> None:
+        self._socket, self._max_bytes, self._bytes = raw, max_bytes, bytearray()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, text: bytes) -> None:
+        """Send a whole message, or hang up: half of one would garble the next. ``receive`` tells that all is over.
+
+        Fails when the other end is gone, or has not listened for so long that nothing fits between the two.
+        """
+        try:
+            self._socket.settimeout(_SEND_LIMIT_S)
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def receive(self) -> list[bytes]:
+        """The messages that are complete by now; to be called when something lies ready.
+
+        :raises EOFError: when the other end has hung up.
+        :raises OSError: when the connection broke, or what comes is too long to be a report.
+        """
+        self._socket.settimeout(0.0)
+        try:
+            chunk = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        if not chunk:
+            raise EOFError
+        self._bytes += chunk
+        return self._whole()
+
+    def _whole(self) -> list[bytes]:
+        messages = []
+        while len(self._bytes) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes)
+            if not 0 <= length <= self._max_bytes:
+                raise OSError(f"a message of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            messages.append(bytes(self._bytes[_LENGTH.size : end]))
+            del self._bytes[:end]
+        return messages
+
+    def close(self) -> None:
+        self.closed = True
+        self._socket.close()
+
+
+class Switchboard:
+    """Listens for workers that call, and hands over their lines once they have shown that they know the key."""
+
+    def __init__(self, host: str, max_bytes: int, answered: Callable[[Caller, Line], None]) -> None:
+        """``answered`` is called in a thread of its own.
+
+        :raises OSError: when ``host`` is not an address of this machine.
+        """
+        self.key = os.urandom(32)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=128)
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        self._max_bytes, self._answered = max_bytes, answered
+        threading.Thread(target=self._serve, name="switchboard", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                raw, _ = self._server.accept()
+                threading.Thread(target=self._greet, args=(raw,), name="greeting", daemon=True).start()
+
+    def _greet(self, raw: socket.socket) -> None:
+        """Challenge each other as ``multiprocessing`` does, then hear who calls."""
+        raw.settimeout(None)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_S, 0))
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greeting = Connection(os.dup(raw.fileno()))
+        try:
+            deliver_challenge(greeting, self.key)
+            answer_challenge(greeting, self.key)
+            caller = Caller(*json.loads(greeting.recv_bytes(_MAX_GREETING_BYTES)))
+        except (AuthenticationError, OSError, EOFError, ValueError, TypeError):
+            raw.close()  # a stranger, or a worker that died while it called
+            return
+        finally:
+            greeting.close()
+        self._answered(caller, Line(raw, self._max_bytes))
+
+
+def call(address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> Connection:
+    """A worker's end of a new line to the controller.
+
+    :raises OSError: when nobody listens at ``address``.
+    """
+    connection = Client(address, authkey=key)
+    with socket.socket(fileno=os.dup(connection.fileno())) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
+    connection.send_bytes(json.dumps(Caller(worker, incarnation, os.getpid())).encode())
+    return connection

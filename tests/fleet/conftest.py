@@ -1,0 +1,41 @@
+"""The places where the tests of real runs find their workers: this machine, or the nodes of a Ray cluster on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import harness
+import pytest
+
+HEALTH = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+STORE = {"object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster with room for eight workers on its one node; tests may add nodes."""
+    testing = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 8, "include_dashboard": False, "_system_config": HEALTH, **STORE}
+    cluster = testing.Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def on_ray(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs of this test have their workers on the cluster."""
+    monkeypatch.setattr(harness, "GROUND", {"kind": "ray", "address": cluster.address})
+    return cluster
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
+def ground(request: pytest.FixtureRequest) -> None:
+    """Runs of this test have their workers here, and once more on the cluster."""
+    if request.param == "ray":
+        request.getfixturevalue("on_ray")
