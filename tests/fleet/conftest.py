@@ -19,9 +19,9 @@ STORE = {"object_store_memory": 80 << 20}
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A Ray cluster with room for eight workers on its one node; tests may add nodes."""
+    """A Ray cluster with room for sixteen workers on its one node; tests may add nodes."""
     testing = pytest.importorskip("ray.cluster_utils")
-    head = {"num_cpus": 8, "include_dashboard": False, "_system_config": HEALTH, **STORE}
+    head = {"num_cpus": 16, "include_dashboard": False, "_system_config": HEALTH, **STORE}
     cluster = testing.Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
@@ -39,3 +39,12 @@ def ground(request: pytest.FixtureRequest) -> None:
     """Runs of this test have their workers here, and once more on the cluster."""
     if request.param == "ray":
         request.getfixturevalue("on_ray")
+
+
+@pytest.fixture
+def node(on_ray: Any) -> Iterator[Any]:
+    """A second node of the cluster, with room for one worker."""
+    node = on_ray.add_node(num_cpus=1, **STORE)
+    yield node
+    if node in on_ray.worker_nodes:
+        on_ray.remove_node(node, allow_graceful=False)

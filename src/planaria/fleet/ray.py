@@ -48,8 +48,6 @@ _LOOK_S = 1.0
 """between two looks where the seats are, and between two looks of a nursery whether its node drains"""
 _APART_S = 3.0
 """between two workers that leave a draining node: the first one's stage is rebuilt by then"""
-_TRIES = 3
-"""a birth is begun elsewhere, or again, when a nursery dies over it"""
 _WAIT_S = 600.0
 """how long a birth may wait for room: machines may have to be rented first"""
 _IDLE_S = 60.0
@@ -154,7 +152,6 @@ class _Node:
 @dataclass
 class _Birth:
     name: Name
-    tries: int = 0
     since: float = field(default_factory=time.monotonic)
 
 
@@ -173,6 +170,8 @@ class _RayHosts:
         self._homes: dict[Name, str] = {}
         """also of those that count as dead"""
         self._waiting: list[_Birth] = []
+        self._silent: list[Seat] = []
+        """resting, and their nurseries did not answer"""
         self._next_departure = 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gather()
@@ -209,7 +208,7 @@ class _RayHosts:
             have, free = (all_of().get("CPU", 0) for all_of in (ray.cluster_resources, ray.available_resources))
             raise UserError(
                 f"the Ray cluster has {have:g} CPUs, {free:g} of them free; this run needs {self._crew}, one for each "
-                "stage and spare: add nodes, or choose fewer pipeline.stages or fleet.spares"
+                "stage and spare: add nodes (or say `ray start --num-cpus` more), or choose fewer fleet.spares"
             )
         self._find_seats()
         opened = {node: self._open(node) for node in self._seats.nodes()}
@@ -230,6 +229,7 @@ class _RayHosts:
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS, "scheduling_strategy": where}
         home = self._nodes[node] = _Node(ray.remote(_DrainAware).options(**options).remote(self._orders))
         self._then(home.nursery.until_drained.remote(), partial(self._ended, node, home))
+        self._then(home.nursery.facts.remote(), partial(self._judge, node, home))
         return home
 
     # ---- the jobs
@@ -257,43 +257,36 @@ class _RayHosts:
             return
         self._seated[birth.name], node = found, found[1]
         self._homes[birth.name] = node
-        home = self._nodes.get(node)
-        if home is None:
-            home = self._open(node)
-            self._then(home.nursery.facts.remote(), partial(self._judge, node, home))
+        home = self._nodes.get(node) or self._open(node)
         self._then(home.nursery.start.remote(*birth.name), partial(self._begun, birth, found[0]))
 
     def _begun(self, birth: _Birth, seat: Seat, future: Future[Any]) -> None:
         if self._seated.get(birth.name, (None, ""))[0] != seat:
             return  # given up meanwhile
-        error = future.exception()
-        if error is None:
+        if future.exception() is None:
             self._ears.tell(Born(*birth.name))
-            return
-        del self._seated[birth.name]
-        self._seats.free(seat)
-        birth.tries += 1
-        if birth.tries == _TRIES:
-            self._ears.tell(Lost(*birth.name, f"not born: {_first_line(error)}"))
-        else:
-            self._waiting.append(birth)  # till the next look: by then Ray may know more
+        else:  # the nursery is dead, and perhaps its node
+            self._unseat(birth.name)
+            self._waiting.append(birth)
 
     def _unseat(self, name: Name) -> None:
-        """Its seat is another's once its node has shown that it is well; Ray moves the seats of dead nodes."""
+        """Its seat is another's once its node has shown that it is well, or Ray has moved the seat elsewhere."""
         self._waiting = [birth for birth in self._waiting if birth.name != name]
         seat, node = self._seated.pop(name, (None, ""))
-        if seat is None:
-            return
-        self._seats.rest(seat)
-        home = self._nodes.get(node)
-        if home is None:
-            self._rested(seat, None)
-        else:
-            self._then(home.nursery.ping.remote(), partial(self._rested, seat))
+        if seat is not None:
+            self._seats.rest(seat)
+            self._probe(seat, node)
 
-    def _rested(self, seat: Seat, _: Future[Any] | None) -> None:
-        self._seats.free(seat)
-        self._seat_waiting()
+    def _probe(self, seat: Seat, node: str) -> None:
+        home = self._nodes.get(node) or self._open(node)
+        self._then(home.nursery.ping.remote(), partial(self._answered, seat))
+
+    def _answered(self, seat: Seat, future: Future[None]) -> None:
+        if future.exception() is None:
+            self._seats.free(seat)
+            self._seat_waiting()
+        else:
+            self._silent.append(seat)  # asked again at the next look
 
     def _seat_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -331,12 +324,17 @@ class _RayHosts:
     def _look(self) -> None:
         """What changes without a call that ends."""
         self._find_seats()
+        silent, self._silent = self._silent, []
+        for seat in silent:
+            if (node := self._seats.resting_at(seat)) is not None:
+                self._probe(seat, node)
         self._seat_waiting()
         leaving = [name for name, (_, node) in self._seated.items() if node in self._nodes and self._nodes[node].drains]
         for _ in range(len(self._waiting) + bool(leaving) - self._seats.to_come()):
             self._reserve(1)
         now = time.monotonic()
         for birth in [birth for birth in self._waiting if now - birth.since > _WAIT_S]:
+            self._waiting.remove(birth)
             self._ears.tell(Lost(*birth.name, f"the Ray cluster has had no room for it for {_WAIT_S:g} s"))
         if leaving and now >= self._next_departure and self._seats.free_now():
             self._next_departure = now + _APART_S

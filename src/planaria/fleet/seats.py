@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+_REST_S = 5.0
+"""a seat that rests for longer is not waited for: its node may be dead, and Ray slow to notice"""
+
 
 class Seat(NamedTuple):
     """Room for one worker: a bundle of a placement group."""
@@ -67,6 +70,11 @@ class Seats:
         """It may be taken again."""
         self._use(seat, "free")
 
+    def resting_at(self, seat: Seat) -> str | None:
+        """The node of a seat that rests; None when it does not, or no longer."""
+        state = self._seats.get(seat)
+        return state.node if state is not None and state.use == "resting" else None
+
     def nodes(self) -> list[str]:
         """Nodes with seats."""
         return sorted({state.node for state in self._seats.values() if state.node is not None})
@@ -75,8 +83,12 @@ class Seats:
         return sum(self._usable(s) and s.use == "free" and s.node is not None for s in self._seats.values())
 
     def to_come(self) -> int:
-        """Seats that are free, or will be once the cluster has found room or news of a node."""
-        return sum(self._usable(s) and s.use != "taken" for s in self._seats.values())
+        """Seats that are free, or will soon be: the cluster looks for room, or a node is asked whether it is well."""
+        long_ago = time.monotonic() - _REST_S
+        return sum(
+            self._usable(s) and (s.use == "free" or (s.use == "resting" and s.since > long_ago))
+            for s in self._seats.values()
+        )
 
     def idle(self, seconds: float) -> list[int]:
         """Groups, other than the first, of which no seat has been in use for so long."""
