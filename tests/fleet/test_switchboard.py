@@ -1,0 +1,107 @@
+"""Control lines over TCP: whole messages in order, whoever else calls, however the network cuts them up."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from queue import SimpleQueue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.fleet.switchboard import Caller, Line, Switchboard, call
+
+Answered = SimpleQueue[tuple[Caller, Line]]
+
+
+@pytest.fixture
+def answered() -> Answered:
+    return SimpleQueue()
+
+
+@pytest.fixture
+def switchboard(answered: Answered) -> Iterator[Switchboard]:
+    board = Switchboard("127.0.0.1", 1000, lambda *caller: answered.put(caller))
+    yield board
+    board.close()
+
+
+def hear(line: Line, messages: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < messages:
+        found += line.receive()
+    return found
+
+
+def test_a_worker_is_known_by_its_name_and_messages_go_both_ways(switchboard: Switchboard, answered: Answered) -> None:
+    worker = call(switchboard.address, switchboard.key, "w3", 2)
+    caller, line = answered.get(timeout=10)
+    assert (caller.worker, caller.incarnation) == ("w3", 2)
+    line.send(b"order")
+    assert worker.recv_bytes() == b"order"
+    for text in (b"first", b"", b"x" * 1000):
+        worker.send_bytes(text)
+    assert hear(line, 3) == [b"first", b"", b"x" * 1000]
+    worker.close()
+    with pytest.raises(EOFError):
+        hear(line, 1)
+
+
+def test_who_does_not_know_the_key_is_not_answered_and_keeps_nobody_waiting(
+    switchboard: Switchboard, answered: Answered
+) -> None:
+    silent = socket.create_connection(switchboard.address)
+    with pytest.raises(AuthenticationError):
+        call(switchboard.address, b"another key", "w0", 1)
+    worker = call(switchboard.address, switchboard.key, "w1", 1)
+    assert answered.get(timeout=10)[0].worker == "w1" and answered.empty()
+    silent.close()
+    worker.close()
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1))
+def test_messages_are_whole_wherever_the_network_cuts_them(texts: list[bytes], cuts: list[int]) -> None:
+    theirs, ours = socket.socketpair()
+    line, found = Line(ours, 1000), []
+    stream = b"".join(struct.pack("!i", len(text)) + text for text in texts)
+    while stream:
+        for cut in cuts:
+            theirs.sendall(stream[:cut])
+            stream = stream[cut:]
+            found += line.receive()
+    assert found == texts
+    theirs.close()
+    line.close()
+
+
+def test_half_a_message_stops_nobody_and_is_never_handed_over() -> None:
+    theirs, ours = socket.socketpair()
+    line = Line(ours, 1000)
+    theirs.sendall(struct.pack("!i", 10) + b"half")
+    assert line.receive() == [] and line.receive() == []
+    theirs.close()
+    with pytest.raises(EOFError):
+        line.receive()
+
+
+@pytest.mark.parametrize("length", [-1, 1001])
+def test_what_is_no_report_breaks_the_line(length: int) -> None:
+    theirs, ours = socket.socketpair()
+    theirs.sendall(struct.pack("!i", length))
+    with pytest.raises(OSError, match="a message of"):
+        Line(ours, 1000).receive()
+    theirs.close()
+
+
+def test_a_line_on_which_nothing_more_can_be_sent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.fleet.switchboard._SEND_LIMIT_S", 0.05)
+    theirs, ours = socket.socketpair()
+    line = Line(ours, 1000)
+    for _ in range(200):
+        line.send(b"x" * 10_000)
+    with pytest.raises(EOFError):
+        line.receive()
+    theirs.close()
