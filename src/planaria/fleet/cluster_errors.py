@@ -26,7 +26,7 @@ def reach(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address.startswith("ray://") and not host:
         host, port = port, str(_CLIENT_PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise UserError(f"{called}: give 'auto', 'embedded', HOST:PORT (Ray's is 6379), or ray://HOST:{_CLIENT_PORT}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()

@@ -1,0 +1,127 @@
+"""What can be wrong with a cluster is said in one line that names the mend, before any worker starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import folder_of, tiny, train
+
+import planaria
+from conftest import STORE
+from planaria import recipe
+from planaria.errors import UserError
+from planaria.fleet import cluster_errors
+from planaria.fleet.nursery import Facts, facts
+
+
+def refused(tmp_path: Path, address: str, **environment: str) -> str:
+    """What ``planaria train`` says when it refuses: one line."""
+    config = tiny(tmp_path, fleet={"kind": "ray", "address": address})
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.dump(config))
+    command = [sys.executable, "-m", "planaria", "train", str(file), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert not (folder_of(config) / "workers").exists()
+    return done.stderr
+
+
+def test_without_ray_the_package_to_install_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('no Ray here')")
+    said = refused(tmp_path, "auto", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert "pip install 'planaria[ray]'" in said and "no Ray here" in said
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    yield port
+
+
+def test_an_address_at_which_nobody_answers_is_refused(tmp_path: Path, nobody: int) -> None:
+    address = f"127.0.0.1:{nobody}"
+    assert f"fleet.address = '{address}': no Ray cluster answers there" in refused(tmp_path, address)
+
+
+def test_so_is_a_ray_client_address_and_one_in_rays_own_variable(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no Ray cluster answers there"):
+        cluster_errors.reach(f"ray://127.0.0.1:{nobody}")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{nobody}")
+    with pytest.raises(UserError, match=rf"'auto' \(RAY_ADDRESS = '127.0.0.1:{nobody}'\): no Ray cluster answers"):
+        cluster_errors.reach("auto")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:port", "host:70000", "http://host:80"])
+def test_what_is_no_address_is_refused_with_what_is_one(address: str) -> None:
+    with pytest.raises(UserError, match="give 'auto', 'embedded', HOST:PORT") as told:
+        cluster_errors.reach(address)
+    assert repr(address) in str(told.value)
+
+
+@pytest.mark.slow
+def test_no_cluster_on_this_machine_is_refused(tmp_path: Path) -> None:
+    running = subprocess.run(["pgrep", "-f", "gcs_server"], capture_output=True, text=True).stdout
+    if running:
+        pytest.skip("there is a cluster on this machine")
+    assert "no Ray cluster runs on this machine; start one (`ray start --head`)" in refused(tmp_path, "auto")
+
+
+def test_a_cluster_of_another_version_is_refused_in_one_line() -> None:
+    utils = pytest.importorskip("ray._private.utils")
+    theirs = {"ray_version": "2.9.0", "python_version": "3.9.1"}
+    with pytest.raises(RuntimeError) as mismatch:
+        utils.check_version_info(theirs, "this process", raise_on_mismatch=True)
+    told = str(cluster_errors.explain(mismatch.value, "auto"))
+    assert "the cluster runs another version of Ray or Python" in told and "2.9.0" in told and "\n" not in told
+
+
+def test_a_node_with_another_planaria_or_without_the_runs_folders_is_named(tmp_path: Path) -> None:
+    mine = facts((tmp_path, tmp_path / "elsewhere"))
+    assert mine.version == planaria.__version__ and mine.missing == (tmp_path / "elsewhere",)
+    with pytest.raises(UserError, match=r"10\.0\.0\.7.* has no folder .*elsewhere.* all nodes see"):
+        cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine)
+    with pytest.raises(UserError, match=r"10\.0\.0\.7.* has planaria 0\.0\.1, this process"):
+        cluster_errors.refuse_unfit("10.0.0.7 (abc)", Facts("0.0.1", mine.python, ()))
+    cluster_errors.refuse_unfit("10.0.0.7 (abc)", facts((tmp_path,)))
+
+
+def test_a_cluster_without_room_for_the_crew_is_refused(
+    tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.fleet.ray._ROOM_S", 1)
+    with pytest.raises(UserError, match=r"has 16 CPUs, 16 of them free; this run needs 35, one for each stage and"):
+        train(tiny(tmp_path, fleet={"spares": 30}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["absent", "old"])
+def test_a_node_that_lacks_this_planaria_is_named_before_a_worker_starts(
+    tmp_path: Path, on_ray: Any, broken: str
+) -> None:
+    """Its Python finds another package of this name first."""
+    other = tmp_path / "other" / "planaria"
+    if broken == "absent":
+        other.mkdir(parents=True)
+        (other / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'planaria'\")")
+    else:
+        shutil.copytree(Path(planaria.__file__).parent, other)
+        (other / "__init__.py").write_text('__version__ = "0.0.1"')
+    node = on_ray.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other.parent)}, **STORE)
+    says = {"absent": "cannot import planaria", "old": "has planaria 0.0.1, this process"}[broken]
+    try:
+        with pytest.raises(UserError, match=rf"Ray node .*{node.node_id[:8]}.* {says}") as told:
+            train(tiny(tmp_path))
+        assert "\n" not in str(told.value)
+    finally:
+        on_ray.remove_node(node, allow_graceful=False)
+    assert not (folder_of(tiny(tmp_path)) / "workers").exists()
