@@ -8,7 +8,8 @@ from typing import Any
 import harness
 import pytest
 
-HEALTH = {
+SETTINGS = {
+    "worker_niceness": 0,
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
@@ -21,7 +22,7 @@ STORE = {"object_store_memory": 80 << 20}
 def cluster() -> Iterator[Any]:
     """A Ray cluster with room for sixteen workers on its one node; tests may add nodes."""
     testing = pytest.importorskip("ray.cluster_utils")
-    head = {"num_cpus": 16, "include_dashboard": False, "_system_config": HEALTH, **STORE}
+    head = {"num_cpus": 16, "include_dashboard": False, "_system_config": SETTINGS, **STORE}
     cluster = testing.Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()

@@ -183,9 +183,11 @@ def train_and_strike(
         if hook is not None:
             hook(decision, crew)
 
-    config = tiny(tmp_path, steps=steps, checkpoint={"every": 3}, **(PACE | ANY_STAGE | settings))
+    fleet = {"spares": 0} | settings.pop("fleet", {})  # the node's worker has a stage
+    config = tiny(tmp_path, steps=steps, fleet=fleet, checkpoint={"every": 3}, **(PACE | ANY_STAGE | settings))
     record = train(config, hook=at_step_5)
     assert ending(record).outcome == "finished"
+    assert len(outcomes(record)) == 2 and outcomes(record)[1] in ("recovered", "rolled back")
     pids = {fact.pid: fact.worker for fact in facts(record, e.WorkerJoined)}
     assert [pids[pid] for pid in there] == [lost.worker for lost in facts(record, e.WorkerLost)]
     assert_no_orphans(record.folder)

@@ -55,13 +55,15 @@ _IDLE_S = 60.0
 _CLOSE_S = 2.0
 _CALLS = 16
 """of one nursery at the same time; one of them watches its node, and births may have to wait for imports"""
-_HEALTH = {
+_SETTINGS = {
+    "worker_niceness": 0,
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""for a cluster that is started here; Ray's own values take a minute to tell that a node is gone"""
+"""for a cluster that is started here; by Ray's own values workers give way to all else on a busy machine, and a minute
+passes until a node is known to be gone"""
 _OBJECT_STORE_BYTES = 80 << 20
 """about the least that Ray allows: nothing of ours goes there"""
 
@@ -111,7 +113,7 @@ def _start(crew: int) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _system_config=_HEALTH,
+            _system_config=_SETTINGS,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
