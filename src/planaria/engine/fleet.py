@@ -17,7 +17,8 @@ from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.replanner import Replanner
 from planaria.engine.setup import Setup
 from planaria.engine.stopping import stop_signals
-from planaria.fleet.ground import Work, ground
+from planaria.fleet.ground import ground
+from planaria.fleet.work import Work
 from planaria.plan.check import require
 from planaria.transport.rendezvous import Rendezvous
 

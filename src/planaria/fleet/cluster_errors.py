@@ -72,3 +72,9 @@ def cannot_serve(node: str, error: Exception) -> UserError:
     if "No module named" in told or "ImportError" in told:
         return UserError(f"Ray node {node} cannot import planaria ({told[:200]}): install the same version there")
     return UserError(f"Ray node {node} cannot start workers: {told[:300]}")
+
+
+def why(error: BaseException) -> str:
+    """The line of a long report that says why an actor is dead."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("The actor ")), (lines or [type(error).__name__])[0])[:200]

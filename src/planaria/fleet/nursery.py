@@ -75,6 +75,9 @@ class Nursery:
         """What this node has."""
         return facts((self._orders.cwd, *self._orders.folders))
 
+    def ping(self) -> None:
+        """Answer: this node is well."""
+
     def start(self, worker: str, incarnation: int) -> int:
         """Fork a worker, which calls the controller by itself; its process id."""
         with self._births:
