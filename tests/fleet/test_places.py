@@ -172,6 +172,16 @@ def test_when_a_node_dies_its_workers_are_lost_at_once_and_only_they(scene: Scen
     assert all("the node a: The actor died" in news.detail for news in heard if isinstance(news, Lost))
 
 
+def test_a_call_that_fails_is_no_death_while_the_nursery_answers(scene: Scene) -> None:
+    born(scene, "w0", "w1", "w2")
+    first, scene.machines.nests[0].watch = scene.machines.nests[0].watch, Future()
+    first.set_exception(Dead("The actor is unavailable"))
+    time.sleep(0.2)
+    assert not scene.ears.take()
+    scene.machines.lose("a")
+    scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
+
+
 def test_workers_of_a_draining_node_leave_one_by_one_once_there_is_room_elsewhere(scene: Scene) -> None:
     born(scene, "w0", "w1", "w2")
     scene.machines.nests[0].watch.set_result(int((time.time() + 60) * 1000))

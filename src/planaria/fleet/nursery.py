@@ -23,6 +23,8 @@ from planaria.fleet.base import Entry
 from planaria.fleet.birth import PR_SET_PDEATHSIG, be_born
 from planaria.fleet.switchboard import call
 
+_FATED = "planaria.fleet.fated"
+
 
 @dataclass(frozen=True)
 class Orders:
@@ -68,8 +70,8 @@ class Nursery:
         vars(sys.modules["__main__"]).pop("__file__", None)
         if not self.facts().missing:
             os.chdir(orders.cwd)
-            self._context.set_forkserver_preload(orders.preload)
-            forkserver.ensure_running()
+            self._context.set_forkserver_preload([_FATED, *orders.preload])
+            forkserver.ensure_running()  # by the main thread: the server would die with any other
 
     def facts(self) -> Facts:
         """What this node has."""

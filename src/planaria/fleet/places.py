@@ -220,11 +220,19 @@ class Places:
         if self._nodes.get(node) is not home:
             return
         error = future.exception()
-        if error is None:
+        if error is not None:  # perhaps the network's fault alone
+            self._ask(home, "ping", then=partial(self._mourn, node, home, error))
+        else:
             left = future.result() / 1e3 - time.time()
             gone = f", gone in {left:.0f} s" if left > 0 else ""
             home.drains = f"node {self._machines.called(node)} is draining{gone}"
             self._seats.shunned.add(node)
+
+    def _mourn(self, node: str, home: _Node, error: BaseException, second: Future[None]) -> None:
+        if self._nodes.get(node) is not home:
+            return
+        if second.exception() is None:
+            self._ask(home, "until_drained", then=partial(self._ended, node, home))
         else:
             del self._nodes[node]
             self._lose_all(node, f"node {self._machines.called(node)}: {why(error)}")

@@ -1,0 +1,16 @@
+"""Imported by a nursery's fork server before all else: it is killed with the nursery, and its workers with it.
+
+By itself it would hear the same news from a pipe, and then take a second to leave, as any program does that has torch
+imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+from planaria.fleet.birth import PR_SET_PDEATHSIG
+
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
