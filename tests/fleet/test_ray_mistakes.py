@@ -85,6 +85,11 @@ def test_a_cluster_of_another_version_is_refused_in_one_line() -> None:
     assert "the cluster runs another version of Ray or Python" in told and "2.9.0" in told and "\n" not in told
 
 
+def test_a_cluster_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> None:
+    refusal = ConnectionError("Failed to connect to Ray cluster at 10.0.0.5:6379")
+    assert "set RAY_AUTH_MODE=token here too" in str(cluster_errors.explain(refusal, "10.0.0.5:6379"))
+
+
 def test_a_node_with_another_planaria_or_without_the_runs_folders_is_named(tmp_path: Path) -> None:
     mine = facts((tmp_path, tmp_path / "elsewhere"))
     assert mine.version == planaria.__version__ and mine.missing == (tmp_path / "elsewhere",)

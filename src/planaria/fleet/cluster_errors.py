@@ -48,6 +48,11 @@ def explain(error: Exception, address: str) -> UserError:
         )
     if "ersion" in text and ("mismatch" in text or "differ" in text or "incompatible" in text):
         return UserError(f"{called}: the cluster runs another version of Ray or Python than this process: {text[:300]}")
+    if "Failed to connect to Ray cluster" in text or "uthentication" in text:
+        return UserError(
+            f"{called}: the cluster is there, but does not let this process in; if it asks for Ray's token, set "
+            f"RAY_AUTH_MODE=token here too (Ray says: {text[:200]})"
+        )
     return UserError(f"{called}: Ray says: {text[:300]}")
 
 
