@@ -14,7 +14,7 @@ import torch
 
 from planaria.errors import UserError
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
-from planaria.transport.rendezvous import Rendezvous
+from planaria.transport.rendezvous import Client, Rendezvous
 from planaria.transport.wire import Content, Header
 
 SOON_S = 20.0
@@ -165,3 +165,9 @@ def test_a_port_that_is_taken_is_the_users_to_mend(rendezvous: Rendezvous) -> No
     with pytest.raises(UserError, match=rf"fleet.port = {rendezvous.port}: cannot listen") as caught:
         Rendezvous("127.0.0.1", rendezvous.port)
     assert "\n" not in str(caught.value)
+
+
+def test_an_end_listens_at_its_own_address_on_the_way_to_the_rendezvous(rendezvous: Rendezvous) -> None:
+    client = Client(rendezvous.host, rendezvous.port, SOON_S)
+    assert client.own_address == "127.0.0.1"
+    client.close()
