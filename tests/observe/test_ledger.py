@@ -168,7 +168,7 @@ class Fleet:
         floor = next(b for b in range(self.total + 1) if b not in used)
         ahead = sorted(b for b in used if b > floor)
         self.facts.append(self._started(first, {r: Standing(step=s) for r, s in standings.items()}, floor, ahead))
-        self.used = {b: (-1, 0) for b in used}
+        self.used = dict.fromkeys(used, (-1, 0))
         self.step = {r: standings.get(r, first) for r in range(self.replicas)}
         self.durable = dict(self.used), dict(self.step), name
         self.out, self.gone, self.saved = {}, set(), {}
@@ -304,6 +304,7 @@ def test_a_checkpoint_that_says_too_much_or_too_little_is_found_before_the_end()
     fleet.save(1)
     assert prove_exactly_once(record(fleet.facts)) == []
     seal = fleet.facts[-1]
+    assert isinstance(seal, Seal)
     more = seal.model_copy(update={"first_block": 2})
     assert prove_exactly_once(record([*fleet.facts[:-1], more])) == [
         f"{more.folder} says that samples 4 to 7 were used; they were not"
