@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from planaria.observe.holdings import Holding
 from planaria.observe.logs import Metric, RunRecord
 from planaria.observe.narrate import SIGNS, Line
+from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 
@@ -129,7 +130,8 @@ def bytes_figure(record: RunRecord) -> go.Figure | None:
     edges = sorted({*useful, *wasted}, key=lambda edge: (min(edge), max(edge), edge[0]))
     if not edges:
         return None
-    rows = [f"{source} → {target}" for source, target in edges]
+    places = places_of(record)
+    rows = [places.way(source, target) for source, target in edges]
     fig = figure(90 + 24 * len(rows), x="MB sent", barmode="stack", bargap=0.3)
     for name, amounts, colour in (("in finished steps", useful, BLUE), ("in dropped steps", wasted, GREY)):
         if amounts:

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from planaria.decisions import Form
 from planaria.events import Linked, Span, Worked
 from planaria.observe.logs import RunRecord
+from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 
@@ -32,14 +33,15 @@ class Bar(NamedTuple):
 
 
 def ordinary_step(record: RunRecord) -> list[Worked]:
-    """What each stage did in the whole training step whose duration is the median; empty if there is none.
+    """What each stage did in a replica's whole training step whose duration is the median; empty if there is none.
 
     Steps that also saved or rebuilt something are not ordinary unless there is nothing else.
     """
-    steps: dict[tuple[int, int], list[Worked]] = defaultdict(list)
+    places = places_of(record)
+    steps: dict[tuple[int, int, int], list[Worked]] = defaultdict(list)
     for _, work in record.worked:
         if not work.dropped and any(span.action == "backward" for span in work.spans):
-            steps[work.generation, work.step].append(work)
+            steps[places.replica(work.node), work.generation, work.step].append(work)
     most = max((len(works) for works in steps.values()), default=0)
     whole = [works for works in steps.values() if len(works) == most]
     plain = [works for works in whole if not any(s.action in ("save", "rebuild") for w in works for s in w.spans)]
@@ -67,15 +69,18 @@ def step_figure(works: Sequence[Worked]) -> go.Figure:
 
 
 def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
-    """The moments around a loss, milliseconds since the fault (since its notice where the fault is unknown)."""
+    """The moments around a loss, milliseconds since the fault (since its notice where the fault is unknown).
+
+    Of several replicas, only the one that was hit is drawn.
+    """
     zero = timing.lost_t if timing.fault_t is None else timing.fault_t
     moments = (timing.finished_t, timing.linked_t, timing.formed_t, timing.lost_t)
     last = next(moment for moment in moments if moment is not None)
     around = 0.45 * max(last - zero, 0.05)
     begin, end = zero - around, last + around
     rows: set[tuple[int, str]] = set(zip(timing.stages, timing.workers, strict=False))
-    bars = []
-    for work in (work for _, work in record.worked):
+    bars, places = [], places_of(record)
+    for work in (work for _, work in record.worked if places.replica(work.node) == timing.replica):
         seen = [bar for bar in _bars(work) if bar.end > begin and bar.start < end]
         bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in seen]
         rows |= {(work.stage, work.worker)} if seen else set()
@@ -116,10 +121,13 @@ def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[s
     """(stage, (worker, bar)) of each member from the last formation to its link."""
     found = []
     formed: float | None = None
+    places = places_of(record)
     for t, fact in record.history:
-        if isinstance(fact, Form):
+        if isinstance(fact, Form) and fact.replica == timing.replica:
             formed = t if t == timing.formed_t else None
-        elif isinstance(fact, Linked) and formed is not None and fact.generation == timing.generation:
+        elif not isinstance(fact, Linked) or places.replica(fact.node) != timing.replica:
+            continue
+        elif formed is not None and fact.generation == timing.generation:
             hover = f"relink {1000 * fact.link_s:.1f} ms, transfer {1000 * fact.transfer_s:.1f} ms, " + (
                 f"rebuild {1000 * fact.rebuild_s:.1f} ms, {fact.transfer_bytes / 1e6:.1f} MB received"
             )

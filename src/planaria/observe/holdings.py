@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.decisions import Finish, Form
+from planaria.decisions import Disband, Finish, Form
 from planaria.events import RunStarted, WorkerLost
 from planaria.observe.logs import RunRecord
 from planaria.observe.places import Places
@@ -42,9 +42,10 @@ def holdings(record: RunRecord) -> list[Holding]:
             gone = [n for n, (worker, _) in held.items() if isinstance(fact, Finish) or worker == fact.worker]
             for node in gone:
                 close(node, t)
-        elif isinstance(fact, Form):
-            members = {member.node: member.worker for member in fact.members}
-            for node in [n for n, (worker, _) in held.items() if members.get(n) != worker]:
+        elif isinstance(fact, Form | Disband):
+            members = {m.node: m.worker for m in fact.members} if isinstance(fact, Form) else {}
+            own = {node: worker for node, (worker, _) in held.items() if places.replica(node) == fact.replica}
+            for node in [node for node, worker in own.items() if members.get(node) != worker]:
                 close(node, t)
             for node, worker in members.items():
                 held.setdefault(node, (worker, t))

@@ -40,6 +40,10 @@ class Metric(BaseModel):
     grad_norm: dict[int, float | None] = {}
     """stage → L2 norm of its gradient before clipping; None where the stage did not tell"""
     val_loss: float | None = None
+    losses: dict[int, float | None] = {}
+    """of several replicas, of which ``loss`` is the mean: what each had"""
+    val_losses: dict[int, float] = {}
+    """the same for ``val_loss``"""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planaria.decisions import Cannot, Decision, Form, Rebuild, RunStep, Seal
+from planaria.decisions import PEER, Adopt, Cannot, Decision, Disband, Form, Found, Rebuild, Seal
 from planaria.events import (
     EdgeBroken,
     Event,
@@ -22,7 +22,9 @@ from planaria.events import (
     ZombieIgnored,
 )
 from planaria.observe.logs import RunRecord
-from planaria.observe.places import Places, stages
+from planaria.observe.pace import Pace
+from planaria.observe.places import Places, replicas, stages
+from planaria.observe.rounds import Gathering, Rounds
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
@@ -44,16 +46,19 @@ class Narrator:
     """Folds events and decisions into lines, and knows who is alive at the moment."""
 
     def __init__(self) -> None:
-        self.step = 0
         self.alive: set[str] = set()
         self.holders: dict[str, int] = {}
-        """living member → the node at which it stands"""
+        """living member, of whatever replica → the node at which it stands"""
+        self._pace, self._rounds = Pace(), Rounds()
         self._places = Places()
         self._nodes: set[int] = set()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
-        self._generation = 0
+        self._generation: dict[int, int] = {}
+        """replica → its present generation"""
         self._reborn: dict[int, Rebuild] = {}
+        self._copies: dict[int, str] = {}
+        """replica that is copied as a whole → what to say of it when that is done"""
 
     @property
     def spares(self) -> int:
@@ -62,10 +67,12 @@ class Narrator:
 
     def tell(self, t: float, fact: Event | Decision) -> Line | None:
         """Takes in one fact; the line that it is worth, if any."""
-        if isinstance(fact, RunStep):
-            self.step = fact.step
-        elif isinstance(fact, RunStarted):
-            self.step, self.alive, self.holders = fact.first_step, set(), {}
+        self._pace.take(fact)
+        gathering = self._rounds.take(t, fact)
+        if gathering is not None:
+            return self._gathered(gathering)
+        if isinstance(fact, RunStarted):
+            self.alive, self.holders = set(), {}
             self._places, self._nodes = Places(fact), set(fact.stage_of)
             self._lost_at.clear()
         elif isinstance(fact, EdgeBroken):
@@ -78,6 +85,8 @@ class Narrator:
             return self._formed(fact)
         elif isinstance(fact, Linked):
             return self._linked(t, fact)
+        elif isinstance(fact, Adopt | Disband | Found):
+            return self._replica(fact)
         else:
             return self._other(fact)
         return None
@@ -88,44 +97,93 @@ class Narrator:
         if node is not None:
             self._lost_at[node] = t
         detail = f" ({lost.detail})" if lost.detail else ""
-        return self._line("loss", f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}")
+        text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
+        return self._line("loss", text, self._of(node))
 
     def _formed(self, form: Form) -> Line | None:
-        self._generation = form.generation
-        self.holders = {member.worker: member.node for member in form.members}
-        self._reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
-        broken, self._broken = sorted(self._broken), set()
+        replica = form.replica
+        self._generation[replica] = form.generation
+        self._dismiss(replica)
+        self.holders |= {member.worker: member.node for member in form.members}
+        reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
+        self._reborn |= reborn
+        lenders = {self._places.replica(donor) for source in reborn.values() for donor in source.donors}
+        if len(reborn) == len(form.members) and replica not in lenders:
+            self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
+        broken = sorted(edge for edge in self._broken if replica in map(self._places.replica, edge))
+        self._broken.difference_update(broken)
+        whose = f" of replica {replica}" if self._places.several else ""
         if form.outcome == "rolled back":
-            return self._line("rollback", f"rolled back to step {form.step}")
+            who = f"replica {replica} " if self._places.several else ""
+            return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
         if form.outcome == "skipping":
             left_out = self._places.name(self._nodes - set(self.holders.values()))
             return self._line("relink", f"no worker for {left_out} yet: training on without")
         if form.outcome == "relinked":
-            edges = ", ".join(f"{low}–{high}" for low, high in broken)
-            return self._line("relink", f"broken edge {edges} replaced" if edges else "edges replaced")
+            edges = ", ".join(self._places.edge(low, high) for low, high in broken)
+            text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
+            return self._line("relink", text, replica)
         return None
 
+    def _dismiss(self, replica: int) -> None:
+        """Nobody stands in the replica any more, and nothing is reborn there."""
+        self.holders = {w: node for w, node in self.holders.items() if self._places.replica(node) != replica}
+        self._reborn = {node: source for node, source in self._reborn.items() if self._places.replica(node) != replica}
+        self._copies.pop(replica, None)
+
     def _linked(self, t: float, linked: Linked) -> Line | None:
-        if linked.generation != self._generation or linked.node not in self._reborn:
+        replica = self._places.replica(linked.node)
+        if linked.generation != self._generation.get(replica, 0) or linked.node not in self._reborn:
             return None
         source = self._reborn.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
+        if replica in self._copies:
+            left = self._places.nodes(replica) & self._reborn.keys()
+            return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
         after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
-        donors = self._places.name(source.donors)
-        origin = f"from {donors} ({source.by})" if source.donors else f"anew ({source.by})"
-        return self._line("rebirth", f"{self._places.name([linked.node])} reborn in {linked.worker} {origin}{after}")
+        text = f"{self._places.name([linked.node])} reborn in {linked.worker} {self._origin(replica, source)}{after}"
+        return self._line("rebirth", text, replica)
+
+    def _origin(self, replica: int, source: Rebuild) -> str:
+        others = {self._places.replica(donor) for donor in source.donors} - {replica}
+        if source.by == PEER and others:
+            return f"from {replicas(others)}"
+        return f"from {self._places.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
+
+    def _gathered(self, gathering: Gathering) -> Line | None:
+        """A round that not all settled who were to; who meets nobody by the draw is not worth a line."""
+        if not gathering.missing:
+            return None
+        members, missing = replicas(gathering.members), replicas(gathering.missing)
+        why = "came too late, or was not heard" if gathering.impatient else "did not come"
+        how = "alone" if gathering.alone else "together"
+        who = "they" if len(gathering.missing) > 1 else "it"
+        text = f"round {gathering.round}: {members} went on {how}, without {missing}: {who} {why}"
+        return self._line("relink", text, gathering.members[0])
+
+    def _replica(self, fact: Adopt | Disband | Found) -> Line:
+        who = f"replica {fact.replica}"
+        if isinstance(fact, Adopt):
+            return self._line("rollback", f"{who} goes on as a copy of another: {fact.reason}", fact.replica)
+        if isinstance(fact, Found):
+            return self._line("rebirth", f"{who} begins anew, as a copy of another", fact.replica)
+        self._dismiss(fact.replica)
+        spares = ", ".join(fact.workers) if fact.workers else "nobody"
+        return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
 
     def _other(self, fact: Event | Decision) -> Line | None:
         if isinstance(fact, FaultInjected):
             when = f", {fact.moment}" if fact.moment else ""
-            return self._line("fault", f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}")
+            text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
+            return self._line("fault", text, self._of(fact.node))
         if isinstance(fact, Replanned):
             return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
         if isinstance(fact, WorkerFailed):
             role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
         if isinstance(fact, Cannot):
-            return self._line("loss", f"{stages(fact.lost)} cannot be rebuilt: {fact.reason}")
+            whose = f" of replica {fact.replica}" if self._places.several else ""
+            return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
         if isinstance(fact, ZombieIgnored):
             return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
         if isinstance(fact, StopRequested):
@@ -137,9 +195,15 @@ class Narrator:
     def _role(self, node: int | None) -> str:
         return "spare" if node is None or node < 0 else self._places.name([node])
 
-    def _line(self, tone: Tone, text: str) -> Line:
+    def _of(self, node: int | None) -> int | None:
+        """The replica of a node, if there is one."""
+        return None if node is None or node < 0 else self._places.replica(node)
+
+    def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
+        """A line about a replica, at the step that this has under way, or about the whole run."""
         # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
-        return Line(self.step, tone, "".join(c if c.isprintable() else " " for c in text))
+        step = self._pace.at(replica if self._places.several else 0)
+        return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
 
 
 def story(record: RunRecord) -> list[tuple[float, Line]]:

@@ -11,9 +11,10 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from planaria.decisions import Commit, Decision, Form
+from planaria.decisions import Decision, Form
 from planaria.events import Event
 from planaria.observe.narrate import Line, Narrator, Tone
+from planaria.observe.pace import Pace
 
 STYLES: dict[Tone, str] = {
     "fault": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta", "relink": "cyan", "note": "dim",
@@ -44,7 +45,7 @@ class Progress(Quiet):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._narrator = Narrator()
+        self._narrator, self._pace = Narrator(), Pace()
         self._total = self._done = 0
         self._told = 0
         """tenths of the run that plain output has reported"""
@@ -68,24 +69,22 @@ class Progress(Quiet):
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
+        self._pace.take(event)
         self._say(self._narrator.tell(t, event))
         self._refresh()
 
     def on_decision(self, t: float, decision: Decision) -> None:
         self._say(self._narrator.tell(t, decision))
-        if isinstance(decision, Commit):
-            self._done = decision.step + 1
-        elif isinstance(decision, Form) and decision.outcome == "rolled back":
-            self._done = decision.step
+        self._pace.take(decision)
+        self._done = self._pace.done
+        if isinstance(decision, Form) and decision.outcome == "rolled back":
             self._told = self._tenth()
         self._refresh()
 
     def on_metric(self, metric: Mapping[str, object]) -> None:
-        step, loss, speed, validation = (metric.get(k) for k in ("step", "loss", "tokens_per_s", "val_loss"))
+        loss, speed, validation = (metric.get(k) for k in ("loss", "tokens_per_s", "val_loss"))
         if isinstance(loss, float):
             self._numbers["loss"] = f"loss {loss:.4f}"
-            if isinstance(step, int):
-                self._done = step + 1
         if isinstance(speed, int | float):
             self._numbers["speed"] = f"{speed:,.0f} tokens/s"
         if isinstance(validation, float):

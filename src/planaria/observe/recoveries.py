@@ -1,9 +1,4 @@
-"""How long each recovery took, and where its time went.
-
-    fault ──notice──▶ lost ──decide──▶ formed ──relink, transfer, rebuild──▶ linked ──redo──▶ finished
-
-The five moments are read off the controller's log and the workers' spans, which share one monotonic clock.
-"""
+"""How long each recovery took, and where its time went (``observe/recovery_timing.py``)."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planaria.decisions import Cannot, Commit, Decision, Form, RunStep
+from planaria.decisions import Cannot, Commit, Decision, Disband, Form, RunStep
 from planaria.events import (
     EdgeBroken,
     Event,
@@ -25,100 +20,60 @@ from planaria.events import (
     ZombieIgnored,
 )
 from planaria.observe.logs import RunRecord
-from planaria.observe.places import Places
-
-Outcome = Literal["recovered", "rolled back", "relinked", "skipping", "cannot", "unfinished"]
-
-
-@dataclass(frozen=True)
-class RecoveryTiming:
-    """One recovery: from a member's death (or a broken edge) to the first microbatch that is through again.
-
-    Moments (``*_t``) are monotonic seconds, None where the log does not tell or the recovery did not get there. Deaths
-    during a recovery belong to it; moments after the decision are then those of its last formation.
-    """
-
-    step: int
-    """step under way when the loss was noticed"""
-    nodes: tuple[int, ...]
-    """nodes whose worker was lost; if the outcome is 'relinked', those at the broken edges"""
-    where: str
-    """the nodes by name"""
-    stages: tuple[int, ...]
-    """the stage of each of them"""
-    workers: tuple[str, ...]
-    causes: tuple[str, ...]
-    outcome: Outcome
-    generation: int | None
-    resumed_step: int | None
-    """step the replica went on from"""
-    heirs: dict[int, str]
-    """lost node → worker that stands there afterwards"""
-    attempts: int
-    """formations it took"""
-    fault_t: float | None
-    lost_t: float
-    formed_t: float | None
-    linked_t: float | None
-    finished_t: float | None
-    relink: float
-    """longest link_s of a member, seconds"""
-    transfer: float
-    """longest transfer_s of a member, seconds"""
-    rebuild: float
-    """longest rebuild_s of a member, seconds"""
-    transfer_bytes: int
-
-    @property
-    def notice(self) -> float | None:
-        """Seconds from the injected fault to its notice; None when nobody wrote down the fault."""
-        return _between(self.fault_t, self.lost_t)
-
-    @property
-    def decide(self) -> float | None:
-        """Seconds from the notice to the (last) formation, including the wait for a worker."""
-        return _between(self.lost_t, self.formed_t)
-
-    @property
-    def redo(self) -> float | None:
-        """Seconds from the last member's link to the end of the first microbatch."""
-        return _between(self.linked_t, self.finished_t)
-
-    @property
-    def total(self) -> float | None:
-        """Seconds from the fault (its notice, if the fault is unknown) to the end of the first microbatch."""
-        return _between(self.lost_t if self.fault_t is None else self.fault_t, self.finished_t)
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
+from planaria.observe.places import Places, places_of
+from planaria.observe.recovery_timing import Outcome as Outcome
+from planaria.observe.recovery_timing import RecoveryTiming as RecoveryTiming
 
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
-    """Every recovery of the run, in order. The death of a spare needs none."""
-    scan = _Scan(_Finished(record))
+    """Every recovery of the run, in order; each is one replica's affair. The death of a spare needs none."""
+    finished, places = _Finished(record), Places()
+    scans = [_Scan(finished)]
+    done: list[RecoveryTiming] = []
     for t, fact in record.history:
-        scan.take(t, fact)
-    scan.close()
-    return scan.done
+        if isinstance(fact, RunStarted):
+            done += _closed(scans)
+            places = Places(fact)
+            scans = [_Scan(finished, fact, replica, places) for replica in range(fact.replicas)]
+        for replica in _concerned(fact, places):
+            scans[replica].take(t, fact)
+        if isinstance(fact, FaultInjected | WorkerJoined | WorkerLost):
+            for scan in scans:
+                scan.take(t, fact)
+    return done + _closed(scans)
+
+
+def _concerned(fact: Event | Decision, places: Places) -> list[int]:
+    """The replica that a fact is about, if it is about one."""
+    if isinstance(fact, RunStep | Form | Cannot | Commit | Disband):
+        return [fact.replica]
+    return [places.replica(fact.node)] if isinstance(fact, EdgeBroken | Linked) else []
+
+
+def _closed(scans: list[_Scan]) -> list[RecoveryTiming]:
+    for scan in scans:
+        scan.close()
+    return sorted((timing for scan in scans for timing in scan.done), key=lambda timing: timing.lost_t)
 
 
 class _Finished:
     """Looks up when a generation's first microbatch was through."""
 
     def __init__(self, record: RunRecord) -> None:
-        self._ends: dict[tuple[int, str], list[float]] = defaultdict(list)
+        self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+        places = places_of(record)
         for _, work in record.worked:
+            replica = places.replica(work.node)
             for span in work.spans if work.stage == 0 else ():
                 # A validation has no backward: there, the head's forward is a microbatch's last action.
                 if (span.action == "backward" and span.hop == 0) or (span.action == "forward" and span.hop > 0):
                     mode = "train" if span.action == "backward" else "evaluate"
-                    self._ends[work.generation, mode].append(span.end)
+                    self._ends[replica, work.generation, mode].append(span.end)
         for ends in self._ends.values():
             ends.sort()
 
-    def after(self, t: float, generation: int, mode: str) -> float | None:
-        ends = self._ends.get((generation, mode), [])
+    def after(self, t: float, replica: int, generation: int, mode: str) -> float | None:
+        ends = self._ends.get((replica, generation, mode), [])
         at = bisect_left(ends, t)
         return ends[at] if at < len(ends) else None
 
@@ -137,7 +92,8 @@ class _Open:
     forms: list[tuple[float, Form]] = field(default_factory=list)
     mode: str | None = None
     linked: list[tuple[float, Linked]] = field(default_factory=list)
-    cannot: bool = False
+    replica: int = 0
+    ended: Literal["cannot", "disbanded"] | None = None
     committed: bool = False
 
     @property
@@ -147,8 +103,8 @@ class _Open:
 
     @property
     def outcome(self) -> Outcome:
-        if self.cannot:
-            return "cannot"
+        if self.ended:
+            return self.ended
         outcome = self.forms[-1][1].outcome if self.whole else "started"
         return "unfinished" if outcome == "started" else outcome
 
@@ -166,7 +122,7 @@ class _Open:
         if not self.forms:
             return None
         t, form = self.forms[-1]
-        return finished.after(t, form.generation, self.mode or "train")
+        return finished.after(t, self.replica, form.generation, self.mode or "train")
 
     def timing(self, finished: _Finished) -> RecoveryTiming:
         formed_t, form = self.forms[-1] if self.forms else (None, None)
@@ -181,6 +137,7 @@ class _Open:
             outcome=self.outcome,
             generation=form.generation if form else None,
             resumed_step=form.step if form else None,
+            replica=self.replica,
             heirs={m.node: m.worker for m in form.members if m.node in self.nodes} if form and self.lost else {},
             attempts=len(self.forms),
             fault_t=self.fault_t,
@@ -196,23 +153,22 @@ class _Open:
 
 
 class _Scan:
-    """One pass over the history: who is a member, what was injected, and the recovery that is open."""
+    """One pass over what concerns a replica: who is a member, what was injected, and the recovery that is open."""
 
-    def __init__(self, finished: _Finished) -> None:
+    def __init__(
+        self, finished: _Finished, started: RunStarted | None = None, replica: int = 0, places: Places | None = None
+    ) -> None:
         self.done: list[RecoveryTiming] = []
-        self._finished = finished
+        self._finished, self._replica = finished, replica
         self._open: _Open | None = None
-        self._step = 0
-        self._places = Places()
+        self._step = started.standing(replica).step if started else 0
+        self._places = places or Places()
         self._members: dict[str, int] = {}
         self._faults: dict[str, float] = {}
         self._broken: list[tuple[float, EdgeBroken]] = []
 
     def take(self, t: float, fact: Event | Decision) -> None:
-        if isinstance(fact, RunStarted):
-            self.close()
-            self._members, self._step, self._places = {}, fact.first_step, Places(fact)
-        elif isinstance(fact, FaultInjected):
+        if isinstance(fact, FaultInjected):
             self._faults[fact.worker] = t
             if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
                 del self._faults[fact.worker]
@@ -231,10 +187,21 @@ class _Scan:
         elif isinstance(fact, Linked):
             if self._open and self._open.forms and fact.generation == self._open.forms[-1][1].generation:
                 self._open.linked.append((t, fact))
-        elif self._open and isinstance(fact, Cannot):
-            self._open.cannot = True
+        elif isinstance(fact, Cannot | Disband):
+            self._end(t, fact)
         elif self._open and isinstance(fact, Commit):
             self._open.committed = bool(self._open.forms)
+
+    def _end(self, t: float, fact: Cannot | Disband) -> None:
+        """There will be no recovery; whoever stood in a replica that is no more is a spare."""
+        if isinstance(fact, Disband):
+            self._close_if_over(t)
+            self._members.clear()
+            self._broken = []
+        if self._open:
+            self._open.ended = "cannot" if isinstance(fact, Cannot) else "disbanded"
+        if isinstance(fact, Disband):
+            self.close()
 
     def close(self) -> None:
         if self._open:
@@ -246,14 +213,14 @@ class _Scan:
         if node is None:
             return
         self._close_if_over(t)
-        self._open = self._open or _Open(self._step, t, places=self._places)
+        self._open = self._open or _Open(self._step, t, places=self._places, replica=self._replica)
         self._open.add(t, fact, node, self._faults.pop(fact.worker, None))
 
     def _form(self, t: float, form: Form) -> None:
         self._close_if_over(t)
         self._members = {member.worker: member.node for member in form.members}
         if self._open is None and form.outcome == "relinked" and self._broken:
-            self._open = _Open(self._step, self._broken[0][0], places=self._places)
+            self._open = _Open(self._step, self._broken[0][0], places=self._places, replica=self._replica)
             self._open.nodes = {node for _, edge in self._broken for node in (edge.node, edge.peer)}
         self._broken = []
         if self._open:

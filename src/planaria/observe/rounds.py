@@ -1,0 +1,200 @@
+"""The rounds in which replicas meet, as the log of a fleet tells them: who met, who was waited for, what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.observe.logs import RunRecord
+
+
+@dataclass
+class Gathering:
+    """Replicas that settled a round together; a single one where a replica settled it by itself."""
+
+    round: int
+    members: tuple[int, ...]
+    asked: tuple[int, ...]
+    """the group that was drawn, less those that had left: with all there, these would have been the members"""
+    missing: tuple[int, ...]
+    """of these, who had not settled the round and was gone on without"""
+    impatient: bool
+    """were others waited for in vain for as long as the recipe says?"""
+    t: float
+    steps: dict[int, int]
+    """member → its own committed steps"""
+    for_others: dict[int, float]
+    """member → seconds from its last work until the others had come"""
+    for_offers: dict[int, float]
+    """member → seconds from then, or from its last work since, until the round was settled"""
+    late_bytes: dict[int, int] = field(default_factory=dict)
+    """member → sent by it, all its stages together, that somebody waited for"""
+    early_bytes: dict[int, int] = field(default_factory=dict)
+    apart: list[float] = field(default_factory=list)
+    """of each stage of each member, if they are several: RMS distance from their mean before they settled"""
+
+    @property
+    def alone(self) -> bool:
+        return len(self.members) == 1
+
+
+class Rounds:
+    """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
+
+    def __init__(self) -> None:
+        self._several = False
+        self._live: set[int] = set()
+        self._replica: dict[str, int] = {}
+        """worker → where it stands"""
+        self._groups: dict[int, list[list[int]]] = {}
+        self._settled: dict[int, set[int]] = {}
+        """round → replicas that have settled it"""
+        self._late: set[tuple[int, int]] = set()
+        """(round, replica that has waited in it as long as the recipe says)"""
+        self._steps: dict[int, int] = {}
+        self._worked: dict[int, float] = {}
+        """replica → when it last did something other than wait"""
+        self._met: dict[int, tuple[int, float, float]] = {}
+        """replica → the round that it is in, since when, and how long it had waited until then"""
+        self._last: dict[int, Gathering] = {}
+
+    def take(self, t: float, fact: e.Event | d.Decision) -> Gathering | None:
+        """The gathering that this fact settles, if it does."""
+        if isinstance(fact, e.RunStarted):
+            self._begin(fact)
+        elif not self._several:
+            return None
+        elif isinstance(fact, d.Settle):
+            return self._settle(t, fact)
+        elif isinstance(fact, e.RoundMade):
+            self._made(t, fact)
+        elif isinstance(fact, d.DrawGroups):
+            self._groups[fact.round] = fact.groups
+        elif isinstance(fact, d.Meet):
+            for replica in fact.members:
+                self._met[replica] = fact.round, t, self._idle(replica, t)
+        elif isinstance(fact, e.PatienceOver):
+            self._late.add((fact.round, fact.replica))
+        else:
+            self._follow(t, fact)
+        return None
+
+    def _begin(self, fact: e.RunStarted) -> None:
+        self._several, self._live = fact.replicas > 1, set(range(fact.replicas))
+        for known in (self._replica, self._groups, self._settled, self._late, self._worked, self._met, self._last):
+            known.clear()
+        self._steps = {replica: fact.standing(replica).step for replica in self._live}
+
+    def _follow(self, t: float, fact: e.Event | d.Decision) -> None:
+        """Who stands where, how far, and who does something."""
+        if isinstance(fact, d.Form):
+            self._replica |= {member.worker: fact.replica for member in fact.members}
+            self._steps[fact.replica] = fact.step
+        elif isinstance(fact, d.Commit):
+            self._steps[fact.replica] = fact.step + 1
+        elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageSaved | e.Linked):
+            if fact.worker in self._replica:
+                self._worked[self._replica[fact.worker]] = t
+        elif isinstance(fact, e.WorkerLost):
+            self._met.pop(self._replica.pop(fact.worker, -1), None)
+        elif isinstance(fact, d.Disband):
+            self._live.discard(fact.replica)
+            self._met.pop(fact.replica, None)
+        elif isinstance(fact, d.Found):
+            self._live.add(fact.replica)
+
+    def _idle(self, replica: int, t: float) -> float:
+        return t - self._worked.get(replica, t)
+
+    def _settle(self, t: float, fact: d.Settle) -> Gathering:
+        drawn = self._groups.get(fact.round, [sorted(self._live)])  # without a draw, all meet
+        group = next((g for g in drawn if fact.members[0] in g), fact.members)
+        asked = tuple(n for n in group if n in self._live)
+        settled = self._settled.setdefault(fact.round, set())
+        others, offers = {}, {}
+        for replica in fact.members:
+            round, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
+            met = round == fact.round
+            idle = self._idle(replica, t)
+            others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
+        gathering = Gathering(
+            round=fact.round,
+            members=tuple(fact.members),
+            asked=asked,
+            missing=tuple(n for n in asked if n not in fact.members and n not in settled),
+            impatient=any((fact.round, replica) in self._late for replica in fact.members),
+            t=t,
+            steps={replica: self._steps.get(replica, 0) for replica in fact.members},
+            for_others=others,
+            for_offers=offers,
+        )
+        settled |= set(fact.members)
+        self._last |= dict.fromkeys(fact.members, gathering)
+        return gathering
+
+    def _made(self, t: float, fact: e.RoundMade) -> None:
+        replica = self._replica.get(fact.worker, -1)
+        gathering = self._last.get(replica)
+        if gathering is None or gathering.round != fact.round:
+            return
+        self._worked[replica] = t
+        gathering.late_bytes[replica] = gathering.late_bytes.get(replica, 0) + fact.late_bytes
+        gathering.early_bytes[replica] = gathering.early_bytes.get(replica, 0) + fact.early_bytes
+        if not gathering.alone:
+            gathering.apart.append(fact.apart)
+
+
+def gatherings(record: RunRecord) -> list[Gathering]:
+    """All of a run, in the order in which they were settled; none where replicas do not meet on a fleet."""
+    rounds = Rounds()
+    found = (rounds.take(t, fact) for t, fact in record.history)
+    return [gathering for gathering in found if gathering is not None]
+
+
+@dataclass(frozen=True)
+class ExchangeTotals:
+    """What an exchange came to over a whole run, all replicas together."""
+
+    rounds: int
+    attended: int
+    """rounds of single replicas"""
+    alone: int
+    """of these, in which it met nobody: by the draw, or because nobody came"""
+    deserted: int
+    """of these, in which it was to meet others"""
+    for_others: float
+    """seconds waited"""
+    for_offers: float
+    late_bytes: int
+    early_bytes: int
+
+
+def totals(held: list[Gathering]) -> ExchangeTotals:
+    """Sums over gatherings."""
+    alone = [gathering for gathering in held if gathering.alone]
+    return ExchangeTotals(
+        rounds=len({gathering.round for gathering in held}),
+        attended=sum(len(gathering.members) for gathering in held),
+        alone=len(alone),
+        deserted=sum(len(gathering.asked) > 1 for gathering in alone),
+        for_others=sum(sum(gathering.for_others.values()) for gathering in held),
+        for_offers=sum(sum(gathering.for_offers.values()) for gathering in held),
+        late_bytes=sum(sum(gathering.late_bytes.values()) for gathering in held),
+        early_bytes=sum(sum(gathering.early_bytes.values()) for gathering in held),
+    )
+
+
+def told(sums: ExchangeTotals) -> Iterator[str]:
+    """The totals in words."""
+    yield f"{sums.rounds} rounds, {sums.alone} of {sums.attended} times alone ({sums.deserted} for want of others)"
+    yield f"{_size(sums.late_bytes)} sent that somebody waited for, {_size(sums.early_bytes)} ahead"
+    yield (
+        f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
+        f"others to come, {sums.for_offers:.2f} s for what they said"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
