@@ -102,6 +102,10 @@ def subheading(text: str) -> str:
     return f"<h3>{escape(text)}</h3>"
 
 
+def note(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
 def chart(fig: go.Figure, name: str) -> str:
     """The figure in a ``<div id=name>``; plotly.js must be in the page already."""
     html: str = fig.to_html(

@@ -18,8 +18,10 @@ from planaria.observe.holdings import holdings
 from planaria.observe.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.narrate import story
+from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming, faults_summary, recoveries
 from planaria.observe.replicas import replica_section
+from planaria.observe.rounds import gatherings, totals
 
 DEATHS_DRAWN = 4
 
@@ -41,9 +43,10 @@ def _body(record: RunRecord) -> Iterator[str]:
     yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record))
     yield page.cards(_facts(record, timings))
     if any(metric.loss is not None for metric in record.metrics):
+        every = " Both are means over the replicas." if places_of(record).several else ""
         yield page.section(
             "Loss",
-            "Mean cross-entropy of each step, and of the validation set. A cross marks a step with a fault.",
+            f"Mean cross-entropy of each step, and of the validation set.{every} A cross marks a step with a fault.",
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
         )
     yield from replica_section(record)
@@ -96,7 +99,9 @@ def wall_time(record: RunRecord) -> float:
 
 def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
     ledger, wall = sample_ledger(record), wall_time(record)
-    steps = len(ledger) or len({m.step for m in record.metrics if m.loss is not None})
+    steps = sum(line.samples for line in ledger) // record.config.samples or len(
+        {m.step for m in record.metrics if m.loss is not None}
+    )
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
     losses = [m for m in record.metrics if m.loss is not None]
     yield "training loss", f"{losses[-1].loss:.4f}" if losses else "–", "last step"
@@ -116,9 +121,17 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     yield "wall time", _clock(wall), "without pauses between resumptions"
     faults = faults_summary(record)
     yield "deaths", f"{faults.deaths}", f"{faults.injected} faults injected; {faults.spares_lost} spares lost"
-    totals = [t.total for t in timings if t.total is not None]
+    lasted = [t.total for t in timings if t.total is not None]
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
-    yield "median recovery", f"{median(totals):.2f} s" if totals else "–", counts or "none needed"
+    yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
+    if held := gatherings(record):
+        sums = totals(held)
+        sent = f"{(sums.late_bytes + sums.early_bytes) / 1e6:.1f} MB sent"
+        yield (
+            "rounds of exchange",
+            f"{sums.rounds}",
+            f"{sent}; {sums.alone} of {sums.attended} times alone; {sums.for_others + sums.for_offers:.1f} s waited",
+        )
     if ledger:
         problems = prove_exactly_once(record)
         samples = sum(line.samples for line in ledger)
@@ -126,11 +139,12 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
 
 
 def _pipeline(record: RunRecord) -> Iterator[str]:
-    works = ordinary_step(record)
+    works, places = ordinary_step(record), places_of(record)
     if works:
+        whose = f" of replica {places.replica(works[0].node)}" if places.several else ""
         yield page.section(
             "An ordinary step",
-            f"Step {works[0].step}, the one of median duration. Numbers are microbatches. "
+            f"Step {works[0].step}{whose}, the one of median duration. Numbers are microbatches. "
             f"The workers together waited {idle_fraction(works):.0%} of it.",
             page.chart(step_figure(works), "step"),
         )
@@ -195,7 +209,8 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
     if sent is not None:
         yield page.section(
             "Bytes on each edge",
-            "Payload of activations and gradients between stages, as the senders counted it.",
+            "Payload of activations and gradients between stages, as the senders counted it."
+            + (" What replicas say to one another is not in it." if places_of(record).several else ""),
             page.chart(sent, "bytes"),
         )
 

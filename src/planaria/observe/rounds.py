@@ -14,12 +14,12 @@ from planaria.observe.logs import RunRecord
 class Gathering:
     """Replicas that settled a round together; a single one where a replica settled it by itself."""
 
+    part: int
+    """how often the run had been resumed"""
     round: int
     members: tuple[int, ...]
-    asked: tuple[int, ...]
-    """the group that was drawn, less those that had left: with all there, these would have been the members"""
     missing: tuple[int, ...]
-    """of these, who had not settled the round and was gone on without"""
+    """who was to be there too, has not left, and had not settled the round: who was gone on without"""
     impatient: bool
     """were others waited for in vain for as long as the recipe says?"""
     t: float
@@ -44,7 +44,7 @@ class Rounds:
     """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
 
     def __init__(self) -> None:
-        self._several = False
+        self._several, self._part = False, -1
         self._live: set[int] = set()
         self._replica: dict[str, int] = {}
         """worker → where it stands"""
@@ -83,6 +83,7 @@ class Rounds:
 
     def _begin(self, fact: e.RunStarted) -> None:
         self._several, self._live = fact.replicas > 1, set(range(fact.replicas))
+        self._part += 1
         for known in (self._replica, self._groups, self._settled, self._late, self._worked, self._met, self._last):
             known.clear()
         self._steps = {replica: fact.standing(replica).step for replica in self._live}
@@ -111,7 +112,6 @@ class Rounds:
     def _settle(self, t: float, fact: d.Settle) -> Gathering:
         drawn = self._groups.get(fact.round, [sorted(self._live)])  # without a draw, all meet
         group = next((g for g in drawn if fact.members[0] in g), fact.members)
-        asked = tuple(n for n in group if n in self._live)
         settled = self._settled.setdefault(fact.round, set())
         others, offers = {}, {}
         for replica in fact.members:
@@ -120,10 +120,10 @@ class Rounds:
             idle = self._idle(replica, t)
             others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
         gathering = Gathering(
+            part=self._part,
             round=fact.round,
             members=tuple(fact.members),
-            asked=asked,
-            missing=tuple(n for n in asked if n not in fact.members and n not in settled),
+            missing=tuple(n for n in group if n in self._live and n not in fact.members and n not in settled),
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._steps.get(replica, 0) for replica in fact.members},
@@ -163,7 +163,7 @@ class ExchangeTotals:
     alone: int
     """of these, in which it met nobody: by the draw, or because nobody came"""
     deserted: int
-    """of these, in which it was to meet others"""
+    """of these, in which it was to meet others, and they did not settle the round"""
     for_others: float
     """seconds waited"""
     for_offers: float
@@ -175,10 +175,10 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
     """Sums over gatherings."""
     alone = [gathering for gathering in held if gathering.alone]
     return ExchangeTotals(
-        rounds=len({gathering.round for gathering in held}),
+        rounds=len({(gathering.part, gathering.round) for gathering in held}),
         attended=sum(len(gathering.members) for gathering in held),
         alone=len(alone),
-        deserted=sum(len(gathering.asked) > 1 for gathering in alone),
+        deserted=sum(bool(gathering.missing) for gathering in alone),
         for_others=sum(sum(gathering.for_others.values()) for gathering in held),
         for_offers=sum(sum(gathering.for_offers.values()) for gathering in held),
         late_bytes=sum(sum(gathering.late_bytes.values()) for gathering in held),

@@ -1,0 +1,142 @@
+"""The report on replicas that trained on a fleet: what their rounds came to, and who was there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from planaria.decisions import Disband, Found
+from planaria.events import RunStarted
+from planaria.observe import page
+from planaria.observe.ledger import sample_ledger
+from planaria.observe.logs import RunRecord
+from planaria.observe.recoveries import recoveries
+from planaria.observe.replica_figures import Points, curves, heat, spread, waits
+from planaria.observe.rounds import Gathering, gatherings, told, totals
+
+
+def fleet_section(record: RunRecord) -> Iterator[str]:
+    """Nothing where a run had one replica, or all in one process."""
+    count = max((fact.replicas for _, fact in record.history if isinstance(fact, RunStarted)), default=1)
+    if count == 1:
+        return
+    held = gatherings(record)
+    text = f"{count} replicas, each of its own steps and samples."
+    parts = _validations(record)
+    if held:
+        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
+        parts += _rounds(held, count)
+    yield page.section("Replicas", text, *parts, page.table(HEAD, _rows(record, held, count), numbers_from=2))
+
+
+def _validations(record: RunRecord) -> list[str]:
+    looks = sorted({m.step: m for m in record.metrics if m.val_losses}.items())
+    if not looks:
+        return []
+    several = sorted({replica for _, look in looks for replica in look.val_losses})
+    each = {r: [(step, look.val_losses.get(r)) for step, look in looks] for r in several}
+    fig = curves(each, [(step, look.val_loss) for step, look in looks], "mean over replicas")
+    return [page.subheading("Validation loss of each replica, after the same number of its own steps"),
+            page.chart(fig, "replicas")]  # fmt: skip
+
+
+def _rounds(held: Sequence[Gathering], count: int) -> list[str]:
+    rounds = by_round(held)
+    charts = []
+    if points := spreads(rounds):
+        charts += [
+            page.subheading("How far replicas were apart when they met"),
+            page.note(
+                "RMS distance of weights from their mean, before they settled; estimated from the groups that met, all "
+                "stages alike."
+            ),
+            page.chart(spread(points), "spread"),
+        ]
+    return [
+        *charts,
+        page.subheading("What a round was waited for"),
+        page.note(
+            "From a replica's last work to its new weights. Bars are means over replicas, a diamond is the one that "
+            "waited longest."
+        ),
+        page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
+        page.subheading("Who settled rounds with whom; on the diagonal, how often by itself"),
+        page.chart(heat(met(held, count), alone=True), "meetings"),
+    ]
+
+
+def by_round(held: Sequence[Gathering]) -> dict[int, list[Gathering]]:
+    """Gatherings of each round, in order; if a resumed run came to a round once more, those of then."""
+    found: dict[int, list[Gathering]] = {}
+    for gathering in held:
+        own = found.setdefault(gathering.round, [])
+        if own and own[0].part != gathering.part:
+            own.clear()
+        own.append(gathering)
+    return dict(sorted(found.items()))
+
+
+def spreads(rounds: dict[int, list[Gathering]]) -> Points:
+    """(mean of the members' own steps, RMS of ``apart`` over the nodes of all groups) of each round of several."""
+    points = []
+    for own in rounds.values():
+        met = [gathering for gathering in own if gathering.apart]
+        apart = [far for gathering in met for far in gathering.apart]
+        steps = [step for gathering in met for step in gathering.steps.values()]
+        if apart:
+            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in apart) / len(apart))))
+    return points
+
+
+def waited(held: Sequence[Gathering]) -> tuple[float, float, float, int]:
+    """Of one round, in seconds: means over replicas, for others and for offers; the longest wait, and whose it was."""
+    others = {r: seconds for gathering in held for r, seconds in gathering.for_others.items()}
+    offers = {r: seconds for gathering in held for r, seconds in gathering.for_offers.items()}
+    longest, who = max((others[replica] + offers[replica], replica) for replica in others)
+    return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
+
+
+def met(held: Sequence[Gathering], count: int) -> list[list[int]]:
+    """How often each replica settled a round with each other; on the diagonal, by itself."""
+    pairs = Counter(pair for gathering in held for pair in combinations(sorted(gathering.members), 2))
+    alone = Counter(gathering.members[0] for gathering in held if gathering.alone)
+    return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
+
+
+HEAD = ["replica", "came and went", "steps", "workers lost", "rounds", "alone by draw", "alone, others missing",
+        "left out", "waited for others", "for offers", "sent late", "sent ahead"]  # fmt: skip
+
+
+def _rows(record: RunRecord, held: Sequence[Gathering], count: int) -> Iterator[list[str]]:
+    steps = Counter(line.replica for line in sample_ledger(record))
+    lost = Counter(timing.replica for timing in recoveries(record) for _ in timing.workers)
+    for replica in range(count):
+        own = [gathering for gathering in held if replica in gathering.members]
+        alone = [gathering for gathering in own if gathering.alone]
+        deserted = sum(bool(gathering.missing) for gathering in alone)
+        yield [
+            str(replica),
+            _attendance(record, replica),
+            str(steps[replica]),
+            str(lost[replica]),
+            str(len(own)),
+            str(len(alone) - deserted),
+            str(deserted),
+            str(sum(replica in gathering.missing for gathering in held)),
+            f"{sum(gathering.for_others[replica] for gathering in own):.2f} s",
+            f"{sum(gathering.for_offers[replica] for gathering in own):.2f} s",
+            f"{sum(gathering.late_bytes.get(replica, 0) for gathering in own) / 1e6:.1f} MB",
+            f"{sum(gathering.early_bytes.get(replica, 0) for gathering in own) / 1e6:.1f} MB",
+        ]
+
+
+def _attendance(record: RunRecord, replica: int) -> str:
+    zero = next((t for t, fact in record.history if isinstance(fact, RunStarted)), 0.0)
+    told = [
+        f"{'left' if isinstance(fact, Disband) else 'back'} at {t - zero:.1f} s"
+        for t, fact in record.history
+        if isinstance(fact, Disband | Found) and fact.replica == replica
+    ]
+    return ", ".join(told) or "there throughout"

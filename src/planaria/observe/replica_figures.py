@@ -1,0 +1,96 @@
+"""The figures of the report on replicas: curves, waits, and who met whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, VIOLET, figure
+
+Points = Sequence[tuple[float, float | None]]
+
+
+def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
+    """Validation loss in nats over steps: a thin line for each replica, a thick one, of this ``name``, for all."""
+    fig = figure(300, x="step", y="validation loss, nats per token")
+    for place, (replica, points) in enumerate(sorted(replicas.items())):
+        fig.add_scatter(
+            x=[step for step, _ in points],
+            y=[loss for _, loss in points],
+            name="replicas",
+            showlegend=not place,
+            mode="lines",
+            line={"color": GREY, "width": 1},
+            hovertemplate=f"replica {replica}, step %{{x}}: %{{y:.4f}}<extra></extra>",
+        )
+    fig.add_scatter(
+        x=[step for step, _ in together],
+        y=[loss for _, loss in together],
+        name=name,
+        mode="lines+markers",
+        line={"color": BLUE, "width": 2},
+        hovertemplate=f"{name}, step %{{x}}: %{{y:.4f}}<extra></extra>",
+    )
+    fig.update_layout(showlegend=True)
+    return fig
+
+
+def spread(points: Points) -> go.Figure:
+    """RMS distance of weights from their mean over steps."""
+    fig = figure(260, x="step", y="spread between replicas")
+    fig.add_scatter(
+        x=[step for step, _ in points],
+        y=[far for _, far in points],
+        mode="lines+markers",
+        line={"color": GREEN, "width": 2},
+        hovertemplate="step %{x}: %{y:.3g}<extra></extra>",
+    )
+    return fig
+
+
+def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
+    """How often each replica met each other, and itself, if that counts how often it was ``alone``."""
+    count = len(table)
+    fig = figure(120 + 26 * count, x="replica", y="replica")
+    words = [[f"replicas {b} and {a} met {table[a][b]} times" for b in range(count)] for a in range(count)]
+    for replica in range(count) if alone else ():
+        words[replica][replica] = f"replica {replica} was alone {table[replica][replica]} times"
+    fig.add_heatmap(
+        z=table,
+        colorscale=[[0, "#ffffff"], [1, BLUE]],
+        zmin=0,
+        customdata=words,
+        hovertemplate="%{customdata}<extra></extra>",
+        text=[["" if cell is None else str(cell) for cell in row] for row in table],
+        texttemplate="%{text}",
+        showscale=False,
+    )
+    fig.update_xaxes(dtick=1)
+    fig.update_yaxes(dtick=1, autorange="reversed")
+    return fig
+
+
+def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
+    """Milliseconds that a round was waited for: (for others, for offers, longest of a replica, which), in seconds."""
+    fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
+    numbers, told = list(rounds), list(rounds.values())
+    for place, (name, colour) in enumerate((("for others to come", ORANGE), ("for what they said", VIOLET))):
+        fig.add_bar(
+            x=numbers,
+            y=[1000 * parts[place] for parts in told],
+            name=name,
+            marker={"color": colour},
+            hovertemplate=f"round %{{x}}, {name}: %{{y:.1f}} ms, mean<extra></extra>",
+        )
+    fig.add_scatter(
+        x=numbers,
+        y=[1000 * parts[2] for parts in told],
+        name="who waited longest",
+        mode="markers",
+        marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"color": "white", "width": 1}},
+        customdata=[parts[3] for parts in told],
+        hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
+    )
+    fig.update_layout(legend={"traceorder": "normal"})
+    return fig
