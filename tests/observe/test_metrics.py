@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import synthetic_replicas as r
 
 from planaria import decisions as d
 from planaria import events as e
@@ -55,3 +56,110 @@ def test_other_facts_give_nothing() -> None:
     metrics = StepMetrics(tokens_per_step=500)
     assert metrics.on_event(0.0, e.WorkerJoined(worker="w0", incarnation=1, pid=1)) is None
     assert metrics.on_decision(0.0, d.Save(generation=1, step=1)) is None
+
+
+def whole(metrics: StepMetrics, t: float, replica: int, own: int, block: int, loss: float) -> dict[str, object] | None:
+    """A replica's step of a second, with one block of samples; the record of the run's step, if it has all of its."""
+    assert metrics.on_decision(t, r.run_step(replica, own, block)) is None
+    assert metrics.on_event(t + 0.5, r.ready(replica, own, loss, norm=loss + 1)) is None
+    assert metrics.on_event(t + 0.6, r.ready(replica, own, None, norm=loss + 2, stage=1)) is None
+    return metrics.on_decision(t + 1.0, r.commit(replica, own, block))
+
+
+def of_three(**given: object) -> StepMetrics:
+    metrics = StepMetrics(tokens_per_step=300)
+    metrics.on_event(0.0, r.started(3, steps=4, **given))
+    return metrics
+
+
+def test_replicas_have_a_record_together_when_the_last_of_a_steps_blocks_is_in() -> None:
+    metrics = of_three()
+    assert whole(metrics, 0.0, 0, 0, 0, 2.0) is None
+    assert whole(metrics, 1.0, 0, 1, 3, 8.0) is None, "replica 0 is ahead"
+    assert whole(metrics, 2.0, 2, 0, 2, 4.0) is None
+    assert whole(metrics, 3.0, 1, 0, 1, 6.0) == {
+        "t": 4.0, "step": 0, "loss": 4.0, "grad_norm": {"0": 5.0, "1": 6.0},
+        "losses": {"0": 2.0, "1": 6.0, "2": 4.0}, "tokens_per_s": pytest.approx(100.0),
+    }  # fmt: skip
+
+
+def test_reports_of_replicas_that_run_at_the_same_time_are_not_mixed_up() -> None:
+    metrics = of_three()
+    for replica in (0, 1, 2):
+        metrics.on_decision(0.0, r.run_step(replica, 0, replica))
+        metrics.on_event(0.5, r.ready(replica, 0, float(replica)))
+    metrics.on_decision(0.6, r.run_step(0, 0, 0))  # it begins the step anew
+    metrics.on_event(0.7, r.ready(0, 0, 30.0))
+    records = [metrics.on_decision(1.0, r.commit(replica, 0, replica)) for replica in (2, 0, 1)]
+    assert [record and record["losses"] for record in records] == [None, None, {"0": 30.0, "1": 1.0, "2": 2.0}]
+
+
+def test_whoever_stands_in_for_a_replica_that_left_completes_the_step() -> None:
+    metrics = of_three()
+    whole(metrics, 0.0, 0, 0, 0, 2.0)
+    whole(metrics, 0.0, 1, 0, 1, 3.0)
+    metrics.on_decision(1.5, d.Disband(replica=2, workers=[], reason=""))
+    record = whole(metrics, 2.0, 0, 1, 2, 4.0)
+    assert record is not None
+    assert (record["step"], record["loss"], record["losses"]) == (0, 3.0, {"0": 3.0, "1": 3.0})
+
+
+def test_what_a_rollback_took_back_is_waited_for_again() -> None:
+    metrics = of_three()
+    for replica in range(3):
+        whole(metrics, 0.0, replica, 0, replica, 2.0)
+    metrics.on_decision(2.0, r.form(1, "cd", outcome="rolled back", step=0))
+    assert whole(metrics, 2.0, 0, 1, 3, 5.0) is None
+    again = whole(metrics, 4.0, 1, 0, 1, 8.0)
+    assert again is not None and (again["step"], again["loss"]) == (0, 4.0)
+
+
+def test_a_step_that_an_earlier_part_of_the_run_had_begun_is_complete_without_that() -> None:
+    metrics = of_three(first_block=3, blocks_ahead=[4], first_step=1)
+    assert whole(metrics, 0.0, 0, 1, 3, 2.0) is None
+    record = whole(metrics, 1.0, 2, 1, 5, 4.0)
+    assert record is not None and (record["step"], record["loss"]) == (1, 3.0)
+
+
+def evaluate(metrics: StepMetrics, replica: int, step: int, loss: float) -> dict[str, object] | None:
+    metrics.on_decision(9.0, d.RunStep(replica=replica, generation=1, step=step, mode="evaluate"))
+    return metrics.on_event(9.5, r.ready(replica, step, loss, norm=None))
+
+
+def test_a_validation_is_the_mean_over_replicas_at_the_same_own_step() -> None:
+    metrics = of_three()
+    assert evaluate(metrics, 0, 2, 3.0) is None
+    assert evaluate(metrics, 0, 4, 99.0) is None, "ahead"
+    assert evaluate(metrics, 2, 2, 5.0) is None
+    expected = {"t": 9.5, "step": 2, "val_loss": 4.0, "val_losses": {"0": 3.0, "1": 4.0, "2": 5.0}}
+    assert evaluate(metrics, 1, 2, 4.0) == expected
+
+
+def test_nobody_waits_for_the_validation_of_a_replica_that_left() -> None:
+    metrics = of_three()
+    evaluate(metrics, 0, 2, 3.0)
+    evaluate(metrics, 1, 2, 5.0)
+    record = metrics.on_decision(10.0, d.Disband(replica=2, workers=[], reason=""))
+    assert record == {"t": 10.0, "step": 2, "val_loss": 4.0, "val_losses": {"0": 3.0, "1": 5.0}}
+
+
+def test_the_last_validations_count_as_of_the_last_step_whatever_replicas_counted_themselves() -> None:
+    metrics = of_three()
+    for block in range(12):
+        whole(metrics, float(block), block % 3 if block else 1, block // 3 if block else 9, block, 2.0)
+    assert evaluate(metrics, 0, 3, 3.0) is None
+    assert evaluate(metrics, 1, 5, 4.0) is None
+    record = evaluate(metrics, 2, 4, 5.0)
+    assert record is not None and (record["step"], record["val_loss"]) == (4, 4.0)
+    assert metrics.on_decision(20.0, d.Finish(outcome="finished")) is None, "it was told already"
+
+
+def test_who_was_validated_after_its_last_step_is_not_asked_again() -> None:
+    metrics = of_three()
+    evaluate(metrics, 0, 2, 3.0)  # and it makes no further step
+    for block in range(12):
+        whole(metrics, float(block), 1, block, block, 2.0)
+    for replica, loss in ((1, 4.0), (2, 5.0)):
+        assert evaluate(metrics, replica, 6, loss) is None
+    record = metrics.on_decision(20.0, d.Finish(outcome="finished"))
+    assert record is not None and (record["step"], record["val_loss"]) == (4, 4.0)

@@ -78,7 +78,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     last = next(moment for moment in moments if moment is not None)
     around = 0.45 * max(last - zero, 0.05)
     begin, end = zero - around, last + around
-    rows: set[tuple[int, str]] = set(zip(timing.stages, timing.workers, strict=False))
+    rows: set[tuple[int, str]] = set(zip(timing.posts, timing.workers, strict=True))
     bars, places = [], places_of(record)
     for work in (work for _, work in record.worked if places.replica(work.node) == timing.replica):
         seen = [bar for bar in _bars(work) if bar.end > begin and bar.start < end]

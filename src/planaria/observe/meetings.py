@@ -28,7 +28,8 @@ def fleet_section(record: RunRecord) -> Iterator[str]:
     if held:
         text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
         parts += _rounds(held, count)
-    yield page.section("Replicas", text, *parts, page.table(HEAD, _rows(record, held, count), numbers_from=2))
+    table = page.table(HEAD, _rows(record, held, count), numbers_from=2)
+    yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
 
 
 def _validations(record: RunRecord) -> list[str]:
@@ -105,8 +106,13 @@ def met(held: Sequence[Gathering], count: int) -> list[list[int]]:
     return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
 
 
-HEAD = ["replica", "came and went", "steps", "workers lost", "rounds", "alone by draw", "alone, others missing",
-        "left out", "waited for others", "for offers", "sent late", "sent ahead"]  # fmt: skip
+HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
+        "for offers", "late", "ahead"]  # fmt: skip
+KEY = (
+    "Rounds that it settled; of these alone by the draw, and deserted: alone because others did not come or were not "
+    "heard. Came late, or was not heard: others settled without it. Seconds waited for others to come, and for their offers. Megabytes "
+    "sent late, which somebody waited for, and ahead."
+)
 
 
 def _rows(record: RunRecord, held: Sequence[Gathering], count: int) -> Iterator[list[str]]:
@@ -115,20 +121,19 @@ def _rows(record: RunRecord, held: Sequence[Gathering], count: int) -> Iterator[
     for replica in range(count):
         own = [gathering for gathering in held if replica in gathering.members]
         alone = [gathering for gathering in own if gathering.alone]
-        deserted = sum(bool(gathering.missing) for gathering in alone)
         yield [
             str(replica),
             _attendance(record, replica),
             str(steps[replica]),
             str(lost[replica]),
             str(len(own)),
-            str(len(alone) - deserted),
-            str(deserted),
+            str(sum(len(gathering.drawn) == 1 for gathering in alone)),
+            str(sum(bool(gathering.missing) for gathering in alone)),
             str(sum(replica in gathering.missing for gathering in held)),
-            f"{sum(gathering.for_others[replica] for gathering in own):.2f} s",
-            f"{sum(gathering.for_offers[replica] for gathering in own):.2f} s",
-            f"{sum(gathering.late_bytes.get(replica, 0) for gathering in own) / 1e6:.1f} MB",
-            f"{sum(gathering.early_bytes.get(replica, 0) for gathering in own) / 1e6:.1f} MB",
+            f"{sum(gathering.for_others[replica] for gathering in own):.2f}",
+            f"{sum(gathering.for_offers[replica] for gathering in own):.2f}",
+            f"{sum(gathering.late_bytes.get(replica, 0) for gathering in own) / 1e6:.1f}",
+            f"{sum(gathering.early_bytes.get(replica, 0) for gathering in own) / 1e6:.1f}",
         ]
 
 
@@ -139,4 +144,4 @@ def _attendance(record: RunRecord, replica: int) -> str:
         for t, fact in record.history
         if isinstance(fact, Disband | Found) and fact.replica == replica
     ]
-    return ", ".join(told) or "there throughout"
+    return ", ".join(told) or "throughout"

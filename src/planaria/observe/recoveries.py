@@ -87,8 +87,8 @@ class _Open:
     fault_t: float | None = None
     nodes: set[int] = field(default_factory=set)
     places: Places = field(default_factory=Places)
-    lost: dict[str, str] = field(default_factory=dict)
-    """lost worker → cause"""
+    lost: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """lost worker → cause, and the node where it stood"""
     forms: list[tuple[float, Form]] = field(default_factory=list)
     mode: str | None = None
     linked: list[tuple[float, Linked]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _Open:
         return "unfinished" if outcome == "started" else outcome
 
     def add(self, t: float, fact: WorkerLost, node: int, fault_t: float | None) -> None:
-        self.lost[fact.worker] = fact.cause
+        self.lost[fact.worker] = fact.cause, node
         self.nodes.add(node)
         if fault_t is not None and fault_t <= self.lost_t:
             self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
@@ -133,7 +133,8 @@ class _Open:
             where=self.places.name(self.nodes),
             stages=tuple(self.places.stage(node) for node in sorted(self.nodes)),
             workers=tuple(self.lost),
-            causes=tuple(self.lost.values()),
+            posts=tuple(self.places.stage(node) for _, node in self.lost.values()),
+            causes=tuple(cause for cause, _ in self.lost.values()),
             outcome=self.outcome,
             generation=form.generation if form else None,
             resumed_step=form.step if form else None,

@@ -30,6 +30,8 @@ class RecoveryTiming:
     stages: tuple[int, ...]
     """the stage of each of them"""
     workers: tuple[str, ...]
+    posts: tuple[int, ...]
+    """the stage that each of the workers held"""
     causes: tuple[str, ...]
     outcome: Outcome
     generation: int | None

@@ -18,8 +18,10 @@ class Gathering:
     """how often the run had been resumed"""
     round: int
     members: tuple[int, ...]
+    drawn: tuple[int, ...]
+    """the group that was to meet, less those that have left"""
     missing: tuple[int, ...]
-    """who was to be there too, has not left, and had not settled the round: who was gone on without"""
+    """who of these was to be there too, has not left, and had not settled the round: who was gone on without"""
     impatient: bool
     """were others waited for in vain for as long as the recipe says?"""
     t: float
@@ -110,8 +112,9 @@ class Rounds:
         return t - self._worked.get(replica, t)
 
     def _settle(self, t: float, fact: d.Settle) -> Gathering:
-        drawn = self._groups.get(fact.round, [sorted(self._live)])  # without a draw, all meet
-        group = next((g for g in drawn if fact.members[0] in g), fact.members)
+        groups = self._groups.get(fact.round, [sorted(self._live)])  # without a draw, all meet
+        group = next((g for g in groups if fact.members[0] in g), fact.members)
+        drawn = tuple(n for n in group if n in self._live)
         settled = self._settled.setdefault(fact.round, set())
         others, offers = {}, {}
         for replica in fact.members:
@@ -123,7 +126,8 @@ class Rounds:
             part=self._part,
             round=fact.round,
             members=tuple(fact.members),
-            missing=tuple(n for n in group if n in self._live and n not in fact.members and n not in settled),
+            drawn=drawn,
+            missing=tuple(n for n in drawn if n not in fact.members and n not in settled),
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._steps.get(replica, 0) for replica in fact.members},
@@ -161,9 +165,9 @@ class ExchangeTotals:
     attended: int
     """rounds of single replicas"""
     alone: int
-    """of these, in which it met nobody: by the draw, or because nobody came"""
-    deserted: int
-    """of these, in which it was to meet others, and they did not settle the round"""
+    """of these, in which it met nobody"""
+    by_draw: int
+    """of these, in which it was to meet nobody"""
     for_others: float
     """seconds waited"""
     for_offers: float
@@ -178,7 +182,7 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
         rounds=len({(gathering.part, gathering.round) for gathering in held}),
         attended=sum(len(gathering.members) for gathering in held),
         alone=len(alone),
-        deserted=sum(bool(gathering.missing) for gathering in alone),
+        by_draw=sum(len(gathering.drawn) == 1 for gathering in alone),
         for_others=sum(sum(gathering.for_others.values()) for gathering in held),
         for_offers=sum(sum(gathering.for_offers.values()) for gathering in held),
         late_bytes=sum(sum(gathering.late_bytes.values()) for gathering in held),
@@ -188,7 +192,7 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
 
 def told(sums: ExchangeTotals) -> Iterator[str]:
     """The totals in words."""
-    yield f"{sums.rounds} rounds, {sums.alone} of {sums.attended} times alone ({sums.deserted} for want of others)"
+    yield f"{sums.rounds} rounds, a replica was alone {sums.alone} of {sums.attended} times ({sums.by_draw} by the draw)"
     yield f"{_size(sums.late_bytes)} sent that somebody waited for, {_size(sums.early_bytes)} ahead"
     yield (
         f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "

@@ -1,0 +1,98 @@
+"""Facts of a fleet on which several replicas train: what a controller would have written, as short as can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.config import ExchangeConfig, RunConfig
+from planaria.decisions import Decision, Keep, Member, Rebuild
+from planaria.events import Event
+from planaria.observe.logs import Metric, RunRecord
+
+SAMPLES = 8
+"""of a replica's step"""
+Facts = list[tuple[float, Event | Decision]]
+
+
+def started(replicas: int = 3, steps: int = 10, **given: object) -> e.RunStarted:
+    """Two stages a replica: nodes 2r and 2r + 1."""
+    return e.RunStarted.model_validate(
+        {
+            "name": "x", "seed": 1, "stages": 1, "steps": steps, "first_step": 0, "replicas": replicas,
+            "samples_per_step": SAMPLES * replicas, "columns": [[2 * r, 2 * r + 1] for r in range(replicas)],
+            "wall_time": 0.0, "routes": [[0, 1, 0]], **given,
+        }
+    )  # fmt: skip
+
+
+def form(
+    replica: int, workers: str, generation: int = 1, outcome: str = "started", step: int = 0,
+    reborn: dict[int, list[int]] | None = None,
+) -> d.Form:  # fmt: skip
+    """``workers``: of stages 0 and 1, a letter each; ``reborn``: stage → nodes that it is rebuilt from."""
+    members = []
+    for stage, worker in enumerate(workers):
+        donors = (reborn or {}).get(stage)
+        source = Keep() if donors is None else Rebuild(by="peer", donors=donors)
+        members.append(Member(node=2 * replica + stage, stage=stage, worker=worker, source=source))
+    return d.Form(
+        replica=replica, generation=generation, step=step, outcome=outcome, members=members, links=[]  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def joined(workers: str) -> list[Event | Decision]:
+    return [e.WorkerJoined(worker=worker, incarnation=1, pid=1) for worker in workers]
+
+
+def run_step(replica: int, step: int, block: int, generation: int = 1) -> d.RunStep:
+    return d.RunStep(replica=replica, generation=generation, step=step, block=block)
+
+
+def commit(replica: int, step: int, block: int, replicas: int = 3) -> d.Commit:
+    return d.Commit(replica=replica, generation=1, step=step, progress=block // replicas)
+
+
+def committed(worker: str, step: int) -> e.StageCommitted:
+    return e.StageCommitted(worker=worker, stage=0, generation=1, step=step)
+
+
+def ready(replica: int, step: int, loss: float | None, norm: float | None = 1.0, stage: int = 0) -> e.StageReady:
+    return e.StageReady(
+        worker="abcdef"[2 * replica + stage], stage=stage, generation=1, step=step, loss=loss, replica=replica,
+        grad_norm=norm,
+    )  # fmt: skip
+
+
+def linked(replica: int, stage: int, worker: str, generation: int = 1) -> e.Linked:
+    return e.Linked(worker=worker, node=2 * replica + stage, stage=stage, generation=generation, link_s=0.1)
+
+
+def lost(worker: str) -> e.WorkerLost:
+    return e.WorkerLost(worker=worker, incarnation=1, cause="exit", detail="")
+
+
+def meet(round: int, *members: int) -> d.Meet:
+    return d.Meet(round=round, members=list(members), generations=[1] * len(members), links=[])
+
+
+def settle(round: int, *members: int) -> d.Settle:
+    return d.Settle(round=round, members=list(members), generations=[1] * len(members))
+
+
+def made(worker: str, node: int, round: int, late: int = 0, early: int = 0, apart: float = 0.0) -> e.RoundMade:
+    return e.RoundMade(
+        worker=worker, node=node, stage=node % 2, generation=1, round=round, late_bytes=late, early_bytes=early,
+        apart=apart,
+    )  # fmt: skip
+
+
+def record(facts: Facts, metrics: list[Metric] | None = None, works: list[e.Worked] | None = None) -> RunRecord:
+    config = RunConfig(exchange=ExchangeConfig(replicas=3, kind="noloco"))
+    return RunRecord(Path("x"), config, facts, [(0.0, work) for work in works or []], metrics or [])
+
+
+def timed(facts: list[Event | Decision], start: float = 0.0) -> Facts:
+    """A second apart."""
+    return [(start + place, fact) for place, fact in enumerate(facts)]

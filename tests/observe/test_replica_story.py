@@ -1,0 +1,207 @@
+"""What is told, shown and drawn of several replicas: nobody is taken for somebody of another replica."""
+
+from __future__ import annotations
+
+import io
+
+import synthetic_replicas as r
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.decisions import Decision
+from planaria.events import Event
+from planaria.observe.gantt import death_figure, ordinary_step
+from planaria.observe.holdings import holdings
+from planaria.observe.narrate import Narrator
+from planaria.observe.places import Places
+from planaria.observe.progress import Progress
+from planaria.observe.recoveries import faults_summary, recoveries
+
+BEGIN: list[Event | Decision] = [
+    r.started(3), *r.joined("abcdefg"), r.form(0, "ab"), r.form(1, "cd"), r.form(2, "ef"),
+]  # fmt: skip
+
+
+def told(*facts: Event | Decision) -> list[str]:
+    narrator = Narrator()
+    lines = [narrator.tell(t, fact) for t, fact in r.timed([*BEGIN, *facts])]
+    return [line.text for line in lines if line]
+
+
+def test_a_member_of_another_replica_is_no_spare() -> None:
+    assert told(r.lost("f"), r.lost("a"), r.lost("g")) == [
+        "worker f (stage 1 of replica 2) lost: process ended",
+        "worker a (stage 0 of replica 0) lost: process ended",
+        "worker g (spare) lost: process ended",
+    ]
+
+
+def test_a_stage_is_reborn_from_another_replica_or_from_its_own() -> None:
+    again = r.form(2, "eg", 2, "recovered", reborn={1: [1]})
+    assert told(r.lost("f"), again, r.linked(2, 1, "g", generation=2)) == [
+        "worker f (stage 1 of replica 2) lost: process ended",
+        "stage 1 of replica 2 reborn in g from replica 0 in 2.00 s",
+    ]
+    assert told(again, r.linked(0, 1, "b", generation=2), r.linked(2, 1, "g", generation=1)) == [], (
+        "of others, or older"
+    )
+
+
+def test_faults_that_overlap_in_two_replicas_are_told_apart() -> None:
+    lines = told(
+        r.lost("f"),
+        r.lost("c"),
+        r.form(2, "eg", 2, "recovered", reborn={1: [1]}),
+        r.form(1, "gd", 2, "recovered", reborn={0: [0]}),
+        r.linked(1, 0, "g", generation=2),
+        r.linked(2, 1, "g", generation=2),
+    )
+    assert lines[2:] == [
+        "stage 0 of replica 1 reborn in g from replica 0 in 3.00 s",
+        "stage 1 of replica 2 reborn in g from replica 0 in 5.00 s",
+    ]
+
+
+def test_what_happens_to_a_whole_replica_has_its_line() -> None:
+    copied = r.form(1, "cd", 2, "recovered", reborn={0: [4], 1: [5]})
+    assert told(
+        d.Adopt(replica=1, reason="others settled round 3 without it"),
+        copied,
+        r.linked(1, 1, "d", generation=2),
+        r.linked(1, 0, "c", generation=2),
+        d.Disband(replica=1, workers=["c", "d"], reason="no worker is left"),
+        d.Found(replica=1),
+        r.form(0, "ab", 2, "rolled back", step=4),
+        d.Cannot(replica=0, lost=[1], reason="nobody has it"),
+    ) == [
+        "replica 1 goes on as a copy of another: others settled round 3 without it",
+        "replica 1 stands again, a copy of replica 2",
+        "replica 1 disbanded: no worker is left; spares now: c, d",
+        "replica 1 begins anew, as a copy of another",
+        "replica 0 rolled back to step 4",
+        "stage 1 of replica 0 cannot be rebuilt: nobody has it",
+    ]
+
+
+def test_an_edge_is_named_with_its_replica() -> None:
+    other = e.EdgeBroken(worker="e", node=4, peer=5, generation=1, detail="")
+    own = e.EdgeBroken(worker="a", node=0, peer=1, generation=1, detail="")
+    assert told(other, own, r.form(2, "ef", 2, "relinked"), r.form(0, "ab", 2, "relinked")) == [
+        "broken edge 0–1 of replica 2 replaced",
+        "broken edge 0–1 of replica 0 replaced",
+    ]
+
+
+def test_a_round_is_told_when_it_went_on_without_somebody() -> None:
+    groups = d.DrawGroups(round=4, groups=[[0, 2], [1]])
+    patience = e.PatienceOver(replica=0, round=4, meeting=False)
+    assert told(groups, r.settle(4, 1), r.meet(4, 0, 2), r.settle(4, 0, 2)) == []
+    assert told(groups, patience, r.settle(4, 0)) == [
+        "round 4: replica 0 went on alone, without replica 2: it came too late, or was not heard"
+    ]
+    assert told(r.settle(4, 1)) == ["round 4: replica 1 went on alone, without replicas 0, 2: they did not come"]
+
+
+def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_spares() -> None:
+    narrator = Narrator()
+    for t, fact in r.timed(BEGIN):
+        narrator.tell(t, fact)
+    assert (len(narrator.holders), narrator.spares) == (6, 1)
+    narrator.tell(50.0, r.form(0, "ab", 2, "recovered"))
+    assert (len(narrator.holders), narrator.spares) == (6, 1)
+    narrator.tell(51.0, d.Disband(replica=1, workers=["c", "d"], reason=""))
+    assert (len(narrator.holders), narrator.spares) == (4, 3)
+
+
+def test_a_line_is_at_the_runs_step_that_its_replica_has_under_way() -> None:
+    narrator = Narrator()
+    for t, fact in r.timed([*BEGIN, r.run_step(0, 8, 24), r.run_step(2, 7, 17)]):
+        narrator.tell(t, fact)
+    lines = [narrator.tell(60.0, r.lost(worker)) for worker in "bfg"]
+    assert [line and line.step for line in lines] == [8, 5, 0]
+
+
+def test_the_bar_counts_what_all_have_done_and_never_runs_back() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.start(10, 0)
+    for t, fact in r.timed(BEGIN):
+        (progress.on_event if hasattr(e, type(fact).__name__) else progress.on_decision)(t, fact)  # type: ignore[operator]
+    shown = []
+    for block, (replica, step) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1)]):
+        progress.on_decision(100.0 + block, r.commit(replica, step, block))
+        progress.on_metric({"step": step, "loss": 2.0})
+        shown.append(progress._done)
+    assert shown == [0, 0, 1, 1, 1, 2]
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/10", "2/10"] and "6 + 1 workers" in lines[0]
+
+
+def work(replica: int, stage: int, worker: str, end: float, generation: int = 1, step: int = 0) -> e.Worked:
+    span = e.Span(action="backward", microbatch=0, hop=0, start=end - 0.5, end=end)
+    return e.Worked(
+        worker=worker, node=2 * replica + stage, stage=stage, generation=generation, step=step, spans=[span],
+        sent_bytes={},
+    )  # fmt: skip
+
+
+OVERLAP: r.Facts = [
+    *r.timed(BEGIN), (20.0, r.run_step(0, 3, 9)), (20.1, r.run_step(2, 5, 17)),
+    (21.0, r.lost("f")), (21.5, r.lost("a")),
+    (22.0, r.form(2, "eg", 2, "recovered", step=5, reborn={1: [1]})),
+    (22.1, r.form(0, "gb", 2, "recovered", step=3, reborn={0: [2]})),
+    (23.0, r.linked(2, 0, "e", 2)), (23.1, r.linked(0, 0, "g", 2)), (23.2, r.linked(0, 1, "b", 2)),
+    (24.0, r.linked(2, 1, "g", 2)),
+]  # fmt: skip
+
+
+def test_recoveries_of_two_replicas_at_the_same_time_are_two() -> None:
+    works = [
+        work(1, 0, "c", 22.3, generation=2),
+        work(0, 0, "g", 26.0, generation=2),
+        work(2, 0, "e", 27.0, generation=2),
+    ]
+    first, second = recoveries(r.record(OVERLAP, works=works))
+    assert (first.replica, first.where, first.step, first.workers) == (2, "stage 1 of replica 2", 5, ("f",))
+    assert (second.replica, second.where, second.step, second.workers) == (0, "stage 0 of replica 0", 3, ("a",))
+    assert (first.linked_t, first.finished_t, second.linked_t, second.finished_t) == (24.0, 27.0, 23.2, 26.0)
+    assert first.outcome == second.outcome == "recovered"
+    assert (faults_summary(r.record(OVERLAP)).deaths, faults_summary(r.record(OVERLAP)).spares_lost) == (2, 0)
+
+
+def test_a_commit_of_another_replica_does_not_end_a_recovery() -> None:
+    facts = [*OVERLAP[:-1], (23.5, r.commit(1, 0, 1)), (23.6, r.lost("e"))]
+    first, _ = recoveries(r.record(facts))
+    assert first.workers == ("f", "e"), "a death during a recovery belongs to it"
+
+
+def test_a_replica_that_is_disbanded_recovers_no_more() -> None:
+    disbanded = (21.7, d.Disband(replica=2, workers=["e"], reason=""))
+    facts = [*OVERLAP[:-6], disbanded, (25.0, r.lost("e"))]
+    timings = recoveries(r.record(facts))
+    assert [(timing.replica, timing.outcome) for timing in timings] == [(2, "disbanded"), (0, "unfinished")]
+    assert faults_summary(r.record(facts)).spares_lost == 1, "by then it was one"
+
+
+def test_holders_of_one_replica_end_with_its_formations_only() -> None:
+    facts = [*OVERLAP, (25.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (30.0, r.run_step(0, 3, 9))]
+    held = {(h.where, h.worker): (h.start, h.end) for h in holdings(r.record(facts))}
+    assert held["replica 0 · stage 1", "b"] == (8.0, 30.0)
+    assert held["replica 2 · stage 1", "f"] == (10.0, 21.0) and held["replica 2 · stage 1", "g"] == (22.0, 30.0)
+    assert held["replica 1 · stage 0", "c"] == (9.0, 25.0)
+
+
+def test_the_gantt_shows_one_replica_at_a_time() -> None:
+    works = [work(replica, stage, f"{replica}{stage}", 19.5) for replica in range(3) for stage in range(2)]
+    later = [work(2, 0, "e", 24.5, generation=2), work(1, 0, "c", 24.5, step=1)]
+    record = r.record(OVERLAP, works=[*works, *later])
+    assert len({work.node // 2 for work in ordinary_step(record)}) == 1 and len(ordinary_step(record)) == 2
+    rows = set(death_figure(record, recoveries(record)[0]).layout.yaxis.categoryarray)
+    assert rows == {"20 · stage 0", "21 · stage 1", "f · stage 1", "e · stage 0", "g · stage 1"}
+
+
+def test_places_of_several_replicas() -> None:
+    places = Places(r.started(3))
+    assert places.name([5, 2, 4]) == "stage 0 of replica 1 and stages 0, 1 of replica 2"
+    assert (places.row(5), places.way(4, 5), places.edge(4, 5)) == ("replica 2 · stage 1", "replica 2 · 0 → 1", "0–1")
+    assert places.nodes(1) == {2, 3}

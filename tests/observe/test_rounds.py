@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import synthetic_replicas as r
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.observe.meetings import by_round, fleet_section, met, spreads, waited
+from planaria.observe.report import _facts
+from planaria.observe.rounds import gatherings, totals
+from planaria.observe.summary import summary
+
+BEGIN: r.Facts = [
+    (0.0, r.started(3)), (0.1, r.form(0, "ab")), (0.1, r.form(1, "cd")), (0.1, r.form(2, "ef")),
+    (1.0, r.commit(0, 0, 0)), (1.1, r.committed("a", 0)),
+    (1.5, r.commit(2, 0, 2)), (1.6, r.committed("e", 0)),
+]  # fmt: skip
+DRAWN = (1.7, d.DrawGroups(round=0, groups=[[0, 2], [1]]))
+TOGETHER: r.Facts = [
+    (2.0, r.meet(0, 0, 2)),
+    (2.5, r.settle(0, 0, 2)),
+    (2.6, r.made("a", 0, 0, late=10, early=1, apart=3.0)),
+    (2.6, r.made("b", 1, 0, late=20, early=2, apart=1.0)),
+    (2.7, r.made("e", 4, 0, late=30, early=4, apart=3.0)),
+    (2.7, r.made("f", 5, 0, late=40, early=8, apart=1.0)),
+]
+ALONE: r.Facts = [
+    (3.0, r.commit(1, 0, 1)), (3.25, r.committed("d", 0)), (3.5, r.settle(0, 1)), (3.6, r.made("c", 2, 0)),
+    (3.7, r.made("d", 3, 0)),
+]  # fmt: skip
+WHOLE = [*BEGIN, DRAWN, *TOGETHER, *ALONE]
+
+
+def test_waits_are_from_a_replicas_last_work_to_the_meeting_and_from_there_to_the_end() -> None:
+    together, alone = gatherings(r.record(WHOLE))
+    assert together.for_others == pytest.approx({0: 0.9, 2: 0.4})
+    assert together.for_offers == pytest.approx({0: 0.5, 2: 0.5})
+    assert (alone.for_others, alone.for_offers) == ({1: 0.25}, {1: 0.0})
+    assert together.steps == {0: 1, 2: 1}
+
+
+def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
+    facts = [
+        *BEGIN,
+        (2.0, r.meet(0, 0, 2)),
+        (2.1, r.commit(0, 1, 3)),
+        (2.4, r.committed("b", 1)),
+        (2.5, r.settle(0, 0, 2)),
+    ]
+    (gathering,) = gatherings(r.record(facts))
+    assert gathering.for_offers == pytest.approx({0: 0.1, 2: 0.5})
+    assert gathering.for_others == pytest.approx({0: 0.9, 2: 0.4})
+
+
+def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
+    together, alone = gatherings(r.record(WHOLE))
+    assert (together.late_bytes, together.early_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
+    assert together.apart == [3.0, 1.0, 3.0, 1.0] and alone.apart == []
+    assert spreads(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
+
+
+def test_alone_by_the_draw_is_not_alone_for_want_of_others() -> None:
+    together, alone = gatherings(r.record(WHOLE))
+    assert (together.alone, alone.alone, alone.missing) == (False, True, ())
+    other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
+    together, alone = gatherings(r.record([*BEGIN, other, *TOGETHER, *ALONE]))
+    assert together.missing == (1,) and not together.impatient
+    assert alone.missing == (), "the others had settled it already"
+    assert totals([together, alone]).by_draw == 0
+
+
+def test_somebody_late_is_told_from_somebody_who_never_came() -> None:
+    patience = (1.8, e.PatienceOver(replica=2, round=0, meeting=False))
+    other = (1.7, d.DrawGroups(round=0, groups=[[0, 1, 2]]))
+    together, _ = gatherings(r.record([*BEGIN, other, patience, *TOGETHER, *ALONE]))
+    assert together.impatient
+    left = (1.8, d.Disband(replica=1, workers=["c", "d"], reason=""))
+    (together,) = gatherings(r.record([*BEGIN, other, left, *TOGETHER]))
+    assert together.missing == (), "nobody waits for who has left"
+
+
+def test_a_loss_ends_a_replicas_meeting() -> None:
+    facts = [
+        *BEGIN,
+        DRAWN,
+        (2.0, r.meet(0, 0, 2)),
+        (2.2, r.lost("b")),
+        (2.4, r.linked(0, 1, "c")),
+        (2.5, r.settle(0, 2)),
+    ]
+    (gathering,) = gatherings(r.record(facts))
+    assert (gathering.members, gathering.missing) == ((2,), (0,))
+
+
+def test_sums_and_tables() -> None:
+    held = gatherings(r.record(WHOLE))
+    sums = totals(held)
+    assert (sums.rounds, sums.attended, sums.alone, sums.by_draw) == (1, 3, 1, 1)
+    assert (sums.late_bytes, sums.early_bytes) == (100, 15)
+    assert (sums.for_others, sums.for_offers) == pytest.approx((1.55, 1.0))
+    assert met(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    others, offers, longest, who = waited(held)
+    assert (others, offers, longest, who) == (pytest.approx(1.55 / 3), pytest.approx(1 / 3), pytest.approx(1.4), 0)
+
+
+def test_a_resumed_run_may_come_to_a_round_again() -> None:
+    held = gatherings(r.record([*WHOLE, *((t + 10, fact) for t, fact in WHOLE)]))
+    assert [(gathering.part, len(gathering.members)) for gathering in held] == [(0, 2), (0, 1), (1, 2), (1, 1)]
+    assert totals(held).rounds == 2
+    assert [gathering.part for gathering in by_round(held)[0]] == [1, 1]
+
+
+def test_without_replicas_there_are_no_rounds() -> None:
+    one = r.started(1, columns=[])
+    assert gatherings(r.record([(0.0, one), *WHOLE[1:]])) == []
+    assert list(fleet_section(r.record([(0.0, one)]))) == []
+
+
+def test_the_section_names_everyone_and_has_its_figures() -> None:
+    left = [(4.0, d.Disband(replica=1, workers=["c", "d"], reason="")), (6.0, d.Found(replica=1))]
+    (text,) = fleet_section(r.record([*WHOLE, *left]))
+    assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
+    for name in ("spread", "waits", "meetings"):
+        assert f'id="{name}"' in text
+    assert "1 rounds, a replica was alone 1 of 3 times (1 by the draw)" in text
+
+
+def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
+    lines = list(summary(r.record(WHOLE)))
+    assert lines[0] == "exchange      1 rounds, a replica was alone 1 of 3 times (1 by the draw)"
+    assert lines[2].strip().startswith("2.55 s waited, of all replicas together: 1.55 s for others to come")
+    cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
+    assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
