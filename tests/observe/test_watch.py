@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import synthetic_replicas as r
+
 from planaria import decisions as d
 from planaria import events as e
 from planaria.config import RunConfig
@@ -72,3 +74,35 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     assert [metric["step"] for metric in shown.metrics] == [3, 4]
     assert shown.stopped
     assert list((tmp_path / "tensorboard").iterdir()), "TensorBoard has something to show"
+
+
+def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    watch = Watch(tmp_path, 300, Shown())
+    watch.on_event(1.0, r.started(3, steps=100))
+    for replica, step in ((0, 50), (1, 0), (2, 0), (0, 52)):
+        watch.on_decision(2.0, r.form(replica, "ab", step=step))
+    span = e.Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)
+    for node, step in ((0, 53), (2, 53), (2, 2)):
+        work = e.Worked(worker="x", node=node, stage=0, generation=1, step=step, spans=[span], sent_bytes={})
+        watch.on_worked(3.0, work)
+    watch.close()
+    kept = {(work.node, work.step): bool(work.spans) for _, work in read_run(tmp_path).worked}
+    assert kept == {(0, 53): True, (2, 53): False, (2, 2): True}
+
+
+def test_what_replicas_measured_is_written_with_what_each_of_them_did(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    watch = Watch(tmp_path, 300, Shown())
+    watch.on_event(0.0, r.started(3))
+    for replica in range(3):
+        watch.on_decision(1.0, r.run_step(replica, 0, replica))
+        watch.on_event(2.0, r.ready(replica, 0, 2.0 + replica))
+        watch.on_decision(3.0, r.commit(replica, 0, replica))
+    for replica in range(3):
+        watch.on_decision(4.0, d.RunStep(replica=replica, generation=1, step=1, mode="evaluate"))
+        watch.on_event(5.0, r.ready(replica, 1, 4.0 + replica, norm=None))
+    watch.close()
+    trained, validated = read_run(tmp_path).metrics
+    assert (trained.loss, trained.losses, trained.tokens_per_s) == (3.0, {0: 2.0, 1: 3.0, 2: 4.0}, 150.0)
+    assert (validated.val_loss, validated.val_losses) == (5.0, {0: 4.0, 1: 5.0, 2: 6.0})

@@ -110,8 +110,8 @@ HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted
         "for offers", "late", "ahead"]  # fmt: skip
 KEY = (
     "Rounds that it settled; of these alone by the draw, and deserted: alone because others did not come or were not "
-    "heard. Came late, or was not heard: others settled without it. Seconds waited for others to come, and for their offers. Megabytes "
-    "sent late, which somebody waited for, and ahead."
+    "heard. Came late, or was not heard: others settled without it. Seconds waited for others to come, and for their "
+    "offers. Megabytes sent late, which somebody waited for, and ahead."
 )
 
 

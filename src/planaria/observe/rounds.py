@@ -21,7 +21,7 @@ class Gathering:
     drawn: tuple[int, ...]
     """the group that was to meet, less those that have left"""
     missing: tuple[int, ...]
-    """who of these was to be there too, has not left, and had not settled the round: who was gone on without"""
+    """who of these had not settled the round: who was gone on without"""
     impatient: bool
     """were others waited for in vain for as long as the recipe says?"""
     t: float
@@ -192,7 +192,7 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
 
 def told(sums: ExchangeTotals) -> Iterator[str]:
     """The totals in words."""
-    yield f"{sums.rounds} rounds, a replica was alone {sums.alone} of {sums.attended} times ({sums.by_draw} by the draw)"
+    yield f"{sums.rounds} rounds; alone {sums.alone} of {sums.attended} times, {sums.by_draw} by the draw"
     yield f"{_size(sums.late_bytes)} sent that somebody waited for, {_size(sums.early_bytes)} ahead"
     yield (
         f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
