@@ -109,9 +109,9 @@ def met(held: Sequence[Gathering], count: int) -> list[list[int]]:
 HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
         "for offers", "late", "ahead"]  # fmt: skip
 KEY = (
-    "Rounds that it settled; of these alone by the draw, and deserted: alone because others did not come or were not "
-    "heard. Came late, or was not heard: others settled without it. Seconds waited for others to come, and for their "
-    "offers. Megabytes sent late, which somebody waited for, and ahead."
+    "Rounds that it settled; of these alone by the draw, or because the rest of its group had left; deserted: alone "
+    "because others did not come or were not heard. Came late, or was not heard: others settled without it. Seconds "
+    "waited for others to come, and for their offers. Megabytes sent late, which somebody waited for, and ahead."
 )
 
 
