@@ -6,6 +6,7 @@ import pytest
 from herd_steps import finished, herd, said, work_until
 
 from planaria import decisions as d
+from planaria import events as e
 from planaria.events import Standing
 
 STREAMING = {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2}
@@ -31,3 +32,15 @@ def test_replicas_meet_before_they_are_validated_and_saved() -> None:
     for n, fact in enumerate(made.history):
         if isinstance(fact, d.RunStep) and fact.mode == "evaluate" and fact.step:
             assert n > settled[fact.step // 2 - 1]
+
+
+def test_a_replica_that_was_disbanded_stays_so_though_an_edge_of_it_had_broken() -> None:
+    made = herd(2, "noloco", steps=9, spares=0, replace=False)
+    work_until(made, lambda run: all(r.phase == "run" for r in run.replicas.values()))
+    made.break_edge(made.run.replicas[1].holders[1], 0)
+    generation = made.run.replicas[1].generation
+    made.lose(made.run.replicas[1].holders[3])
+    made.happened(e.GraceExpired(replica=1, generation=generation))
+    assert made.run.replicas[1].phase == "left"
+    assert finished(made)
+    assert len(said(made, d.Disband)) == 1

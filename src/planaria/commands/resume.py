@@ -87,6 +87,18 @@ def _check_same_data(folder: Path, prepared: Prepared) -> None:
         )
 
 
+def _check_even(saved: Saved, config: RunConfig, apart: int) -> None:
+    """Replicas that step together cannot take up where some were ahead of others: samples would be used twice."""
+    manifest, block = saved.manifest, config.pipeline.samples
+    ragged = manifest.first_block is not None and manifest.first_block * block != manifest.samples
+    on_the_fleet = config.engine == "fleet" and (apart > 1 or config.exchange.replicas == 1)
+    if (ragged or manifest.blocks_ahead) and not on_the_fleet:
+        raise UserError(
+            f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; resume "
+            "with --engine fleet and an exchange.kind other than 'allreduce'"
+        )
+
+
 def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
     if name is None:
         return store.newest()
@@ -110,7 +122,8 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
     if missing:
         stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    manifest, apart = saved.manifest, Itinerary(config).replicas
+    manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
+    _check_even(saved, config, apart)
     return Origin(
         saved.step,
         generation,

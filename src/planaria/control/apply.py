@@ -101,7 +101,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
 @apply.register
 def _(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    if fact.generation != replica.generation or not replica.suspects or run.over:
+    if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
         return run
     replica = replace(replica, links=freeze({p: i for p, i in replica.links.items() if p not in replica.suspects}))
     # A commit does not use edges and must not be torn; it ends first.
