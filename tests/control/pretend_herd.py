@@ -14,6 +14,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.decide import decide
+from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 
@@ -36,6 +37,8 @@ class PretendHerd:
         """link → what has been sent over it"""
         self.dead_links: set[str] = set()
         self.mail: list[Mail] = []
+        self.grace: dict[int, int] = {}
+        """replica → generation in which an edge of it broke"""
         self.happened(started)
 
     # ---- what may happen
@@ -84,12 +87,11 @@ class PretendHerd:
             self._report(me, e.OfferHeard, round=me.round, replica=source)
 
     def suspicious(self) -> list[int]:
-        """Replicas with a broken edge."""
-        return [n for n, r in self.run.live.items() if r.suspects] if not self.run.over else []
+        """Replicas with a broken edge, for which nobody has turned out to be dead yet."""
+        return [n for n, g in self.grace.items() if g == self.run.replicas[n].generation and not self.run.over]
 
     def expire_grace(self, replica: int) -> None:
-        generation = self.run.replicas[replica].generation
-        self.happened(e.GraceExpired(replica=replica, generation=generation))
+        self.happened(e.GraceExpired(replica=replica, generation=self.grace.pop(replica)))
 
     def impatient(self) -> list[tuple[int, int, bool]]:
         """Who waits for others in a round."""
@@ -120,6 +122,8 @@ class PretendHerd:
         """What the controller's loop does with an event."""
         self.history.append(event)
         self.run = apply(event, self.run)
+        if isinstance(event, e.EdgeBroken) and (blamed := replica_of(self.run, event.worker)) and blamed.suspects:
+            self.grace[blamed.number] = blamed.generation
         for _ in range(MOST_DECISIONS):
             decision = decide(self.run)
             assert decision == decide(self.run), "decide is not a function of the state"

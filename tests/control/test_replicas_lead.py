@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from herd_steps import finished, herd, relink, said, work_until
+from pretend_herd import PretendHerd
 
 from planaria import decisions as d
+from planaria import events as e
 
 
 def test_no_two_replicas_have_a_generation_in_common() -> None:
@@ -31,4 +33,41 @@ def test_a_replica_that_leaves_while_it_is_being_saved_is_not_in_the_checkpoint(
     assert made.run.replicas[1].phase == "left"
     work_until(made, lambda run: run.saving < 0)
     assert list(said(made, d.Seal)[-1].standings) == [0]
+    assert finished(made)
+
+
+def borrowing(made: PretendHerd) -> None:
+    """Replica 0 has lost the worker of its last stage and gets its state from replica 1."""
+    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and bool(run.with_status("spare")))
+    made.lose(made.run.holders[made.started.columns[0][-1]])
+    work_until(made, lambda run: bool(run.replicas[0].lenders))
+
+
+def test_a_lender_that_dies_when_it_has_lent_changes_nothing_for_who_has_borrowed() -> None:
+    """The others of the replica still wait for their edges: they would not hear an order to run."""
+    made = herd(2, "local", stages=2, spares=2, steps=6)
+    borrowing(made)
+    lost, lender = made.run.holders[4], made.run.holders[5]
+    while made.alive[lender].orders:
+        made.work(lender)
+    for worker in (made.run.holders[0], made.run.holders[2], lost):
+        while made.alive[worker].orders:
+            made.work(worker)
+    made.work(lost)
+    assert made.run.replicas[0].phase == "link"
+    made.lose(lender)
+    assert finished(made)
+
+
+def test_an_edge_that_is_blamed_when_what_it_carried_has_come_by_another_way_changes_nothing() -> None:
+    made = herd(2, "local", stages=2, spares=2, steps=6)
+    borrowing(made)
+    worker = made.run.holders[4]
+    work_until(made, lambda run: made.alive[worker].forming, without=[1])
+    broken = e.EdgeBroken(worker=worker, node=4, peer=5, generation=made.alive[worker].generation, detail="late")
+    made.happened(broken)
+    work_until(made, lambda run: run.replicas[0].phase == "run")
+    before = made.run.replicas[0]
+    made.expire_grace(0)
+    assert (made.run.replicas[0].phase, made.run.replicas[0].waiting) == ("run", before.waiting)
     assert finished(made)

@@ -51,7 +51,7 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
     if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
         run = replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
     for other in run.live.values():
-        if other.phase == "link" and other.lenders & gone:  # what it was to get from there will not come
+        if other.phase == "link" and other.lenders & gone and other.broken:  # what it was to get there will not come
             run = with_replica(run, replace(other, phase="idle", waiting=frozenset()))
     return run
 
@@ -104,8 +104,9 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
         return run
     replica = replace(replica, links=freeze({p: i for p, i in replica.links.items() if p not in replica.suspects}))
+    # An edge that lent a state may be blamed when that has long come: then nothing is lost.
     # A commit does not use edges and must not be torn; it ends first.
-    if replica.phase not in ("commit", "settle", "save"):
+    if replica.broken and replica.phase not in ("commit", "settle", "save"):
         replica = replace(replica, phase="idle", waiting=frozenset())
     return with_replica(run, replica)
 
