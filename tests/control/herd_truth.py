@@ -56,6 +56,12 @@ class Truth:
             for stage in range(self.started.stages + 1)
         }
 
+    def beginnings(self, source: d.Source, replica: int, stage: int) -> list[Content]:
+        """What another stage of the replica may have if it has not moved since one began from ``source``."""
+        folders = {source.folder} if isinstance(source, d.Load) else {*self.started.load.values()}
+        loaded = [self.folders[folder].content[replica, stage] for folder in folders]
+        return loaded + [Content()] * (len(self.started.load) <= self.started.stages)
+
     @property
     def used(self) -> set[int]:
         return self.before.union(*self.ledger.values())

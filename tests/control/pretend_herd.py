@@ -217,11 +217,10 @@ class PretendHerd:
                 me.content = None
                 me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
-            kept = [
-                self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive
-            ]
-            for other in (o for o in kept if o.content is not None):
-                assert other.content == me.content, "a stage begins anew beside others that have moved on"
+            kept = [self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive]
+            for other in (o for o in kept if o.content is not None and not o.orders):
+                begun = self.truth.beginnings(mine.source, form.replica, other.stage)
+                assert other.content in begun, "a stage begins anew beside others that have moved on"
         for member in form.members:
             if isinstance(member.source, d.Rebuild) and me.node in member.source.donors:
                 assert me.content is not None, "a donor that has nothing itself"

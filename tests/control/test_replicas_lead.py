@@ -71,3 +71,13 @@ def test_an_edge_that_is_blamed_when_what_it_carried_has_come_by_another_way_cha
     made.expire_grace(0)
     assert (made.run.replicas[0].phase, made.run.replicas[0].waiting) == ("run", before.waiting)
     assert finished(made)
+
+
+def test_a_replica_is_not_founded_anew_while_there_is_none_to_copy() -> None:
+    """The one that is left is only just loading: founded and disbanded in turn, it went on for ever."""
+    made = herd(2, "local", spares=4)
+    work_until(made, lambda run: run.replicas[0].step == 1 and len(run.with_status("spare")) > 2, without=[1])
+    made.lose(made.run.holders[0])
+    assert said(made, d.Disband) and not said(made, d.Found)
+    assert finished(made)
+    assert said(made, d.Found)

@@ -195,8 +195,8 @@ def staff(run: RunState) -> d.Spawn | None:
 
 def reopen(run: RunState) -> d.Found | None:
     """A replica that was disbanded begins anew, as a copy of another, once there are workers for all of it."""
-    gone = [number for number, replica in run.replicas.items() if replica.phase == "left"]
-    spare, whole = len(run.with_status("spare")) - run.vacancies, not all(r.broken for r in run.live.values())
-    if not gone or not whole or spare <= run.settings.stages or run.allotment.done or run.stopping:
+    gone = [replica for replica in run.replicas.values() if replica.phase == "left"]
+    spare = len(run.with_status("spare")) - run.vacancies
+    if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
         return None
-    return d.Found(replica=gone[0])
+    return d.Found(replica=gone[0].number) if _lender(run, gone[0]) else None
