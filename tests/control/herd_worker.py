@@ -1,4 +1,4 @@
-"""What one worker of several replicas knows and does: the truth against which the controller is held."""
+"""What one worker of a herd of replicas has and does: the truth that the controller's books are held against."""
 
 from __future__ import annotations
 

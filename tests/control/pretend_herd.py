@@ -37,6 +37,8 @@ class PretendHerd:
         """link → what has been sent over it"""
         self.dead_links: set[str] = set()
         self.mail: list[Mail] = []
+        self.sound = True
+        """nothing has gone wrong yet that must not"""
         self.grace: dict[int, int] = {}
         """replica → generation in which an edge of it broke"""
         self.happened(started)
@@ -120,6 +122,7 @@ class PretendHerd:
 
     def happened(self, event: e.Event) -> None:
         """What the controller's loop does with an event."""
+        self.sound = False
         self.history.append(event)
         self.run = apply(event, self.run)
         if isinstance(event, e.EdgeBroken) and (blamed := replica_of(self.run, event.worker)) and blamed.suspects:
@@ -129,6 +132,7 @@ class PretendHerd:
             assert decision == decide(self.run), "decide is not a function of the state"
             if decision is None:
                 self.truth.check_alike(self.run, {**self.alive, **self.unknown})
+                self.sound = True
                 return
             before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
@@ -160,9 +164,7 @@ class PretendHerd:
         for me in [self.alive[worker] for worker in workers if worker in self.alive]:
             if isinstance(order, d.RunStep | d.Commit | d.Meet | d.Settle):  # a worker that waits would not hear it
                 busy = [o for o in me.orders if not isinstance(o, d.Donate | d.Meet)]
-                assert not busy and not me.forming, (
-                    f"{order.kind} for {me.name}, which has not answered {busy or 'Form'}"
-                )
+                assert not busy and not me.forming, f"{order.kind} for {me.name}, which is at {busy or 'Form'}"
             me.orders.append(order)
 
     def _borrow(self, form: d.Form) -> None:
@@ -217,8 +219,8 @@ class PretendHerd:
                 me.content = None
                 me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
-            kept = [self.alive[m.worker] for m in form.members if isinstance(m.source, d.Keep) and m.worker in self.alive]
-            for other in (o for o in kept if o.content is not None and not o.orders):
+            kept = [self.alive.get(m.worker) for m in form.members if isinstance(m.source, d.Keep)]
+            for other in (o for o in kept if o is not None and o.content is not None and not o.orders):
                 begun = self.truth.beginnings(mine.source, form.replica, other.stage)
                 assert other.content in begun, "a stage begins anew beside others that have moved on"
         for member in form.members:
@@ -245,6 +247,8 @@ class PretendHerd:
     def _judge_loan(self, me: HerdWorker, order: d.Donate) -> None:
         """Whoever goes on as a copy of all stages of another stands where the other stood at this moment."""
         form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and _lends(f, order.link))
+        if self.run.replicas[me.replica].broken:  # it may have left a round of which its workers do not know yet
+            return
         if all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members):
             assert (form.rounds, form.inner) == (me.rounds, me.inner), "a copy does not stand where its original did"
 

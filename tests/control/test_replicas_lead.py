@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from herd_steps import finished, herd, relink, said, work_until
 from pretend_herd import PretendHerd
 
@@ -73,11 +74,39 @@ def test_an_edge_that_is_blamed_when_what_it_carried_has_come_by_another_way_cha
     assert finished(made)
 
 
-def test_a_replica_is_not_founded_anew_while_there_is_none_to_copy() -> None:
-    """The one that is left is only just loading: founded and disbanded in turn, it went on for ever."""
+def test_a_replica_waits_for_another_that_is_only_just_loading_to_copy_it() -> None:
+    """It was disbanded, founded anew, and disbanded again, for ever."""
     made = herd(2, "local", spares=4)
     work_until(made, lambda run: run.replicas[0].step == 1 and len(run.with_status("spare")) > 2, without=[1])
     made.lose(made.run.holders[0])
-    assert said(made, d.Disband) and not said(made, d.Found)
     assert finished(made)
-    assert said(made, d.Found)
+    assert not said(made, d.Disband)
+
+
+@pytest.mark.parametrize("kind", ["noloco", "diloco"])
+def test_replicas_that_have_each_lost_another_stage_help_one_another(kind: str) -> None:
+    """Each waited for the other to be whole."""
+    made = herd(2, kind, stages=2, spares=2, steps=6)
+    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and len(run.with_status("spare")) == 2)
+    made.lose(made.run.holders[0], made.run.holders[3])
+    assert finished(made)
+    assert not said(made, d.Disband)
+
+
+def test_replicas_that_must_stay_alike_do_not_both_make_up_a_stage_that_both_have_lost() -> None:
+    made = herd(2, "diloco", stages=3, spares=2, steps=6)
+    work_until(made, lambda run: all(r.step for r in run.replicas.values()) and len(run.with_status("spare")) == 2)
+    made.lose(made.run.holders[4], made.run.holders[5])
+    assert finished(made)
+    ways = [m.source.by for f in said(made, d.Form) for m in f.members if isinstance(m.source, d.Rebuild)]
+    assert ways.count("checkfree") == 1 and ways[-1] == d.PEER
+
+
+def test_a_replica_with_something_to_save_does_not_go_before_one_that_has_nothing() -> None:
+    made = herd(2, "noloco", stages=2, spares=2, steps=8)
+    work_until(made, lambda run: all(r.step for r in run.replicas.values()))
+    made.lose(*(w for n, w in made.run.holders.items() if n % 2 == 1))
+    made.lose(made.run.holders[0])
+    made.behave()
+    assert [disband.replica for disband in said(made, d.Disband)] == [1]
+    assert said(made, d.Seal)[-1].stages == [1, 2]

@@ -110,7 +110,7 @@ class Allotment:
         return replace(self, used=used, out=_freeze(ours), since=_freeze(since), after=_freeze(after))
 
     def leave(self, replica: int) -> Allotment:
-        """``replica`` goes for good, and is in no checkpoint; its block under way is free, what it committed stays."""
+        """``replica`` goes, and is in no checkpoint; what it had under way is free, what it committed stays."""
         return replace(self, out=_without(self.out, replica), after=_without(self.after, replica))
 
     def save(self, replica: int) -> Allotment:

@@ -13,9 +13,8 @@ from typing import Any
 from planaria import decisions as d
 from planaria import events as e
 from planaria.control import resolved
-from planaria.control.fold import apply, freeze, replica_of, reported, set_worker, with_replica
+from planaria.control.fold import apply, call_off, freeze, out_of_round, replica_of, reported, set_worker, with_replica
 from planaria.control.state import ReplicaState, RunState, WorkerState
-from planaria.exchange import exchange
 
 __all__ = ["apply", "resolved"]
 
@@ -47,7 +46,7 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         return run
     gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
     run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
-    run = with_replica(run, _bereft(replica, fact.worker, gone))
+    run = call_off(with_replica(run, _bereft(replica, fact.worker, gone)), replica.meeting)
     if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
         run = replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
     for other in run.live.values():
@@ -61,15 +60,12 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
     known = _still_known(replica)
     origins = {**replica.origins, **{n: known[n] for n in gone if n in known}}
     lost = replica.lost | {n for n in gone if n not in origins}
-    if replica.meeting and exchange(replica.settings.exchange).alike:  # it has missed what the others agree upon
-        lost |= replica.arrangement.stage.keys()
     replica = replace(
-        replica,
+        out_of_round(replica),
         holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
         origins=freeze(origins),
         lost=frozenset(lost),
         links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
-        meeting=None,  # no trace is left of a round that is given up, but the others go on without this replica
     )
     another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
     # The others finish what cannot be taken back; a last save begins anew if another node can do the lost one's part.
@@ -103,12 +99,16 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
         return run
-    replica = replace(replica, links=freeze({p: i for p, i in replica.links.items() if p not in replica.suspects}))
+    meeting = replica.meeting
+    links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
+    if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
+        replica = replace(out_of_round(replica), links=freeze(links))
     # An edge that lent a state may be blamed when that has long come: then nothing is lost.
     # A commit does not use edges and must not be torn; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
         replica = replace(replica, phase="idle", waiting=frozenset())
-    return with_replica(run, replica)
+    run = with_replica(run, replica)
+    return run if replica.meeting else call_off(run, meeting)
 
 
 @apply.register
@@ -129,10 +129,8 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.StageSaved, run: RunState) -> RunState:
-    replica = _answering(run, fact, "save")
-    if replica is None or fact.step != run.saving:
-        return run
-    return with_replica(run, reported(replica, fact.worker))
+    replica = _answering(run, fact, "save")  # also for one that has been given up meanwhile
+    return run if replica is None else with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register

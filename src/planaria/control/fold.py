@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from planaria import events as e
-from planaria.control.state import ReplicaState, RunState, WorkerState
+from planaria.control.state import Meeting, ReplicaState, RunState, WorkerState
+from planaria.exchange import exchange
 
 
 @singledispatch
@@ -33,6 +34,25 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
     if replica.phase == "evaluate":
         return replace(replica, phase="idle", evaluated=replica.step)
     return replace(replica, phase="idle")
+
+
+def out_of_round(replica: ReplicaState) -> ReplicaState:
+    """The replica when it can take part no more in the round under way; no trace of that is left here.
+
+    Where all must stay alike the round is still before it: to be made again, or, if others settle it, to be adopted.
+    """
+    rule = exchange(replica.settings.exchange)
+    if replica.meeting is None or not rule.alike:
+        return replace(replica, meeting=None)
+    return replace(replica, meeting=None, rounds=replica.meeting.round, inner=replica.inner + (rule.every or 0))
+
+
+def call_off(run: RunState, meeting: Meeting | None) -> RunState:
+    """Somebody has left a round. Who must stay like the others, and is left alone with it, will meet them again."""
+    if meeting is None or not exchange(run.settings.exchange).alike:
+        return run
+    left = [r for r in run.live.values() if r.meeting and r.meeting.round == meeting.round]
+    return with_replica(run, out_of_round(left[0])) if len(left) == 1 else run
 
 
 def set_worker(run: RunState, name: str, worker: WorkerState) -> RunState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria import decisions as d
+from planaria.control.lending import can_be_copied, lenders
 from planaria.control.state import ReplicaState, RunState
 from planaria.events import Standing
 from planaria.exchange import exchange
@@ -23,50 +24,41 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
     # A stage is lost with the last node that had its state; until then, its nodes copy one another.
     gone = frozenset(of[node] for node in replica.lost) - set(alive.stages) - begins.keys()
-    lender = _lender(run, replica) if gone else None
-    if lender is None and gone and _others_have(run, replica, gone):
-        return None  # they will be ready to lend it soon
-    lent = set() if lender is None else gone & set(lender.stateful.stages)
-    plan = recovery(run.settings.recovery, run.settings.stages).plan(gone - lent, replica.ages)
-    if plan.reason:
-        return without_worker(run, replica, plan.reason, sorted(gone))
+    lent = lenders(run, replica, gone)
+    if lent is None:
+        return None
+    alike, plan = exchange(run.settings.exchange).alike, recovery(run.settings.recovery, run.settings.stages).plan
+    if alike and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
+        return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
+    answer = plan(gone - lent.keys(), replica.ages)
+    if alike and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
+        return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
+    if answer.reason:
+        return without_worker(run, replica, answer.reason, sorted(gone))
     spares = run.with_status("spare")
-    if len(spares) < len(replica.vacant) and (plan.rollback or not _may_skip(run, replica)):
+    if len(spares) < len(replica.vacant) and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
     holders = {**replica.holders, **dict(zip(replica.vacant, spares, strict=False))}
-    if plan.rollback:
+    if answer.rollback:
         return _roll_back(run, replica, holders)
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node in replica.lost & holders.keys():
         stage = of[node]
         if not alive.nodes(stage) and stage in begins:
             sources[node] = begins[stage]
-        elif lender is not None and stage in lent:
-            sources[node] = d.Rebuild(by=d.PEER, donors=[lender.stateful.nodes(stage)[0]])
+        elif stage in lent:
+            sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:
-            by, donors = plan.rebuilt.get(stage, (d.PEER, (stage,)))
+            by, donors = answer.rebuilt.get(stage, (d.PEER, (stage,)))
             sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or replica.held.nodes(s))[0] for s in donors])
     standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
-    if lender is not None and lent == set(of.values()):  # it goes on as the other's copy
-        standing = _once_obeyed(lender)
+    if lent.keys() == set(of.values()):  # it goes on as the other's copy
+        standing = _once_obeyed(lent[0])
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
 
 
-def _lender(run: RunState, replica: ReplicaState) -> ReplicaState | None:
-    """Another replica that can lend the state of whole stages; each attempt asks the next one."""
-    others = [r for n, r in run.live.items() if n != replica.number and not r.broken and r.formed >= 0]
-    if exchange(run.settings.exchange).alike:  # not one that has not settled what it is to lend
-        others = [r for r in others if r.meeting is None]
-        furthest = max((r.rounds for r in others), default=0)
-        others = [r for r in others if r.rounds == furthest]
-    others = [r for r in others if r.phase != "link" and not r.origins]
-    return others[(replica.number + replica.attempts) % len(others)] if others else None
-
-
-def _others_have(run: RunState, replica: ReplicaState, gone: frozenset[int]) -> bool:
-    """Is every stage that is gone here still to be had elsewhere, now or as soon as another replica has begun?"""
-    others = [r for n, r in run.live.items() if n != replica.number]
-    return all(any(set(other.arrangement.nodes(stage)) - other.lost for other in others) for stage in gone)
+def _any_whole(run: RunState, replica: ReplicaState) -> bool:
+    return any(can_be_copied(other) for number, other in run.live.items() if number != replica.number)
 
 
 def _once_obeyed(replica: ReplicaState) -> Standing:
@@ -162,8 +154,9 @@ def _unheld(replica: ReplicaState) -> list[int]:
 def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list[int]) -> d.Decision:
     """A replica cannot go on. The others do without it; the last one saves what there is, if there is anything."""
     if len(run.live) > 1:
-        workers = sorted(replica.holders.values())
-        return d.Disband(replica=replica.number, workers=workers, reason=reason)
+        others = [other for number, other in run.live.items() if number != replica.number]
+        first = others[0] if all(other.hollow for other in others) else replica  # who has nothing goes before it
+        return d.Disband(replica=first.number, workers=sorted(first.holders.values()), reason=reason)
     if replica.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
     return d.Cannot(replica=replica.number, lost=lost, reason=reason)
@@ -199,4 +192,4 @@ def reopen(run: RunState) -> d.Found | None:
     spare = len(run.with_status("spare")) - run.vacancies
     if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
         return None
-    return d.Found(replica=gone[0].number) if _lender(run, gone[0]) else None
+    return d.Found(replica=gone[0].number) if _any_whole(run, gone[0]) else None

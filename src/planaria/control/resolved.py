@@ -99,7 +99,9 @@ def _(fact: d.Meet, run: RunState) -> RunState:
         replica = run.replicas[number]
         meeting = Meeting(fact.round, tuple(fact.members), replica.step + delay)
         run = with_replica(run, replace(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
-    return run
+    # Some may have been in this round before, and have lost patience then.
+    met = {(number, fact.round) for number in fact.members}
+    return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
 
 
 @apply.register
@@ -138,7 +140,8 @@ def _(fact: d.Introduce, run: RunState) -> RunState:
 def _(fact: d.Adopt, run: RunState) -> RunState:
     """The states of all its nodes are void: they will be copied from another replica."""
     replica = run.replicas[fact.replica]
-    return with_replica(run, replace(replica, lost=frozenset(replica.holders) | replica.lost, meeting=None))
+    nodes = frozenset(replica.arrangement.stage)
+    return with_replica(run, replace(replica, lost=nodes, origins=freeze({}), meeting=None))
 
 
 @apply.register

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from planaria import decisions as d
 from planaria.config import ExchangeConfig
+from planaria.control.lending import can_be_copied
 from planaria.control.state import Group, ReplicaState, RunState
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
@@ -86,8 +87,8 @@ def _ready(run: RunState, replica: ReplicaState) -> bool:
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
     rule, round, live = rule_of(run.settings.exchange), replica.rounds, run.live
-    if rule.alike and any(other.rounds > round for other in live.values()):
-        return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
+    if rule.alike and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
+        return _catch_up(replica, round, ahead)
     if round not in run.groups and not rule.alike:
         return _draw(run, round)
     group = tuple(live) if rule.alike else _group(run.groups[round], replica.number)
@@ -124,6 +125,13 @@ def _draw(run: RunState, round: int) -> d.DrawGroups:
     return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
+def _catch_up(replica: ReplicaState, round: int, ahead: list[ReplicaState]) -> d.Adopt | None:
+    """Others settle a round without this replica, or have: it goes on as a copy of one as soon as that can be."""
+    if any(can_be_copied(other) for other in ahead):
+        return d.Adopt(replica=replica.number, reason=f"others settled round {round} without it")
+    return None
+
+
 def _group(groups: tuple[Group, ...], replica: int) -> Group:
     """The group of ``replica``; who came after the draw is alone."""
     return next((group for group in groups if replica in group), (replica,))
@@ -155,9 +163,9 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
     ]
     if rule_of(run.settings.exchange).alike:
-        without = [n for n in meeting.members if n in live and n not in party and not live[n].lost]
-        if without:
-            return d.Adopt(replica=replica.number, reason=f"others settled round {meeting.round} without it")
+        rest = [live[n] for n in meeting.members if n in live and n not in party]
+        if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
+            return _catch_up(replica, meeting.round, ahead)
     resting = [n for n in party if _to_settle(run, live[n])]
     late = any((n, meeting.round, True) in run.late for n in party)
     if late and resting:

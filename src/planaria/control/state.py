@@ -156,6 +156,11 @@ class ReplicaState:
         return bool(unfilled or stateless or self.pairs_of(self.holders) - self.links.keys())
 
     @property
+    def hollow(self) -> bool:
+        """Has it no state of its own any more, and none to begin from?"""
+        return self.lost >= self.arrangement.stage.keys()
+
+    @property
     def standing(self) -> Standing:
         return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
 
