@@ -94,8 +94,8 @@ def _check_even(saved: Saved, config: RunConfig, apart: int) -> None:
     on_the_fleet = config.engine == "fleet" and (apart > 1 or config.exchange.replicas == 1)
     if (ragged or manifest.blocks_ahead) and not on_the_fleet:
         raise UserError(
-            f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; resume "
-            "with --engine fleet and an exchange.kind other than 'allreduce'"
+            f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
+            "resume with --engine fleet and an exchange.kind other than 'allreduce'"
         )
 
 
