@@ -197,8 +197,7 @@ def checked(folder: Path) -> RunRecord:
     """The record of a run that is over: its log explains every decision, and every sample was used once."""
     record = read_run(folder)
     assert replay(fact for _, fact in record.history).problems == []
-    if record.config.exchange.replicas == 1:  # TEMPORARY
-        assert prove_exactly_once(record) == []
+    assert prove_exactly_once(record) == []
     return record
 
 
