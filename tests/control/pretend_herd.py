@@ -200,9 +200,9 @@ class PretendHerd:
                 self._settle(me, order)
             case d.Save():
                 assert me.content is not None, "a stage without a state is being saved"
-                standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
+                standing = None if me.round >= 0 else e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
                 part = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
-                part[me.stage] = me.content, standing
+                part[me.stage] = me.content, me.step, standing
                 self._report(me, e.StageSaved, step=order.step, bytes=1)
             case d.Disband():
                 me.drop_round()
@@ -247,7 +247,7 @@ class PretendHerd:
     def _judge_loan(self, me: HerdWorker, order: d.Donate) -> None:
         """Whoever goes on as a copy of all stages of another stands where the other stood at this moment."""
         form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and _lends(f, order.link))
-        if self.run.replicas[me.replica].broken:  # it may have left a round of which its workers do not know yet
+        if self.run.replicas[me.replica].broken or me.round >= 0:  # it may have left the round that its workers are in
             return
         if all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members):
             assert (form.rounds, form.inner) == (me.rounds, me.inner), "a copy does not stand where its original did"

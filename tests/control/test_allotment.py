@@ -116,3 +116,9 @@ def test_whoever_is_through_helps_the_slowest_but_leaves_it_its_last_blocks() ->
     assert made.next_for(0, {0, 1}, 3) == 5
     assert made.next_for(0, {0, 1}, 4) is None
     assert made.next_for(0, {0}, 4) == 5, "nobody else will"
+
+
+def test_blocks_beyond_the_last_one_do_not_stand_for_one_that_is_left() -> None:
+    made = Allotment(2, 4, used({0, 1, 2, 5}))
+    assert not made.done
+    assert made.next_for(1, {0, 1}, 9) == 3

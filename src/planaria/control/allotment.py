@@ -91,8 +91,8 @@ class Allotment:
 
     @property
     def done(self) -> bool:
-        """Is every block used?"""
-        return len(self.used) >= self.total
+        """Is every block used? Those ahead may lie beyond the last one, in a run that is resumed for fewer steps."""
+        return self.used.floor >= self.total
 
     def take(self, replica: int, block: int) -> Allotment:
         """``replica`` begins a step with ``block``."""
