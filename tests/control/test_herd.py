@@ -1,0 +1,200 @@
+"""The controller's mind over several replicas that share workers, samples and rounds, under whatever may happen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from herd_steps import started
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pretend_herd import PretendHerd
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.control.apply import apply
+from planaria.control.replay import replay
+
+EXCHANGES: list[dict[str, Any]] = [
+    {"kind": "noloco", "every": 1},
+    {"kind": "noloco", "every": 2},
+    {"kind": "pair_mean", "every": 2, "group": 3},
+    {"kind": "diloco", "every": 1},
+    {"kind": "diloco", "every": 2},
+    {"kind": "streaming_diloco", "every": 4, "fragments": 2, "delay": 1},
+    {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2},
+    {"kind": "local"},
+]
+CHAINS = ["checkfree", "checkfree, checkpoint", "checkpoint"]
+
+
+def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
+    """The same run, taken up where its replicas have made so many steps, each on samples of its own lane."""
+    replicas, steps = start.replicas, steps[: start.replicas]
+    used = {r + replicas * k for r, count in enumerate(steps) for k in range(count)}
+    floor = next(b for b in range(len(used) + 1) if b not in used)
+    every = (start.exchange.every or 99) // (start.exchange.fragments if "streaming" in start.exchange.kind else 1)
+    standings = {r: e.Standing(step=n, rounds=n // every, inner=n % every) for r, n in enumerate(steps)}
+    changed = {
+        "first_step": len(used) // replicas,
+        "first_generation": 5,
+        "first_block": floor,
+        "blocks_ahead": sorted(b for b in used if b > floor),
+        "standings": standings,
+        "load": {stage: "start" for stage in range(start.stages + 1) if whole or stage},
+        "steps": start.steps + len(used) // replicas,
+    }
+    return e.RunStarted.model_validate(start.model_dump() | changed)
+
+
+fresh = st.builds(
+    started,
+    replicas=st.integers(2, 4),
+    stages=st.sampled_from([1, 2, 2, 3]),
+    exchange=st.sampled_from(EXCHANGES),
+    steps=st.integers(2, 6),
+    spares=st.integers(0, 3),
+    replace=st.sampled_from([True, True, False]),
+    eval_every=st.sampled_from([0, 0, 2]),
+    save_every=st.sampled_from([0, 1, 2]),
+    recovery=st.builds(lambda strategy: {"strategy": strategy}, st.sampled_from(CHAINS)),
+)
+ragged = st.builds(resumed, fresh, st.lists(st.integers(0, 3), min_size=4, max_size=4), st.booleans())
+starts = st.one_of(fresh, fresh, ragged)
+
+
+class HerdMachine(RuleBasedStateMachine):
+    herd: PretendHerd
+
+    @initialize(start=starts, peaceful=st.integers(0, 12))
+    def begin(self, start: e.RunStarted, peaceful: int) -> None:
+        """Most of what can go wrong is possible only after some commits: give the run some untroubled ones."""
+        self.herd = PretendHerd(start)
+        target, turn = len(self.herd.truth.used) + peaceful, 0
+        while len(self.herd.truth.used) < target and (pending := self.herd.pending() or self.herd.mail):
+            turn += 1
+            self.herd.work(self.herd.pending()[turn % len(pending)]) if self.herd.pending() else self.herd.deliver(0)
+
+    @precondition(lambda self: self.herd.pending())
+    @rule(picks=st.lists(st.integers(0, 15), min_size=1, max_size=60))
+    def some_work(self, picks: list[int]) -> None:
+        for pick in picks:
+            if pending := self.herd.pending():
+                self.herd.work(pending[pick % len(pending)])
+
+    @precondition(lambda self: self.herd.pending())
+    @rule(rounds=st.integers(1, 6))
+    def all_do_what_they_were_told(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for worker in self.herd.pending():
+                if worker in self.herd.pending():
+                    self.herd.work(worker)
+            for _ in list(self.herd.mail):
+                self.herd.deliver(0)
+
+    @precondition(lambda self: self.herd.pending())
+    @rule(slow=st.integers(0, 3), turns=st.integers(5, 80))
+    def one_replica_lags(self, slow: int, turns: int) -> None:
+        held = self.herd.run.replicas.get(slow)
+        for turn in range(turns):
+            pending = [w for w in self.herd.pending() if held is None or w not in held.holders.values()]
+            if pending:
+                self.herd.work(pending[turn % len(pending)])
+
+    @precondition(lambda self: self.herd.alive)
+    @rule(pick=st.integers(0, 20))
+    def a_worker_dies(self, pick: int) -> None:
+        self.herd.lose(list(self.herd.alive)[pick % len(self.herd.alive)])
+
+    @precondition(lambda self: self.herd.alive)
+    @rule(replica=st.integers(0, 3))
+    def a_whole_replica_dies(self, replica: int) -> None:
+        if replica in self.herd.run.live:
+            self.herd.lose(*self.herd.run.replicas[replica].holders.values())
+
+    @precondition(lambda self: self.herd.alive)
+    @rule(stage=st.integers(0, 3), replicas=st.sets(st.integers(0, 3), min_size=2, max_size=4))
+    def a_stage_dies_in_several_replicas(self, stage: int, replicas: set[int]) -> None:
+        columns, holders = self.herd.started.columns, self.herd.run.holders
+        nodes = [columns[r][stage] for r in replicas if r < len(columns) and stage < len(columns[r])]
+        self.herd.lose(*(holders[node] for node in nodes if node in holders))
+
+    @precondition(lambda self: any(r.phase in BUSY or r.meeting for r in self.herd.run.live.values()))
+    @rule(pick=st.integers(0, 20))
+    def a_worker_dies_at_a_bad_moment(self, pick: int) -> None:
+        busy = [r for r in self.herd.run.live.values() if r.phase in BUSY or r.meeting]
+        workers = [w for r in busy for w in r.holders.values() if w in self.herd.alive]
+        if workers:
+            self.herd.lose(workers[pick % len(workers)])
+
+    @precondition(lambda self: self.herd.mail)
+    @rule(picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), lost=st.booleans())
+    def offers_arrive_or_never_do(self, picks: list[int], lost: bool) -> None:
+        for pick in picks:
+            if self.herd.mail:
+                self.herd.deliver(pick, lost)
+
+    @precondition(lambda self: any(w.node >= 0 for w in self.herd.alive.values()))
+    @rule(pick=st.integers(0, 15), edge=st.integers(0, 3))
+    def an_edge_breaks(self, pick: int, edge: int) -> None:
+        standing = [name for name, w in self.herd.alive.items() if w.node >= 0]
+        self.herd.break_edge(standing[pick % len(standing)], edge)
+
+    @precondition(lambda self: self.herd.suspicious())
+    @rule(pick=st.integers(0, 3))
+    def grace_is_over(self, pick: int) -> None:
+        suspicious = self.herd.suspicious()
+        self.herd.expire_grace(suspicious[pick % len(suspicious)])
+
+    @precondition(lambda self: self.herd.impatient())
+    @rule(pick=st.integers(0, 3))
+    def patience_is_over(self, pick: int) -> None:
+        impatient = self.herd.impatient()
+        self.herd.lose_patience(impatient[pick % len(impatient)])
+
+    @precondition(lambda self: self.herd.alive and len(self.herd.history) > 150)
+    @rule()
+    def someone_asks_to_stop(self) -> None:
+        self.herd.stop()
+
+    @rule()
+    def old_news_comes_in(self) -> None:
+        now = self.herd.run
+        generations = {w: r.generation for r in now.live.values() for w in r.holders.values()}
+        for fact in self.herd.history:
+            stale = isinstance(fact, REPORTS) and fact.generation != generations.get(fact.worker)
+            if stale or isinstance(fact, e.WorkerLost):
+                assert apply(fact, now) == now
+
+    @invariant()
+    def every_holder_lives_and_stands_at_one_node(self) -> None:
+        if hasattr(self, "herd") and not self.herd.run.over:
+            workers = [w for r in self.herd.run.live.values() for w in r.holders.values()]
+            assert set(workers) <= self.herd.alive.keys()
+            assert len(set(workers)) == len(workers)
+            assert all(r.waiting <= set(r.holders.values()) for r in self.herd.run.live.values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "herd") or not self.herd.sound:
+            return
+        self.herd.behave()
+        assert self.herd.truth.ending is not None, f"the run never ends: {self.herd.run}"
+        again = replay(self.herd.history)
+        assert again.problems == []
+        assert again.state == self.herd.run
+        for fact in self.herd.history:
+            adapter = d.DECISION if isinstance(fact, DECISIONS) else e.EVENT
+            assert adapter.validate_json(fact.model_dump_json()) == fact
+
+
+BUSY = ("link", "commit", "settle", "save")
+REPORTS = (e.Linked, e.EdgeBroken, e.StageReady, e.StageCommitted, e.StageSaved, e.OfferHeard, e.RoundMade)
+DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
+
+TestHerd = HerdMachine.TestCase
+TestHerd.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
