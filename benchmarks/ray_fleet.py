@@ -206,7 +206,7 @@ def main() -> int:
         small_rows, small_apart = side_by_side(given, made.address, small=True)
         rows += small_rows
         rows.append(Row("losses, largest difference", apart + small_apart, "0", Claim(high=1e-5), judged="worst"))
-        silence = FleetConfig().heartbeat_s * FleetConfig().missed
+        silence = FleetConfig().heartbeat_s * (FleetConfig().missed - 1)  # the last beat was up to one before the blow
         for kind, limit in LIMITS.items():
             found = [incident(given, made, kind) for _ in range(given.incidents)]
             least = f"≥ {silence:g} s of silence" if kind == "node frozen" else ""
