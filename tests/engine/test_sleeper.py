@@ -7,7 +7,7 @@ import torch
 
 from planaria.config import RunConfig
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.sleeper import SleepingRunner
+from planaria.engine.sleeper import SleepingRunner, straggling
 
 
 def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Callable[..., RunConfig]) -> None:
@@ -43,3 +43,13 @@ def test_sleeping_ends_need_no_data(config: Callable[..., RunConfig]) -> None:
     assert runner.backward(0, 5, None) is not None
     assert runner.backward(0, 0, hidden) is None
     assert runner.finish() == 0.0
+
+
+def test_stragglers_are_drawn_anew_for_every_replica_and_round_and_alike_everywhere(
+    config: Callable[..., RunConfig],
+) -> None:
+    recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
+    drawn = [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
+    assert set(drawn) == {1.0, 3.0} and 150 < drawn.count(3.0) < 250
+    assert drawn == [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
+    assert straggling(config(), 0, 0) == 1.0

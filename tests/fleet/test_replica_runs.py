@@ -135,6 +135,18 @@ def test_a_partner_that_freezes_is_not_waited_for(tmp_path: Path) -> None:
     assert alone and blocks(record) == list(range(24))
 
 
+def test_replicas_may_make_unequal_numbers_of_steps_between_rounds(tmp_path: Path) -> None:
+    record = train(several(tmp_path, replicas=2, exchange={"inner": [2, 4], "patience_s": 60.0}))
+    assert ending(record).outcome == "finished"
+    made = defaultdict[int, int](int)
+    for _, fact in record.history:
+        if isinstance(fact, d.Commit):
+            made[fact.replica] += 1
+        elif isinstance(fact, d.Meet):
+            assert made[1] == 2 * made[0], "each has made its own number of steps"
+    assert facts(record, d.Meet) and blocks(record) == list(range(24))
+
+
 def test_without_replacement_a_replica_disbands_and_the_others_use_its_samples(tmp_path: Path) -> None:
     config = several(tmp_path, fleet={"spares": 0, "replace": False})
     record = train(config, [Fault(step=5, stage=3)])

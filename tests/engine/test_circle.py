@@ -1,0 +1,98 @@
+"""A worker's part in a round: what it says ahead, what it says in the end, and what it makes of what it hears."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from planaria.config import ExchangeConfig, ModelConfig, RunConfig
+from planaria.engine.circle import Circle
+from planaria.engine.runner import StageRunner
+from planaria.errors import UserError
+from planaria.exchange.base import Offer
+from planaria.transport.wire import Content
+
+RECIPE = RunConfig(model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8))
+PAIRS = ExchangeConfig(replicas=2, kind="noloco", every=2)
+CODED = ExchangeConfig(replicas=2, kind="noloco", every=2, bits=8)
+
+
+def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[Circle, StageRunner]:
+    """A block stage that has trained: its weights have moved by ``shift`` since the last round."""
+    runner, circle = StageRunner(RECIPE, 1), Circle(config)
+    circle.begin({}, runner, rounds=3)
+    runner.put({name: weight + shift for name, weight in runner.state().weights.items()})
+    return circle, runner
+
+
+def pass_on(offer: Offer, circle: Circle, node: int) -> None:
+    for content, part in ((Content.EARLY, offer.early), (Content.LATE, offer.late)):
+        if part is not None:
+            circle.hear(node, content, part)
+
+
+def some_weight(runner: StageRunner) -> torch.Tensor:
+    return next(iter(runner.state().weights.values())).clone()
+
+
+@pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])
+def test_two_that_meet_go_on_with_the_same_pull_towards_each_other(config: ExchangeConfig) -> None:
+    (one, low), (other, high) = worker(config, 0.0), worker(config, 0.1)
+    before = some_weight(low)
+    first, second = one.offer(3, low), other.offer(3, high)
+    pass_on(second, one, node=7)
+    pass_on(first, other, node=5)
+    assert (one.whole(), other.whole()) == ([7], [5])
+    assert one.whole() == [], "told once"
+    made = one.settle(3, 0, {1: 7}, low)
+    other.settle(3, 1, {0: 5}, high)
+    assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
+    assert torch.allclose(some_weight(low), before + 0.7 * 0.05, atol=1e-3), "β times the mean drift"
+    assert made.apart == pytest.approx(0.1 / 2**0.5, rel=0.05)
+    assert made.late_bytes == (first.late.nbytes if first.late is not None else 0)
+    assert one.rounds == 4
+
+
+def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
+    circle, runner = worker(CODED, 0.1)
+    early = circle.foretell(3)
+    assert early is not None
+    circle.hear(7, Content.EARLY, early)
+    circle.hear(7, Content.LATE, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
+    assert circle.whole() == [], "it has not made its own offer yet"
+    offer = circle.offer(3, runner)
+    assert offer.early is early
+    with pytest.raises(UserError, match="node 7 says"):
+        circle.whole()
+
+
+def test_a_round_that_is_dropped_leaves_no_trace() -> None:
+    circle, runner = worker(CODED, 0.1)
+    outer = {name: tensor.clone() for name, tensor in circle.outer.items()}
+    circle.offer(3, runner)
+    circle.drop()
+    assert circle.outer.keys() == outer.keys()
+    assert all(torch.equal(circle.outer[name], tensor) for name, tensor in outer.items())
+
+
+def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others() -> None:
+    circle, runner = worker(CODED, 0.1)
+    peer, theirs = worker(CODED, 0.2)
+    circle.offer(3, runner)
+    pass_on(peer.offer(3, theirs), circle, node=7)
+    circle.whole()
+    circle.settle(3, 0, {1: 7}, runner)
+    assert any(name.startswith("residual/") and tensor.any() for name, tensor in circle.outer.items())
+    copy = Circle(CODED)
+    copy.begin(circle.lent(), runner, rounds=4)
+    assert not any(name.startswith("residual/") and tensor.any() for name, tensor in copy.outer.items())
+    slow = [name for name in circle.outer if name.startswith("slow/")]
+    assert slow and all(torch.equal(copy.outer[name], circle.outer[name]) for name in slow)
+
+
+def test_alone_a_replica_follows_its_own_drift() -> None:
+    circle, runner = worker(PAIRS, 0.1)
+    before = some_weight(runner) - 0.1
+    made = circle.settle(3, 0, {}, runner)
+    assert torch.allclose(some_weight(runner), before + 0.7 * 0.1, atol=1e-5)
+    assert (made.late_bytes, made.early_bytes, made.apart) == (0, 0, 0.0)
