@@ -40,7 +40,7 @@ class Truth:
         self.saving: Ledger = {}
         self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, Standing | None]]] = {}
         """step's name, replica and generation → stage → what was written, its step, and where its worker knew
-        to be; None in a round, which its replica may have left"""
+        to be; None where it cannot know"""
         self.folders: dict[str, Saved] = {}
         self.generations: dict[int, int] = dict.fromkeys(range(started.replicas), started.first_generation)
         self.taken: dict[int, int] = {}

@@ -31,7 +31,8 @@ class HerdWorker:
     generation: int = 0
     step: int = 0
     rounds: int = 0
-    inner: int = 0
+    inner: int | None = 0
+    """None where it cannot know"""
     block: int = -1
     """of the step under way"""
     content: Content | None = None

@@ -56,7 +56,7 @@ class PretendHerd:
             me.joined = True
             self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
         elif self._formed(me):
-            self._take_gifts(me)
+            me.content = self.gifts[me.wants[min(me.wants)]] if me.wants else me.content
             me.forming = False
             self._report(me, e.Linked, link_s=0.0)
         else:
@@ -192,7 +192,7 @@ class PretendHerd:
             case d.Commit() if order.generation == me.generation:
                 assert me.step == order.step and me.block >= 0 and me.content is not None
                 me.content = replace(me.content, blocks=(*me.content.blocks, me.block))
-                me.step, me.inner = me.step + 1, me.inner + 1
+                me.step, me.inner = me.step + 1, None if me.inner is None else me.inner + 1
                 self._report(me, e.StageCommitted, step=order.step)
             case d.Meet() if self._is_ours(me, order):
                 self._meet(me, order)
@@ -200,7 +200,9 @@ class PretendHerd:
                 self._settle(me, order)
             case d.Save():
                 assert me.content is not None, "a stage without a state is being saved"
-                standing = None if me.round >= 0 else e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
+                standing = None
+                if me.round < 0 and me.inner is not None:
+                    standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
                 part = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
                 part[me.stage] = me.content, me.step, standing
                 self._report(me, e.StageSaved, step=order.step, bytes=1)
@@ -233,16 +235,12 @@ class PretendHerd:
 
     def _formed(self, me: HerdWorker) -> bool:
         """Are the edges open, and is all there that the state is made of?"""
-        arrived = all(link in self.gifts and link not in self.dead_links for link in me.wants.values())
-        return me.forming and arrived and all(self._open(me, peer, link) for peer, link in me.links.items())
+        arrived = me.forming and all(link in self.gifts.keys() - self.dead_links for link in me.wants.values())
+        return arrived and all(self._open(me, peer, link) for peer, link in me.links.items())
 
     def _open(self, me: HerdWorker, peer: int, link: str) -> bool:
         other = next((o for o in self.alive.values() if o.node == peer), None)
         return link not in self.dead_links and other is not None and other.links.get(me.node) == link
-
-    def _take_gifts(self, me: HerdWorker) -> None:
-        if me.wants:
-            me.content = self.gifts[me.wants[min(me.wants)]]
 
     def _judge_loan(self, me: HerdWorker, order: d.Donate) -> None:
         """Whoever goes on as a copy of all stages of another stands where the other stood at this moment."""
@@ -250,7 +248,8 @@ class PretendHerd:
         if self.run.replicas[me.replica].broken or me.round >= 0:  # it may have left the round that its workers are in
             return
         if all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members):
-            assert (form.rounds, form.inner) == (me.rounds, me.inner), "a copy does not stand where its original did"
+            stands = form.rounds == me.rounds and me.inner in (None, form.inner)
+            assert stands, "a copy does not stand where its original did"
 
     def _is_ours(self, me: HerdWorker, order: d.Meet | d.Settle) -> bool:
         return dict(zip(order.members, order.generations, strict=True)).get(me.replica) == me.generation
@@ -270,7 +269,10 @@ class PretendHerd:
         assert not others or me.round == order.round, "a round is settled with offers that were dropped"
         assert others <= me.heard, "a round is settled with an offer that was not heard"
         assert me.content is not None
-        me.inner = me.inner if me.round == order.round else 0
+        if me.round != order.round:
+            me.inner = 0
+        elif not others:  # perhaps of a round that was called off, and begins with this
+            me.inner = None
         me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
         me.rounds = order.round + 1
         me.drop_round()
