@@ -7,6 +7,7 @@ from typing import Any
 
 import harness
 import pytest
+from harness import STORE
 
 SETTINGS = {
     "worker_niceness": 0,
@@ -15,7 +16,6 @@ SETTINGS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-STORE = {"object_store_memory": 80 << 20}
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import folder_of, tiny, train
+from harness import STORE, folder_of, tiny, train
 
 import planaria
-from conftest import STORE
 from planaria import recipe
 from planaria.errors import UserError
 from planaria.fleet import cluster_errors
