@@ -114,3 +114,19 @@ def test_a_stage_whose_state_can_be_had_exactly_is_not_skipped() -> None:
     made.behave()
     assert [f.outcome for f in made.history if isinstance(f, d.Form)] == ["started", "recovered"]
     assert made.ending == d.Finish(outcome="finished")
+
+
+def test_a_stage_is_rebuilt_from_a_neighbour_that_has_yet_to_be_read_from_disk() -> None:
+    """After a rollback one stage has its state already, its neighbour not yet, and both their workers die."""
+    made = fleet(save_every=2, spares=2, recovery={"strategy": "checkfree, checkpoint"})
+    work_until(made, "run", 3)
+    for stage in (2, 3):
+        made.lose(made.state.holders[stage])
+    work_until(made, "link", 2)
+    while 2 in made.state.origins:
+        made.work(made.state.holders[2])
+    assert 3 in made.state.origins
+    for stage in (3, 2):
+        made.lose(made.state.holders[stage])
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")

@@ -21,9 +21,9 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """A new generation: fill vacant nodes from spares, give every node a state, replace edges that are gone."""
     of, alive = replica.arrangement.stage, replica.stateful
     # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
-    begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
+    begins = {of[node] for node in replica.origins if node in replica.holders}
     # A stage is lost with the last node that had its state; until then, its nodes copy one another.
-    gone = frozenset(of[node] for node in replica.lost) - set(alive.stages) - begins.keys()
+    gone = frozenset(of[node] for node in replica.lost) - set(alive.stages) - begins
     lent = lenders(run, replica, gone)
     if lent is None:
         return None
@@ -41,6 +41,22 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     holders = {**replica.holders, **dict(zip(replica.vacant, spares, strict=False))}
     if answer.rollback:
         return _roll_back(run, replica, holders)
+    sources = _sources(replica, holders, lent, answer.rebuilt)
+    standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
+    if lent.keys() == set(of.values()):  # it goes on as the other's copy
+        standing = _once_obeyed(lent[0])
+    return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+
+
+def _sources(
+    replica: ReplicaState,
+    holders: Mapping[int, str],
+    lent: Mapping[int, ReplicaState],
+    rebuilt: Mapping[int, tuple[str, tuple[int, ...]]],
+) -> dict[int, d.Source]:
+    """Where the state of each node comes from; a donor may itself be new here, with its own from seed or disk."""
+    of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
+    begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node in replica.lost & holders.keys():
         stage = of[node]
@@ -49,12 +65,9 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:
-            by, donors = answer.rebuilt.get(stage, (d.PEER, (stage,)))
-            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or replica.held.nodes(s))[0] for s in donors])
-    standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
-    if lent.keys() == set(of.values()):  # it goes on as the other's copy
-        standing = _once_obeyed(lent[0])
-    return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+            by, donors = rebuilt.get(stage, (d.PEER, (stage,)))
+            sources[node] = d.Rebuild(by=by, donors=[(alive.nodes(s) or there.nodes(s))[0] for s in donors])
+    return sources
 
 
 def _any_whole(run: RunState, replica: ReplicaState) -> bool:
