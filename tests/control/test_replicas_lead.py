@@ -110,3 +110,17 @@ def test_a_replica_with_something_to_save_does_not_go_before_one_that_has_nothin
     made.behave()
     assert [disband.replica for disband in said(made, d.Disband)] == [1]
     assert said(made, d.Seal)[-1].stages == [1, 2]
+
+
+def test_what_was_written_for_a_checkpoint_that_was_given_up_does_not_count_for_the_next() -> None:
+    """The last replica cannot go on while it is being saved: it is saved anew, in the same generation."""
+    made = herd(2, "local", stages=2, spares=0, replace=False, save_every=1)
+    work_until(made, lambda run: run.replicas[0].step == 2 and run.replicas[0].phase == "save")
+    work_until(made, lambda run: run.progress > run.saving, without=[0])
+    old = next(w for w in made.run.replicas[0].waiting if w != made.run.holders[0])
+    made.lose(*made.run.replicas[1].holders.values())
+    made.lose(made.run.holders[0])
+    assert made.run.replicas[0].cannot and made.run.saving != said(made, d.Save)[-2].step
+    made.work(old)
+    made.behave()
+    assert said(made, d.Seal)[-1].partial

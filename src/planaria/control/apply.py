@@ -129,8 +129,10 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.StageSaved, run: RunState) -> RunState:
-    replica = _answering(run, fact, "save")  # also for one that has been given up meanwhile
-    return run if replica is None else with_replica(run, reported(replica, fact.worker))
+    replica = _answering(run, fact, "save")
+    if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
+        return run
+    return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
