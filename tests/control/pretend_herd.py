@@ -221,8 +221,9 @@ class PretendHerd:
                 me.content = None
                 me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
-            kept = [self.alive.get(m.worker) for m in form.members if isinstance(m.source, d.Keep)]
-            for other in (o for o in kept if o is not None and o.content is not None and not o.orders):
+            kept = {m.worker: m.node for m in form.members if isinstance(m.source, d.Keep)}
+            others = [o for o in self.alive.values() if kept.get(o.name) == o.node and not o.orders]
+            for other in (o for o in others if o.content is not None and o.generation <= form.generation):
                 begun = self.truth.beginnings(mine.source, form.replica, other.stage)
                 assert other.content in begun, "a stage begins anew beside others that have moved on"
         for member in form.members:
