@@ -55,7 +55,7 @@ def test_a_header_announces_what_its_tensor_takes(header: Header) -> None:
     [
         (forged(0, "4s", b"GET "), "not a planaria frame"),
         (forged(4, "B", 2), "version 2"),
-        (forged(5, "B", 6), "unknown content 6"),
+        (forged(5, "B", max(Content) + 1), "unknown content"),
         (forged(6, "B", 5), "dtype code 5"),
         (forged(7, "B", 5), "5 dimensions"),
         (forged(7, "B", 2), "shape"),  # two of three sides: not the bytes that are announced
