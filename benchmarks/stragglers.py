@@ -26,7 +26,7 @@ from planaria.config import (
 
 NAME = "stragglers"
 CLAIM = Claim(low=1.10)
-ARMS = {"all": "diloco", "pairs": "noloco", "nobody": "local"}
+ARMS = {"all": "diloco", "pairs": "noloco"}
 
 
 def recipe(kind: str, seed: int, replicas: int, rounds: int, every: int, pass_s: float) -> RunConfig:
@@ -40,9 +40,7 @@ def recipe(kind: str, seed: int, replicas: int, rounds: int, every: int, pass_s:
         data=bytes_data(),
         optim=OptimConfig(lr=1e-3),
         train=TrainConfig(steps=rounds * every, eval_every=0),
-        exchange=ExchangeConfig(
-            replicas=replicas, kind=kind, every=None if kind == "local" else every, patience_s=1000.0
-        ),
+        exchange=ExchangeConfig(replicas=replicas, kind=kind, every=every, patience_s=1000.0),
         fleet=FleetConfig(spares=0, missed=40),
         checkpoint=CheckpointConfig(every=0),
         network=NetworkConfig(
@@ -86,19 +84,15 @@ def main() -> int:
         f"{arm}: {what}": f"{statistics.median(found[place] for found in took[arm]):.1f} s"
         for arm in ARMS
         for place, what in enumerate(("took", "waited"))
-        if what == "took" or arm != "nobody"
     }
-    rows = [
-        Row(
-            what=f"rounds of {against} / {arm}",
-            values=[one / other for one, other in zip(seconds[against], seconds[arm], strict=True)],
-            limit="modelled 1.19 for 8 replicas" if arm == "pairs" else "1: nobody waits",
-            claim=CLAIM if arm == "pairs" else None,
-            beside=beside if arm == "pairs" else {},
-        )
-        for against, arm in (("all", "pairs"), ("all", "nobody"), ("pairs", "nobody"))
-    ]
-    return conclude(NAME, given, rows)
+    row = Row(
+        what="rounds of all / pairs",
+        values=[one / other for one, other in zip(seconds["all"], seconds["pairs"], strict=True)],
+        limit="modelled 1.19 for 8 replicas",
+        claim=CLAIM,
+        beside=beside,
+    )
+    return conclude(NAME, given, [row])
 
 
 if __name__ == "__main__":
