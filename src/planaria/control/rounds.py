@@ -8,35 +8,25 @@ have heard of one another, so a member lost on the way leaves no half-made round
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from planaria import decisions as d
-from planaria.config import ExchangeConfig
 from planaria.control.lending import can_be_copied
 from planaria.control.state import Group, ReplicaState, RunState
 from planaria.exchange import exchange
-from planaria.exchange.base import Exchange
 
 LENIENCE = 50
 """steps that a replica may lag behind before others help it, where no rounds give a measure"""
 
 
-@lru_cache
-def rule_of(config: ExchangeConfig) -> Exchange:
-    """The exchange of a recipe; asked for at every turn."""
-    return exchange(config)
-
-
 def due(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica made its steps since the last round?"""
-    rule, config = rule_of(run.settings.exchange), run.settings.exchange
+    rule, config = exchange(run.settings.exchange), run.settings.exchange
     every = config.inner[replica.number] if rule.every and config.inner else rule.every
     return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """The block of samples of the replica's next step; None if nothing is left for it."""
-    lenience = 2 * (rule_of(run.settings.exchange).every or LENIENCE)
+    lenience = 2 * (exchange(run.settings.exchange).every or LENIENCE)
     return run.allotment.next_for(replica.number, run.live, lenience)
 
 
@@ -50,7 +40,7 @@ def meet(run: RunState) -> d.Decision | None:
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
-        elif rule_of(run.settings.exchange).foretells and not run.stopping:
+        elif exchange(run.settings.exchange).foretells and not run.stopping:
             decision = _introduce(run, replica)
         if decision is not None:
             return decision
@@ -86,7 +76,7 @@ def _ready(run: RunState, replica: ReplicaState) -> bool:
 
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
-    rule, round, live = rule_of(run.settings.exchange), replica.rounds, run.live
+    rule, round, live = exchange(run.settings.exchange), replica.rounds, run.live
     if rule.alike and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
         return _catch_up(replica, round, ahead)
     if round not in run.groups and not rule.alike:
@@ -121,7 +111,7 @@ def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _draw(run: RunState, round: int) -> d.DrawGroups:
-    groups = rule_of(run.settings.exchange).groups(round, list(run.live), run.settings.seed)
+    groups = exchange(run.settings.exchange).groups(round, list(run.live), run.settings.seed)
     return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
@@ -162,7 +152,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     party = [
         n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
     ]
-    if rule_of(run.settings.exchange).alike:
+    if exchange(run.settings.exchange).alike:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
             return _catch_up(replica, meeting.round, ahead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError, nearest
@@ -26,8 +27,12 @@ EXCHANGES: dict[str, Callable[[ExchangeConfig], Exchange]] = {
 }
 
 
+@lru_cache
 def exchange(config: ExchangeConfig) -> Exchange:
-    """The exchange that the recipe names; UserError names the nearest known one, or says which setting cannot work."""
+    """The exchange that the recipe names; UserError names the nearest known one, or says which setting cannot work.
+
+    Made once: whoever leads replicas asks at every turn.
+    """
     if config.kind not in EXCHANGES:
         raise UserError(f"exchange.kind = {config.kind!r}: no such exchange; {nearest(config.kind, EXCHANGES)}")
     if config.every == 0 and config.kind not in ("allreduce", "local"):
