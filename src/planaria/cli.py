@@ -79,6 +79,17 @@ def _add_training(commands: Any) -> None:
     train.add_argument("--quiet", action="store_true", help="no progress display")
     _add_fields(train)
 
+    join = _command(commands, "join", "lend this machine to a run that is under way, until Ctrl-C", _join)
+    join.add_argument("run", type=Path)
+    join.add_argument("--workers", type=int, metavar="N", help="processes; as many as one replica has unless given")
+    join.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long to call a run again that cannot be reached any more (default %(default)g)",
+    )
+
     plan = _command(
         commands,
         "plan",
@@ -211,6 +222,13 @@ def _train(given: argparse.Namespace) -> int:
     if given.recipe is None:
         raise UserError("train: give a recipe such as recipes/demo.toml, or --resume runs/NAME")
     return train.start(given.recipe, _flags(given), given.dry_run, given.quiet)
+
+
+def _join(given: argparse.Namespace) -> int:
+    from planaria.commands.join import lend
+
+    lend(given.run, given.workers, given.patience)
+    return 0
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -199,6 +199,8 @@ class RecoveryConfig(Section):
 class ExchangeConfig(Section):
     replicas: Positive = 1
     """copies of the model, each with samples of its own, that agree as kind says"""
+    most: Positive | None = None
+    """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
     kind: str = "allreduce"
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
     every: Natural | None = None
@@ -345,6 +347,10 @@ class RunConfig(Section):
                     f"network.{field} has {given} numbers; give one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
+        if self.exchange.most is not None and self.exchange.most < self.exchange.replicas:
+            raise ValueError(
+                f"exchange.most = {self.exchange.most} is less than exchange.replicas = {self.exchange.replicas}"
+            )
         if len(self.exchange.inner) not in (0, self.exchange.replicas):
             raise ValueError(
                 f"exchange.inner has {len(self.exchange.inner)} numbers; give one for each of exchange.replicas = "

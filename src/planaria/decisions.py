@@ -41,10 +41,20 @@ class Rebuild(Fact):
     donors: list[int]
 
 
+class Handover(Fact):
+    """The member gets the state, as it is, from the worker that has stood at its node until now."""
+
+    origin: Literal["handover"] = "handover"
+    worker: str
+
+
 PEER = "peer"
 
+BEFORE = -1
+"""in place of a node: who stood there before"""
 
-Source = Annotated[Keep | Fresh | Load | Rebuild, Field(discriminator="origin")]
+
+Source = Annotated[Keep | Fresh | Load | Rebuild | Handover, Field(discriminator="origin")]
 
 
 class Member(Fact):
@@ -75,6 +85,23 @@ class Spawn(Fact):
     kind: Literal["spawn"] = "spawn"
     worker: str
     incarnation: int
+    host: str = ""
+    """a machine that has joined; empty for the run's own"""
+
+
+class Release(Fact):
+    """A worker that was to leave is not needed any more: it exits."""
+
+    kind: Literal["release"] = "release"
+    worker: str
+
+
+class TurnAway(Fact):
+    """A machine that has joined is of no use; its workers go with it."""
+
+    kind: Literal["turn_away"] = "turn_away"
+    host: str
+    reason: str
 
 
 class Form(Fact):
@@ -87,7 +114,7 @@ class Form(Fact):
     replica: int = 0
     generation: int
     step: int
-    outcome: Literal["started", "recovered", "relinked", "rolled back", "skipping"]
+    outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "skipping"]
     members: list[Member]
     links: list[Link]
     routes: list[list[int]] = Field(default_factory=list)
@@ -198,7 +225,7 @@ class Found(Fact):
 
 
 class Donate(Fact):
-    """Give a copy of this stage, as it is now, to a node of another replica that has lost it."""
+    """Give a copy of this stage, as it is now, to a node of another replica that has lost it, or to one's successor."""
 
     kind: Literal["donate"] = "donate"
     donor: int
@@ -257,6 +284,8 @@ class Leave(Fact):
 
 Decision = Annotated[
     Spawn
+    | Release
+    | TurnAway
     | Form
     | Replan
     | RunStep

@@ -35,6 +35,32 @@ class WorkerLost(Fact):
     detail: str
 
 
+class WorkerLeaving(Fact):
+    """A worker's machine is about to go: others are to take over what it has."""
+
+    kind: Literal["worker_leaving"] = "worker_leaving"
+    worker: str
+    incarnation: int
+    detail: str
+
+
+class HostJoined(Fact):
+    """A machine has room for so many workers more."""
+
+    kind: Literal["host_joined"] = "host_joined"
+    host: str
+    workers: int
+    detail: str
+
+
+class HostLeft(Fact):
+    """A machine takes no more workers. What becomes of those that it has is told of each."""
+
+    kind: Literal["host_left"] = "host_left"
+    host: str
+    detail: str
+
+
 class Linked(Fact):
     """A worker holds its stage's state and all its edges of this generation."""
 
@@ -229,6 +255,9 @@ Event = Annotated[
     RunStarted
     | WorkerJoined
     | WorkerLost
+    | WorkerLeaving
+    | HostJoined
+    | HostLeft
     | Linked
     | EdgeBroken
     | GraceExpired

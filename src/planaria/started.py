@@ -46,9 +46,10 @@ class RunStarted(Fact):
     blocks_ahead: list[int] = []
     """used ones beyond: some replicas were ahead of others"""
     replicas: int = 1
-    """that train by themselves and meet as ``exchange`` says"""
+    """that train by themselves and meet as ``exchange`` says; as many the run begins with"""
     columns: list[list[int]] = []
-    """the nodes of each of several replicas, in order of stage; empty where node n is stage n"""
+    """the nodes of each of several replicas, and of those that there may be in time, in order of stage; empty where
+    node n is stage n"""
     standings: dict[int, Standing] = {}
     """replica → where it takes up, unless all do at ``first_step``"""
     exchange: ExchangeConfig = ExchangeConfig()
@@ -74,6 +75,16 @@ class RunStarted(Fact):
         """Samples used in the steps before ``step``: its first one's number."""
         first = self.first_step * self.samples_per_step if self.first_sample is None else self.first_sample
         return first + (step - self.first_step) * self.samples_per_step
+
+    @property
+    def places(self) -> int:
+        """The most replicas that there may be at once."""
+        return max(self.replicas, len(self.columns))
+
+    @property
+    def crew(self) -> int:
+        """Workers that the run's own machines have room for: those of the first replicas, and spares."""
+        return sum(len(nodes) for r in range(self.replicas) for nodes in self.nodes(r)) + self.spares
 
     @property
     def block_samples(self) -> int:
@@ -124,8 +135,8 @@ class RunStarted(Fact):
 
     @property
     def stage_of(self) -> dict[int, int]:
-        """Node → its stage, in all replicas."""
+        """Node → its stage, in all replicas that there may be."""
         held = [
-            (node, stage) for r in range(self.replicas) for stage, nodes in enumerate(self.nodes(r)) for node in nodes
+            (node, stage) for r in range(self.places) for stage, nodes in enumerate(self.nodes(r)) for node in nodes
         ]
         return dict(sorted(held))

@@ -54,7 +54,7 @@ class ObedientFleet:
         number = self.incarnations[worker] if incarnation is None else incarnation
         self.notices.append(Said(worker, number, fact.model_dump_json().encode()))
 
-    def spawn(self, worker: str, incarnation: int) -> None:
+    def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         self.incarnations[worker] = incarnation
         self.say(worker, e.WorkerJoined(worker=worker, incarnation=incarnation, pid=1))
 

@@ -77,6 +77,11 @@ def check(config: RunConfig) -> None:
     exchange(config.exchange)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
+        raise UserError(
+            f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
+            "with exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+        )
     if config.checkpoint.every == "best" and config.engine != "fleet":
         raise UserError(
             f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"

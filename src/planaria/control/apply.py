@@ -13,8 +13,18 @@ from typing import Any
 from planaria import decisions as d
 from planaria import events as e
 from planaria.control import resolved
-from planaria.control.fold import apply, call_off, freeze, out_of_round, replica_of, reported, set_worker, with_replica
-from planaria.control.state import ReplicaState, RunState, WorkerState
+from planaria.control.fold import (
+    apply,
+    call_off,
+    freeze,
+    out_of_round,
+    replica_of,
+    reported,
+    set_host,
+    set_worker,
+    with_replica,
+)
+from planaria.control.state import Host, ReplicaState, RunState, WorkerState
 
 __all__ = ["apply", "resolved"]
 
@@ -26,7 +36,9 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
-    run = replace(set_worker(run, fact.worker, WorkerState(fact.incarnation, "spare", fact.pid)), stillborn=0)
+    born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
+    run = set_worker(run, fact.worker, replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid))
+    run = _stillborn(run, born.host, 0)
     for replica in run.live.values():
         # With one worker more, the plan that is being looked for may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -40,18 +52,34 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         return run
     run = set_worker(run, fact.worker, replace(worker, status="dead"))
     if worker.status == "starting":
-        run = replace(run, stillborn=run.stillborn + 1)
-    replica = replica_of(run, fact.worker)
-    if replica is None or run.over:
+        before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
+        run = _stillborn(run, worker.host, before + 1)
+    if run.over:
         return run
-    gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
-    run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
-    run = call_off(with_replica(run, _bereft(replica, fact.worker, gone)), replica.meeting)
-    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
-        run = replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+    replica, gone = replica_of(run, fact.worker), frozenset[int]()
+    if replica is not None:
+        gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+        run = _lose(run, replica, fact.worker, gone)
     for other in run.live.values():
-        if other.phase == "link" and other.lenders & gone and other.broken:  # what it was to get there will not come
+        waited_for = other.lenders & gone or fact.worker in other.leavers
+        if other.phase == "link" and waited_for and other.broken:  # what it was to get there will not come
             run = with_replica(run, replace(other, phase="idle", waiting=frozenset()))
+    return run
+
+
+def _stillborn(run: RunState, host: str, count: int) -> RunState:
+    """So many workers in a row have now died on a host before they had joined."""
+    if not host:
+        return replace(run, stillborn=count)
+    return set_host(run, host, replace(run.hosts[host], stillborn=count))
+
+
+def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
+    """A member is dead, which stood at the nodes ``gone``."""
+    run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
+    run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
+    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
+        return replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
     return run
 
 
@@ -73,6 +101,24 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
         return reported(replica, worker)
     saved = -1 if replica.phase == "save" else replica.saved
     return replace(replica, phase="idle", waiting=frozenset(), saved=saved)
+
+
+@apply.register
+def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    return set_worker(run, fact.worker, replace(worker, leaving=True))
+
+
+@apply.register
+def _(fact: e.HostJoined, run: RunState) -> RunState:
+    return set_host(run, fact.host, Host(fact.workers))
+
+
+@apply.register
+def _(fact: e.HostLeft, run: RunState) -> RunState:
+    return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
 
 
 @apply.register
@@ -158,7 +204,10 @@ def _(fact: e.PatienceOver, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.WorkerFailed, run: RunState) -> RunState:
-    return replace(run, failed=run.failed or f"worker {fact.worker} (stage {fact.stage}): {fact.detail}")
+    failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
+    if worker is not None and worker.host:  # a guest's trouble is not the run's
+        return set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure))
+    return replace(run, failed=run.failed or failure)
 
 
 @apply.register

@@ -20,7 +20,7 @@ from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
 from planaria.decisions import state_link
-from planaria.fleet.base import Fleet, Gone, Said
+from planaria.fleet.base import Elastic, Gone, Joined, Leaving, Left, Notice, Said
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
@@ -65,7 +65,7 @@ class Controller:
         self,
         config: RunConfig,
         started: e.RunStarted,
-        fleet: Fleet,
+        fleet: Elastic,
         folder: Path,
         observer: Observer,
         chaos: FaultSource,
@@ -122,7 +122,13 @@ class Controller:
         longest = PLANNING_S if planning else self._config.fleet.heartbeat_s
         return min(max(0.0, until_due), longest)
 
-    def _hear(self, notice: Said | Gone) -> None:
+    def _hear(self, notice: Notice) -> None:
+        if isinstance(notice, Joined):
+            self._happened(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
+            return
+        if isinstance(notice, Left):
+            self._happened(e.HostLeft(host=notice.host, detail=notice.detail))
+            return
         worker = self.state.workers.get(notice.worker)
         current = worker is not None and worker.incarnation == notice.incarnation and worker.status != "dead"
         if isinstance(notice, Gone):
@@ -131,6 +137,9 @@ class Controller:
                     worker=notice.worker, incarnation=notice.incarnation, cause=notice.cause, detail=notice.detail
                 )
                 self._happened(lost)
+        elif isinstance(notice, Leaving):
+            leaving = e.WorkerLeaving(worker=notice.worker, incarnation=notice.incarnation, detail=notice.detail)
+            self._happened(leaving)
         elif current:
             report = e.REPORT.validate_json(notice.text)
             if isinstance(report, e.Worked):
@@ -183,7 +192,11 @@ class Controller:
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:
             case d.Spawn():
-                self._fleet.spawn(decision.worker, decision.incarnation)
+                self._fleet.spawn(decision.worker, decision.incarnation, decision.host)
+            case d.Release():
+                self._order(d.Leave(), [decision.worker])
+            case d.TurnAway():
+                self._fleet.turn_away(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 self._order(decision, self.state.replicas[decision.replica].waiting)
                 if isinstance(decision, d.Form):
@@ -217,9 +230,13 @@ class Controller:
             self._fleet.send(worker, text)
 
     def _borrow(self, form: d.Form) -> None:
-        """Ask workers of another replica for copies of their stages. Each has all the orders that came before."""
+        """Ask workers of another replica, or such that leave, for their stages. Each has all earlier orders."""
         holders = self.state.holders
         for member in form.members:
+            if isinstance(member.source, d.Handover):
+                link = state_link(form.generation, d.BEFORE, member.node)
+                order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link)
+                self._order(order, [member.source.worker])
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.state.replicas[form.replica].lenders:
                     link = state_link(form.generation, donor, member.node)

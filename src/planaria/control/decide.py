@@ -2,14 +2,15 @@
 
 Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
 replica does next, and how a run ends. How lost stages are replaced is in ``control/formation.py``, when replicas meet
-in ``control/rounds.py``.
+in ``control/rounds.py``, who is hired in ``control/staffing.py``.
 """
 
 from __future__ import annotations
 
 from planaria import decisions as d
-from planaria.control.formation import form, hopeless, reopen, staff, without_worker
+from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import due, meet, next_block
+from planaria.control.staffing import let_go, reopen, staff
 from planaria.control.state import ReplicaState, RunState
 
 MAX_ATTEMPTS = 20
@@ -26,7 +27,7 @@ def decide(run: RunState) -> d.Decision | None:
     for replica in run.live.values():
         if (decision := _lead(run, replica)) is not None:
             return decision
-    return meet(run) or _end(run) or reopen(run) or staff(run)
+    return meet(run) or _end(run) or let_go(run) or reopen(run) or staff(run)
 
 
 def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -42,8 +43,10 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if replica.cannot:
         return _wind_up(run, replica)
-    unfilled = replica.skipped & set(replica.vacant) and run.with_status("spare")
-    return form(run, replica) if replica.broken or unfilled else _proceed(run, replica)
+    unfilled = replica.skipped & set(replica.vacant) and run.spares
+    if replica.broken or unfilled:
+        return form(run, replica)
+    return relieve(run, replica) or _proceed(run, replica)
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planaria import events as e
-from planaria.control.state import Meeting, ReplicaState, RunState, WorkerState
+from planaria.control.state import Host, Meeting, ReplicaState, RunState, WorkerState
 from planaria.exchange import exchange
 
 
@@ -57,6 +57,10 @@ def call_off(run: RunState, meeting: Meeting | None) -> RunState:
 
 def set_worker(run: RunState, name: str, worker: WorkerState) -> RunState:
     return replace(run, workers=freeze({**run.workers, name: worker}))
+
+
+def set_host(run: RunState, name: str, host: Host) -> RunState:
+    return replace(run, hosts=freeze({**run.hosts, name: host}))
 
 
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:

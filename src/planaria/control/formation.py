@@ -1,6 +1,6 @@
 """New generations of a replica: who stands at which node, and where its state comes from. Pure.
 
-Also who is hired, and what becomes of a replica for which there is nobody.
+Also what becomes of a replica for which there is nobody.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 from planaria import decisions as d
 from planaria.control.lending import can_be_copied, lenders
+from planaria.control.staffing import MAX_STILLBORN, final, more_to_come
 from planaria.control.state import ReplicaState, RunState
 from planaria.events import Standing
 from planaria.exchange import exchange
 from planaria.recovery import recovery
-
-MAX_STILLBORN = 3
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -35,7 +34,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
-    spares = run.with_status("spare")
+    spares = run.spares
     if len(spares) < len(replica.vacant) and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
     holders = {**replica.holders, **dict(zip(replica.vacant, spares, strict=False))}
@@ -46,6 +45,24 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if lent.keys() == set(of.values()):  # it goes on as the other's copy
         standing = _once_obeyed(lent[0])
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+
+
+def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
+    """Workers whose machine is about to go hand their stages over, as they are; where nobody can take them, the replica
+    disbands in good order. The last one stays for as long as it can."""
+    leaving = [node for node, worker in replica.holders.items() if run.workers[worker].leaving]
+    if not leaving or replica.meeting:
+        return None
+    taking = dict(zip(leaving, run.spares, strict=False))
+    if taking:
+        holders = {**replica.holders, **taking}
+        sources: dict[int, d.Source] = {
+            node: d.Handover(worker=replica.holders[node]) if node in taking else d.Keep() for node in holders
+        }
+        return _formation(run, replica, holders, sources, replica.standing, "handed over")
+    if more_to_come(run) or len(run.live) == 1:
+        return None
+    return without_worker(run, replica, "the machine of its workers leaves, and there are no others", [])
 
 
 def _sources(
@@ -102,7 +119,7 @@ def _may_skip(run: RunState, replica: ReplicaState) -> bool:
     settings = run.settings
     if settings.recovery.meanwhile != "skip" or replica.formed < 0:
         return False
-    if not replica.lost >= set(replica.vacant) and not (_final(run) and settings.arrangement):
+    if not replica.lost >= set(replica.vacant) and not (final(run) and settings.arrangement):
         return False
     stages = replica.held.stages
     return len(stages) > settings.stages if settings.arrangement else 0 in stages and len(stages) > 1
@@ -130,7 +147,8 @@ def _formation(
     if routes is None:
         return d.Replan(replica=replica.number, nodes=sorted(holders))
     generation, stage = 1 + max(r.generation for r in run.replicas.values()), replica.arrangement.stage
-    kept = {pair: link for pair, link in replica.links.items() if not set(pair) & set(replica.vacant)}
+    new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
+    kept = {pair: link for pair, link in replica.links.items() if not set(pair) & new}
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -152,10 +170,11 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if run.stillborn >= MAX_STILLBORN:
         reason = f"{run.stillborn} workers in a row died before they were ready"
         return without_worker(run, replica, reason, _unheld(replica))
-    if _final(run) and not run.with_status("starting"):
+    if not more_to_come(run):
         where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
         named = ", ".join(map(str, replica.vacant))
-        reason = f"no worker is left for {where} {named}; fleet.replace = false starts no other"
+        why = "fleet.replace = false starts no other" if final(run) else "there is no room for another"
+        reason = f"no worker is left for {where} {named}; {why}"
         return without_worker(run, replica, reason, _unheld(replica))
     return None
 
@@ -173,36 +192,3 @@ def without_worker(run: RunState, replica: ReplicaState, reason: str, lost: list
     if replica.formed < 0:
         return d.Finish(outcome="failed", reason=reason)
     return d.Cannot(replica=replica.number, lost=lost, reason=reason)
-
-
-def _final(run: RunState) -> bool:
-    """Are the workers that there are all that there will be?"""
-    return not run.settings.replace and all(replica.formed >= 0 for replica in run.live.values())
-
-
-def staff(run: RunState) -> d.Spawn | None:
-    """Start a worker if nodes lack one, or if spares do and the run moves: starting one costs the others CPU time.
-
-    Spares are a convenience: where they die before they are ready, the run goes on without.
-    """
-    hiring = any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values())
-    if _final(run) or not hiring or any(replica.cannot for replica in run.live.values()):
-        return None
-    short = run.vacancies - len(run.with_status("spare")) - len(run.with_status("starting"))
-    moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
-    wanted = run.settings.spares if moving and run.stillborn < MAX_STILLBORN else 0
-    if short + wanted <= 0:
-        return None
-    dead = run.with_status("dead")
-    if dead:
-        return d.Spawn(worker=dead[0], incarnation=run.workers[dead[0]].incarnation + 1)
-    return d.Spawn(worker=f"w{len(run.workers)}", incarnation=1)
-
-
-def reopen(run: RunState) -> d.Found | None:
-    """A replica that was disbanded begins anew, as a copy of another, once there are workers for all of it."""
-    gone = [replica for replica in run.replicas.values() if replica.phase == "left"]
-    spare = len(run.with_status("spare")) - run.vacancies
-    if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
-        return None
-    return d.Found(replica=gone[0].number) if _any_whole(run, gone[0]) else None

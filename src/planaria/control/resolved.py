@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria import decisions as d
-from planaria.control.fold import apply, freeze, set_worker, with_replica
-from planaria.control.state import Meeting, ReplicaState, RunState, WorkerState
+from planaria.control.fold import apply, freeze, set_host, set_worker, with_replica
+from planaria.control.state import Host, Meeting, ReplicaState, RunState, WorkerState
 from planaria.exchange import exchange
 
 
@@ -17,12 +17,24 @@ def _(fact: d.Replan, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Spawn, run: RunState) -> RunState:
-    return set_worker(run, fact.worker, WorkerState(fact.incarnation, "starting"))
+    return set_worker(run, fact.worker, WorkerState(fact.incarnation, "starting", host=fact.host))
+
+
+@apply.register
+def _(fact: d.Release, run: RunState) -> RunState:
+    return set_worker(run, fact.worker, replace(run.workers[fact.worker], status="released"))
+
+
+@apply.register
+def _(fact: d.TurnAway, run: RunState) -> RunState:
+    return set_host(run, fact.host, Host(workers=0))
 
 
 @apply.register
 def _(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run.replicas[fact.replica], fact)
+    for worker in replica.leavers:
+        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
     for member in fact.members:
         run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
     if fact.outcome == "rolled back":
@@ -41,6 +53,7 @@ def _formed(replica: ReplicaState, form: d.Form) -> ReplicaState:
             ages[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
+    leavers = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
     return replace(
         replica,
         phase="link",
@@ -52,8 +65,9 @@ def _formed(replica: ReplicaState, form: d.Form) -> ReplicaState:
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
         ages=freeze(ages),
-        lost=frozenset() if form.outcome == "rolled back" else replica.lost,
+        lost=frozenset() if form.outcome == "rolled back" else replica.lost | leavers.keys(),
         lenders=frozenset(donors - replica.arrangement.stage.keys()),
+        leavers=frozenset(leavers.values()),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         suspects=frozenset(),
         waiting=frozenset(m.worker for m in form.members),

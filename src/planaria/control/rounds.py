@@ -20,7 +20,8 @@ LENIENCE = 50
 def due(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica made its steps since the last round?"""
     rule, config = exchange(run.settings.exchange), run.settings.exchange
-    every = config.inner[replica.number] if rule.every and config.inner else rule.every
+    own = config.inner[replica.number : replica.number + 1]  # nobody has one for replicas that come later
+    every = own[0] if rule.every and own else rule.every
     return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
 
 

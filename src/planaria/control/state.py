@@ -23,8 +23,24 @@ class WorkerState:
     """One worker identity in its latest incarnation."""
 
     incarnation: int
-    status: Literal["starting", "spare", "member", "dead"]
+    status: Literal["starting", "spare", "member", "released", "dead"]
     pid: int = 0
+    host: str = ""
+    """a machine that has joined; empty for the run's own"""
+    leaving: bool = False
+    """is its machine about to go?"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that has joined."""
+
+    workers: int
+    """that it has room for; 0 when it takes no more"""
+    stillborn: int = 0
+    """workers in a row that died on it before they had joined"""
+    failure: str = ""
+    """a worker's own error there"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,8 @@ class ReplicaState:
     """nodes whose state died with their worker and is not rebuilt yet"""
     lenders: frozenset[int] = frozenset()
     """nodes of other replicas that the present generation gets lost states from"""
+    leavers: frozenset[str] = frozenset()
+    """workers that hand their stages over in the present generation"""
     ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
@@ -95,6 +113,9 @@ class ReplicaState:
     def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
         """A replica when its run is just being started or resumed."""
         standing = settings.standing(number)
+        if number >= settings.replicas:  # there will be one when machines have joined
+            state = cls(settings=settings, number=number, phase="left", step=standing.step)
+            return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
             settings=settings,
             number=number,
@@ -173,8 +194,10 @@ class RunState:
     replicas: Mapping[int, ReplicaState]
     allotment: Allotment
     workers: Mapping[str, WorkerState] = field(default_factory=lambda: MappingProxyType({}))
+    hosts: Mapping[str, Host] = field(default_factory=lambda: MappingProxyType({}))
+    """machines that have joined"""
     stillborn: int = 0
-    """workers in a row that died before they had joined"""
+    """workers in a row that died before they had joined, on the run's own machines"""
     save_every: int = 0
     saving: int = -1
     """name (a step) of the checkpoint that replicas are being saved for; -1: none"""
@@ -207,7 +230,7 @@ class RunState:
         standings = {number: settings.standing(number) for number in range(settings.replicas)}
         return cls(
             settings=settings,
-            replicas=MappingProxyType({n: ReplicaState.start(settings, n) for n in range(settings.replicas)}),
+            replicas=MappingProxyType({n: ReplicaState.start(settings, n) for n in range(settings.places)}),
             allotment=Allotment(settings.replicas, settings.last_block, used),
             save_every=settings.save_every,
             saved=settings.first_step if whole else -1,
@@ -239,6 +262,11 @@ class RunState:
     def replica_at(self, node: int) -> ReplicaState | None:
         """The replica to which ``node`` belongs."""
         return next((r for r in self.replicas.values() if node in r.arrangement.stage), None)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Idle workers that stay, in order of identity."""
+        return tuple(worker for worker in self.with_status("spare") if not self.workers[worker].leaving)
 
     def with_status(self, status: str) -> tuple[str, ...]:
         """Identities of the workers in this status, in order of identity."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from planaria.engine.chaos import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.replanner import Replanner
-from planaria.engine.setup import Setup
+from planaria.engine.setup import SETUP, Setup
 from planaria.engine.stopping import stop_signals
 from planaria.fleet.ground import ground
-from planaria.fleet.work import Work
+from planaria.fleet.open import OpenFleet
+from planaria.fleet.work import Ground, Work
 from planaria.plan.check import require
 from planaria.transport.rendezvous import Rendezvous
 
@@ -41,16 +43,22 @@ def train(
     """
     itinerary = Itinerary(config)
     require(itinerary.training(0))
-    crew = len(itinerary.arrangement.stage) + config.fleet.spares
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
-        place = ending.enter_context(ground(config.fleet, crew))
+        place = ending.enter_context(ground(config.fleet, started.crew))
         rendezvous = ending.enter_context(closing(Rendezvous(place.host, config.fleet.port)))
         setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
-        work = Work(partial(worker.main, setup), PRELOAD, crew, (folder, dataset))
-        fleet = ending.enter_context(closing(place.fleet(work)))
+        work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset))
+        fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(trace, fleet, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         with stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")
+
+
+def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:
+    """The fleet of a place, and a door in the run's folder for machines that join."""
+    config = setup.config.fleet
+    told = SETUP.dump_json(replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())).decode()
+    return OpenFleet(place.fleet(work), place.host, config.heartbeat_s, config.missed, told, setup.folder)

@@ -75,28 +75,32 @@ def take_state(
             state = stage_for(setup.checkpoints / folder, post.stage, post.place, setup.config.exchange.replicas)
             runner.load(state)
             outer = state.outer
-        case d.Rebuild():
+        case d.Rebuild() | d.Handover():
             runner = _fitting(setup.config, runner, post.stage)
-            timing, outer = _rebuild(setup.config, post, source, runner)
+            timing, outer = _receive(setup.config, post, source, runner)
             post.circle.begin(outer, runner, rounds)
             return runner, timing
     post.circle.begin(outer, runner, rounds)
     return runner, Timing(rebuild_s=time.monotonic() - start)
 
 
-def _rebuild(config: RunConfig, post: Post, source: d.Rebuild, runner: StageRunner) -> tuple[Timing, dict[str, Tensor]]:
-    """Wait for what the donors give and let the recovery strategy make the lost state of it; also the outer state."""
+def _receive(
+    config: RunConfig, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
+) -> tuple[Timing, dict[str, Tensor]]:
+    """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
+    outer state."""
     start = time.monotonic()
+    donors = source.donors if isinstance(source, d.Rebuild) else [d.BEFORE]
 
     def missing() -> list[int]:
-        return [node for node in source.donors if node not in post.states]
+        return [node for node in donors if node not in post.states]
 
     post.wait_for(lambda: not missing(), "the state of {}", missing)
     arrived = time.monotonic()
-    given = {post.stage_at(node): unpack(post.states[node]) for node in source.donors}
+    given = {post.stage if node == d.BEFORE else post.stage_at(node): unpack(post.states[node]) for node in donors}
     size = sum(flat.nbytes for flat in post.states.values())
     outer: dict[str, Tensor] = {}
-    if source.by == d.PEER:
+    if isinstance(source, d.Handover) or source.by == d.PEER:
         runner.load(given[post.stage])
         outer = given[post.stage].outer
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from planaria.decisions import Donate, Form, Link, Rebuild, state_link
+from planaria.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
 from planaria.model.packing import HEADROOM
@@ -43,12 +43,11 @@ class Links:
                 self.edges[peer] = self._open(link.id, node, peer, self._most_bytes(node, peer))
         self.end_transfers()
         for member in form.members:
-            if isinstance(member.source, Rebuild):
-                for donor in member.source.donors:
-                    if node in (donor, member.node):
-                        peer = member.node if node == donor else donor
-                        link_id = state_link(form.generation, donor, member.node)
-                        self.transfers[peer] = self._open(link_id, node, peer, self._state_bytes(member.stage))
+            for donor in _donors(member.source):
+                if node in (donor, member.node):
+                    peer = member.node if node == donor else donor
+                    link_id = state_link(form.generation, donor, member.node)
+                    self.transfers[peer] = self._open(link_id, node, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
         """The lost stages are rebuilt; their edges go."""
@@ -77,7 +76,7 @@ class Links:
         self.opened &= {*self.edges.values(), *self.transfers.values()}
 
     def lend(self, order: Donate, header: Header, flat: Tensor) -> None:
-        """Send a state to a node of another replica, over an edge of its own that nobody here hears of again."""
+        """Send a state to another replica, or a successor, over an edge of its own that nobody here hears of again."""
         edge = self._open(order.link, order.donor, order.to, self._state_bytes(order.stage))
         edge.send(header, flat)
         edge.abandon()  # once the state has gone out
@@ -115,7 +114,8 @@ class Links:
 
     def _open(self, link_id: str, node: int, peer: int, max_bytes: int) -> Edge:
         config = self._setup.config
-        latency_s, bandwidth = self._itinerary.link(peer, node) if config.network.emulate else (0.0, None)
+        emulated = config.network.emulate and BEFORE not in (node, peer)
+        latency_s, bandwidth = self._itinerary.link(peer, node) if emulated else (0.0, None)
         spec = EdgeSpec(
             host=self._setup.host,
             port=self._setup.port,
@@ -128,3 +128,10 @@ class Links:
             bandwidth=bandwidth,
         )
         return Edge(spec, self._inbox)
+
+
+def _donors(source: Source) -> list[int]:
+    """Nodes, or who stood at the member's own before, that send it a state."""
+    if isinstance(source, Handover):
+        return [BEFORE]
+    return source.donors if isinstance(source, Rebuild) else []

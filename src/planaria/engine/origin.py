@@ -57,7 +57,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     shared = itinerary.schedule is not None or itinerary.column(0).shared
     met = combinations(stages, 2) if change(config) and not shared else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
-    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(replicas)]
+    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.places)]
     return RunStarted(
         name=config.name,
         seed=config.seed,

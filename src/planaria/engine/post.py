@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from planaria import events as e
-from planaria.decisions import Donate, Form, Introduce, Meet, Settle
+from planaria.decisions import BEFORE, Donate, Form, Introduce, Meet, Settle
 from planaria.engine.circle import Circle
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
@@ -223,7 +223,7 @@ class Post:
         return dict(zip(order.members, order.generations, strict=True)).get(self.replica) == self.generation
 
     def lend_state(self, order: Donate, flat: Tensor) -> None:
-        """Give a packed state to a node of another replica."""
+        """Give a packed state to a node of another replica, or to who stands here from now on."""
         self.links.lend(order, self._header(Content.STATE, flat, 0, 0), flat)
 
     def stage_at(self, node: int) -> int:
@@ -256,6 +256,8 @@ class Post:
         )
 
     def _named(self, node: int) -> str:
+        if node == BEFORE:
+            return f"{self._named(self.node)} before"
         stage = self._everywhere.stage.get(node, node)
         if self._itinerary.replicas > 1:
             return f"stage {stage} of replica {self._itinerary.replica_of(node)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from planaria.config import RunConfig
 
 
@@ -24,3 +26,6 @@ class Setup:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+
+SETUP: TypeAdapter[Setup] = TypeAdapter(Setup)

@@ -14,7 +14,7 @@ from planaria.engine.fleet import PRELOAD
 from planaria.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
 from planaria.errors import RunStopped
 from planaria.events import Fact, Heartbeat
-from planaria.fleet.base import Fleet, Gone
+from planaria.fleet.base import Fleet, Gone, Said
 from planaria.fleet.local import LocalFleet
 from planaria.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
 from planaria.transport.rendezvous import Rendezvous
@@ -132,6 +132,7 @@ class Leader:
     def _reports(self, timeout_s: float = 1.0) -> Iterator[tuple[int, Report]]:
         """What nodes say; RunStopped when one is gone."""
         for notice in self._fleet.poll(timeout_s):
+            assert isinstance(notice, Said | Gone), "nobody joins a survey, or leaves it"
             node = self._number[notice.worker]
             if isinstance(notice, Gone):
                 where = f"link {self._called(self._busy[node])}: " if node in self._busy else ""

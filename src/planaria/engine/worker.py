@@ -231,7 +231,7 @@ class Worker:
         self.post.report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _lend(self, order: d.Donate) -> None:
-        """Give another replica a copy of this stage as it was after the last commit."""
+        """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
         state = self.runner.state()
         state.outer = self.post.circle.lent()
         self.post.lend_state(order, pack(state))

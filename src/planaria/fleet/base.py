@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 Entry = Callable[[Connection, str, int], None]
 """What a worker process runs: (control connection, identity, incarnation)."""
@@ -31,6 +31,35 @@ class Gone:
     detail: str
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """A worker's machine is about to go; it works on until it is told to leave, or gone."""
+
+    worker: str
+    incarnation: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A machine has joined, with room for so many workers."""
+
+    host: str
+    workers: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A machine that had joined takes no more workers; each of those that it has is told of by itself."""
+
+    host: str
+    detail: str
+
+
+Notice = Said | Gone | Leaving | Joined | Left
+
+
 class Fleet(Protocol):
     """Starts workers, carries small messages to and from them, and notices when they die."""
 
@@ -46,8 +75,12 @@ class Fleet(Protocol):
         """Say a last word to an incarnation that counts as dead but speaks again."""
         ...
 
-    def poll(self, timeout_s: float) -> list[Said | Gone]:
+    def poll(self, timeout_s: float) -> list[Notice]:
         """What happened, waiting at most ``timeout_s`` for the first thing. One Gone per incarnation."""
+        ...
+
+    def ears(self) -> list[Any]:
+        """What :func:`multiprocessing.connection.wait` can wait for until ``poll`` has something to tell."""
         ...
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
@@ -56,4 +89,16 @@ class Fleet(Protocol):
 
     def close(self) -> None:
         """End every worker that is left, frozen ones too."""
+        ...
+
+
+class Elastic(Fleet, Protocol):
+    """A fleet that machines may join."""
+
+    def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
+        """Start a worker process, on a machine that has joined if ``host`` names one."""
+        ...
+
+    def turn_away(self, host: str, reason: str) -> None:
+        """Send away a machine that has joined, and its workers."""
         ...

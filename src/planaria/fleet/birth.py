@@ -7,19 +7,25 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 from planaria.fleet.base import Entry
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def be_born(entry: Entry, connection: Connection, worker: str, incarnation: int) -> None:
     """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
     _release_server()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     entry(connection, worker, incarnation)
@@ -35,3 +41,19 @@ def _release_server() -> None:
     if alive is not None:
         with contextlib.suppress(OSError):
             os.close(alive)
+
+
+def start_server() -> None:
+    """Start the fork server deaf to Ctrl-C and SIGTERM, as its children are: a terminal or a service manager sends
+    these to all processes of a run, and only the controller is to act on them.
+    """
+    stops = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()  # signal handlers are the main thread's to set
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
+    try:
+        forkserver.ensure_running()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

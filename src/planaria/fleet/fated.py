@@ -6,11 +6,6 @@ imported.
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import sys
+from planaria.fleet.birth import die_with_parent
 
-from planaria.fleet.birth import PR_SET_PDEATHSIG
-
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+die_with_parent()

@@ -10,14 +10,12 @@ import contextlib
 import multiprocessing as mp
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
-from planaria.fleet.base import Entry, Gone, Said
-from planaria.fleet.birth import be_born
+from planaria.fleet.base import Entry, Gone, Notice, Said
+from planaria.fleet.birth import be_born, start_server
 
 MAX_REPORT_BYTES = 1 << 24
 _START_LIMIT_S = 120.0
@@ -42,7 +40,7 @@ class LocalFleet:
         self._entry, self._silence_s = entry, heartbeat_s * missed
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(preload)
-        _start_server()
+        start_server()
         self._workers: dict[str, _Process] = {}
         self._everyone: list[_Process] = []
 
@@ -64,9 +62,12 @@ class LocalFleet:
         with contextlib.suppress(OSError):  # poll sees the closed connection and says so once
             self._workers[worker].connection.send_bytes(text)
 
-    def poll(self, timeout_s: float) -> list[Said | Gone]:
+    def ears(self) -> list[Connection]:
+        return [p.connection for p in self._everyone if not p.connection.closed]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
         listening = {p.connection: p for p in self._everyone if not p.connection.closed}
-        notices: list[Said | Gone] = []
+        notices: list[Notice] = []
         for ready in wait(list(listening), timeout_s):
             notices += self._read(listening[ready])  # type: ignore[index]
         now = time.monotonic()
@@ -129,19 +130,3 @@ class LocalFleet:
             process.connection.close()
         for process in self._everyone:
             process.process.join(1.0)
-
-
-def _start_server() -> None:
-    """Start the fork server deaf to Ctrl-C and SIGTERM, as its children are: a terminal or a service manager sends
-    these to all processes of a run, and only the controller is to act on them.
-    """
-    stops = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        forkserver.ensure_running()  # signal handlers are the main thread's to set
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
-    try:
-        forkserver.ensure_running()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,20 +7,17 @@ It knows nothing of Ray; ``fleet/ray.py`` makes it an actor. Workers are forked 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing as mp
 import os
 import platform
-import signal
 import sys
 import threading
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 
 import planaria
 from planaria.fleet.base import Entry
-from planaria.fleet.birth import PR_SET_PDEATHSIG, be_born
+from planaria.fleet.birth import be_born, start_server
 from planaria.fleet.switchboard import call
 
 _FATED = "planaria.fleet.fated"
@@ -61,8 +58,6 @@ class Nursery:
     """Its methods may be called from several threads."""
 
     def __init__(self, orders: Orders) -> None:
-        if sys.platform == "linux":  # also when what started it is killed: nobody may outlive its node
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._orders, self._births = orders, threading.Lock()
         self._children: dict[tuple[str, int], mp.process.BaseProcess] = {}
         self._context = mp.get_context("forkserver")
@@ -71,7 +66,7 @@ class Nursery:
         if not self.facts().missing:
             os.chdir(orders.cwd)
             self._context.set_forkserver_preload([_FATED, *orders.preload])
-            forkserver.ensure_running()  # by the main thread: the server would die with any other
+            start_server()  # by the main thread: the server would die with any other
 
     def facts(self) -> Facts:
         """What this node has."""
@@ -102,6 +97,11 @@ class Nursery:
         with contextlib.suppress(ProcessLookupError, ValueError):  # a closed process object: it was buried
             if child is not None and child.pid is not None:
                 os.kill(child.pid, number)
+
+    @property
+    def empty(self) -> bool:
+        """Is no worker left?"""
+        return not any(child.is_alive() for child in list(self._children.values()))
 
     def end(self) -> None:
         """Kill every worker that is left, frozen ones too, and wait for it."""

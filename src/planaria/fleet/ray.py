@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from planaria.config import FleetConfig
 from planaria.errors import UserError
+from planaria.fleet.birth import die_with_parent
 from planaria.fleet.cluster_errors import explain, reach
 from planaria.fleet.nursery import Nursery, Orders
 from planaria.fleet.places import LOOK_S, Places
@@ -120,6 +121,10 @@ class RayFleet(RemoteFleet):
 
 class _DrainAware(Nursery):
     """A nursery that knows its node's fate."""
+
+    def __init__(self, orders: Orders) -> None:
+        die_with_parent()  # nobody may outlive its node
+        super().__init__(orders)
 
     def until_drained(self) -> int:
         """Return when the node begins to drain: the deadline in milliseconds since 1970, 0 if there is none."""

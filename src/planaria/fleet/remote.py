@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
-from planaria.fleet.base import Gone, Said
+from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice, Said
 from planaria.fleet.local import MAX_REPORT_BYTES
 from planaria.fleet.switchboard import Caller, Line, Switchboard
 
@@ -54,6 +54,10 @@ class Lost:
     detail: str
 
 
+News = Born | Lost | Leaving | Joined | Left | tuple[Caller, Line]
+"""what a host tells, or a worker that calls"""
+
+
 @dataclass
 class _Worker:
     worker: str
@@ -70,22 +74,22 @@ class _Worker:
 class Ears:
     """What other threads put in for the controller's thread to find at its next ``poll``."""
 
-    heard: SimpleQueue[Born | Lost | tuple[Caller, Line]] = field(default_factory=SimpleQueue)
+    heard: SimpleQueue[News] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
         self.bell, self._cord = socket.socketpair()
         self.bell.setblocking(False)
         self._cord.setblocking(False)
 
-    def tell(self, news: Born | Lost | tuple[Caller, Line]) -> None:
+    def tell(self, news: News) -> None:
         """Put something in and wake the listener."""
         self.heard.put(news)
         with contextlib.suppress(OSError):  # the bell rings already, or nobody listens any more
             self._cord.send(b"!")
 
-    def take(self) -> list[Born | Lost | tuple[Caller, Line]]:
+    def take(self) -> list[News]:
         """All that was put in."""
-        news = []
+        news: list[News] = []
         with contextlib.suppress(BlockingIOError):
             self.bell.recv(1 << 12)
         with contextlib.suppress(Empty):
@@ -133,9 +137,12 @@ class RemoteFleet:
         if self._find(worker, incarnation) is not None:
             self._hosts.signal(worker, incarnation, number)
 
-    def poll(self, timeout_s: float) -> list[Said | Gone]:
+    def ears(self) -> list[Any]:
+        return [self._ears.bell, *(w.line for w in self._everyone if w.line is not None and not w.line.closed)]
+
+    def poll(self, timeout_s: float) -> list[Notice]:
         lines = {w.line: w for w in self._everyone if w.line is not None and not w.line.closed}
-        notices: list[Said | Gone] = []
+        notices: list[Notice] = []
         ready = wait([self._ears.bell, *lines], timeout_s)  # type: ignore[list-item]
         for news in self._ears.take():
             notices += self._heed(news)
@@ -149,8 +156,10 @@ class RemoteFleet:
                 notices += self._lose(worker, Gone(*_name(worker), "heartbeat", f"silent for {silence:.2f} s"))
         return notices
 
-    def _heed(self, news: Born | Lost | tuple[Caller, Line]) -> list[Said | Gone]:
+    def _heed(self, news: News) -> list[Notice]:
         match news:
+            case Leaving() | Joined() | Left():
+                return [news]
             case Born():
                 born = self._find(news.worker, news.incarnation)
                 if born is not None and born.heard is None:
@@ -167,7 +176,7 @@ class RemoteFleet:
                     answered.line, answered.pid, answered.heard = line, caller.pid, time.monotonic()
         return []
 
-    def _read(self, worker: _Worker) -> list[Said | Gone]:
+    def _read(self, worker: _Worker) -> list[Notice]:
         """Everything that lies ready on one line."""
         assert worker.line is not None
         try:
@@ -179,7 +188,7 @@ class RemoteFleet:
             worker.heard, worker.joined = time.monotonic(), True
         return [Said(*_name(worker), text) for text in texts]
 
-    def _lose(self, worker: _Worker, notice: Gone) -> list[Said | Gone]:
+    def _lose(self, worker: _Worker, notice: Gone) -> list[Notice]:
         """The notice, unless one was given before."""
         if worker.gone:
             return []

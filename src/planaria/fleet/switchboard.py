@@ -27,6 +27,10 @@ _CHUNK = 1 << 16
 _LENGTH = struct.Struct("!i")
 
 
+VISITOR = 0
+"""in place of an incarnation: not a worker calls, but a machine that wants to join"""
+
+
 class Caller(NamedTuple):
     """Who is at the other end of a line."""
 
@@ -40,6 +44,7 @@ class Line:
 
     def __init__(self, raw: socket.socket, max_bytes: int) -> None:
         self._socket, self._max_bytes, self._bytes = raw, max_bytes, bytearray()
+        self._socket.settimeout(_SEND_LIMIT_S)
         self.closed = False
 
     def fileno(self) -> int:
@@ -51,11 +56,9 @@ class Line:
         Fails when the other end is gone, or has not listened for so long that nothing fits between the two.
         """
         try:
-            self._socket.settimeout(_SEND_LIMIT_S)
             self._socket.sendall(_LENGTH.pack(len(text)) + text)
         except OSError:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+            self.hang_up()
 
     def receive(self) -> list[bytes]:
         """The messages that are complete by now; to be called when something lies ready.
@@ -63,9 +66,8 @@ class Line:
         :raises EOFError: when the other end has hung up.
         :raises OSError: when the connection broke, or what comes is too long to be a report.
         """
-        self._socket.settimeout(0.0)
         try:
-            chunk = self._socket.recv(_CHUNK)
+            chunk = os.read(self.fileno(), _CHUNK)  # the socket's own method would wait
         except BlockingIOError:
             return []
         if not chunk:
@@ -86,6 +88,11 @@ class Line:
             del self._bytes[:end]
         return messages
 
+    def hang_up(self) -> None:
+        """End the line; whoever listens to it hears so."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.closed = True
         self._socket.close()
@@ -104,6 +111,8 @@ class Switchboard:
         self._server = socket.create_server((host, 0), family=family, backlog=128)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         self._max_bytes, self._answered = max_bytes, answered
+        self.visited: Callable[[Caller, Line], None] = lambda _, line: line.close()
+        """called, in a thread of its own, when a machine wants to join; nobody is let in unless this is set"""
         threading.Thread(target=self._serve, name="switchboard", daemon=True).start()
 
     def close(self) -> None:
@@ -130,7 +139,8 @@ class Switchboard:
             return
         finally:
             greeting.close()
-        self._answered(caller, Line(raw, self._max_bytes))
+        heard = self.visited if caller.incarnation == VISITOR else self._answered
+        heard(caller, Line(raw, self._max_bytes))
 
 
 def call(address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> Connection:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from planaria.decisions import Disband, Found
+from planaria.decisions import Disband, Form, Found
 from planaria.events import RunStarted
 from planaria.observe import page
 from planaria.observe.ledger import sample_ledger
@@ -22,6 +22,7 @@ def fleet_section(record: RunRecord) -> Iterator[str]:
     count = max((fact.replicas for _, fact in record.history if isinstance(fact, RunStarted)), default=1)
     if count == 1:
         return
+    count = max(count, *(1 + fact.replica for _, fact in record.history if isinstance(fact, Form)))
     held = gatherings(record)
     text = f"{count} replicas, each of its own steps and samples."
     parts = _validations(record)

@@ -7,11 +7,26 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planaria.decisions import PEER, Adopt, Cannot, Decision, Disband, Form, Found, Rebuild, Seal
+from planaria.decisions import (
+    PEER,
+    Adopt,
+    Cannot,
+    Decision,
+    Disband,
+    Form,
+    Found,
+    Handover,
+    Rebuild,
+    Release,
+    Seal,
+    TurnAway,
+)
 from planaria.events import (
     EdgeBroken,
     Event,
     FaultInjected,
+    HostJoined,
+    HostLeft,
     Linked,
     Replanned,
     RunStarted,
@@ -56,7 +71,8 @@ class Narrator:
         self._broken: set[tuple[int, int]] = set()
         self._generation: dict[int, int] = {}
         """replica → its present generation"""
-        self._reborn: dict[int, Rebuild] = {}
+        self._reborn: dict[int, Rebuild | Handover] = {}
+        self._released: set[str] = set()
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → what to say of it when that is done"""
 
@@ -81,6 +97,8 @@ class Narrator:
             self.alive.add(fact.worker)
         elif isinstance(fact, WorkerLost):
             return self._lost(t, fact)
+        elif isinstance(fact, Release):
+            self._released.add(fact.worker)
         elif isinstance(fact, Form):
             return self._formed(fact)
         elif isinstance(fact, Linked):
@@ -93,6 +111,9 @@ class Narrator:
 
     def _lost(self, t: float, lost: WorkerLost) -> Line:
         self.alive.discard(lost.worker)
+        if lost.worker in self._released:
+            self._released.discard(lost.worker)
+            return self._line("note", f"worker {lost.worker} left")
         node = self.holders.pop(lost.worker, None)
         if node is not None:
             self._lost_at[node] = t
@@ -106,7 +127,7 @@ class Narrator:
         self._dismiss(replica)
         self.holders |= {member.worker: member.node for member in form.members}
         reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
-        self._reborn |= reborn
+        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, Handover)}
         lenders = {self._places.replica(donor) for source in reborn.values() for donor in source.donors}
         if len(reborn) == len(form.members) and replica not in lenders:
             self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
@@ -137,6 +158,9 @@ class Narrator:
             return None
         source = self._reborn.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
+        if isinstance(source, Handover):
+            text = f"{self._places.name([linked.node])} handed over by {source.worker} to {linked.worker}, as it is"
+            return self._line("rebirth", text, replica)
         if replica in self._copies:
             left = self._places.nodes(replica) & self._reborn.keys()
             return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
@@ -184,6 +208,13 @@ class Narrator:
         if isinstance(fact, Cannot):
             whose = f" of replica {fact.replica}" if self._places.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
+        if isinstance(fact, HostJoined):
+            workers = "1 worker" if fact.workers == 1 else f"{fact.workers} workers"
+            return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
+        if isinstance(fact, HostLeft):
+            return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
+        if isinstance(fact, TurnAway):
+            return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
         if isinstance(fact, ZombieIgnored):
             return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
         if isinstance(fact, StopRequested):

@@ -19,7 +19,7 @@ class Places:
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
         self._replica: dict[int, int] = {}
         if started is not None and self.several:
-            for replica in range(started.replicas):
+            for replica in range(started.places):
                 self._replica |= {node: replica for nodes in started.nodes(replica) for node in nodes}
 
     def stage(self, node: int) -> int:
@@ -64,7 +64,7 @@ class Places:
 def places_of(record: RunRecord) -> Places:
     """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
     starts = [fact for _, fact in record.history if isinstance(fact, RunStarted)]
-    return Places(max(starts, key=lambda started: started.replicas, default=None))
+    return Places(max(starts, key=lambda started: started.places, default=None))
 
 
 def stages(numbers: Iterable[int]) -> str:

@@ -34,7 +34,7 @@ def recoveries(record: RunRecord) -> list[RecoveryTiming]:
         if isinstance(fact, RunStarted):
             done += _closed(scans)
             places = Places(fact)
-            scans = [_Scan(finished, fact, replica, places) for replica in range(fact.replicas)]
+            scans = [_Scan(finished, fact, replica, places) for replica in range(fact.places)]
         for replica in _concerned(fact, places):
             scans[replica].take(t, fact)
         if isinstance(fact, FaultInjected | WorkerJoined | WorkerLost):

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["recovered", "rolled back", "relinked", "skipping", "cannot", "disbanded", "unfinished"]
+Outcome = Literal[
+    "recovered", "rolled back", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
+]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""Lending a machine to a run that is under way: workers are born here, and take their orders from the controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planaria.engine import worker
+from planaria.engine.fleet import PRELOAD
+from planaria.engine.setup import SETUP
+from planaria.engine.stopping import stop_signals
+from planaria.errors import RunStopped, UserError
+from planaria.fleet.door import FILE, read_door
+from planaria.fleet.guest import Ending, Visit
+from planaria.fleet.nursery import Nursery, Orders
+
+_AGAIN_S = 0.5
+"""between two knocks at a door where nobody answers"""
+
+
+def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], None]) -> None:
+    """Serve the run in ``folder`` with so many workers until it is over, or until a signal asks to leave.
+
+    A run that cannot be reached any more is called again for ``patience_s``.
+
+    :raises UserError: when the run is over, or cannot be joined from here.
+    :raises RunStopped: when it has not answered for so long.
+    """
+    lost_at: float | None = None
+    with stop_signals() as asked:
+        while True:
+            try:
+                visit = Visit(read_door(folder), workers)
+            except OSError as error:
+                if lost_at is None:
+                    raise UserError(
+                        f"{folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, "
+                        "can this machine reach the controller's (fleet.host)?"
+                    ) from None
+                if asked:
+                    return
+                if time.monotonic() - lost_at > patience_s:
+                    raise RunStopped(f"{folder}: the run has not answered for {patience_s:g} s") from None
+                time.sleep(_AGAIN_S)
+                continue
+            with closing(_Stay(visit, told)) as stay:
+                ending = stay.last(lambda: asked[0] if asked else "")
+            if ending.how != "lost":
+                told("left" if ending.how == "left" else ending.reason)
+                return
+            if not (folder / FILE).exists():
+                told("the run is over")
+                return
+            lost_at = time.monotonic()
+            told("the run cannot be reached any more; calling it again")
+
+
+class _Stay:
+    """A visit and the nursery that goes with it."""
+
+    def __init__(self, visit: Visit, told: Callable[[str], None]) -> None:
+        """:raises UserError: when this machine lacks what the run's workers need."""
+        self._visit, self._told = visit, told
+        try:
+            setup = SETUP.validate_json(visit.welcome.setup)
+        except ValidationError:
+            raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None
+        entry, cwd = partial(worker.main, setup), Path(visit.welcome.cwd)
+        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
+        self._nursery = Nursery(orders)
+        if missing := self._nursery.facts().missing:
+            raise UserError(
+                f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "
+                "under one path"
+            )
+        told(f"joined {setup.config.name} as {visit.welcome.host}")
+
+    def last(self, asked_to_leave: Callable[[], str]) -> Ending:
+        return self._visit.stay(self._nursery, asked_to_leave, self._told)
+
+    def close(self) -> None:
+        self._nursery.end()
+        self._visit.end()

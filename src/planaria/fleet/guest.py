@@ -1,0 +1,124 @@
+"""What a machine does that has joined a run: start workers as it is told to, and leave when it is to leave."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from pydantic import ValidationError
+
+import planaria
+from planaria.errors import UserError
+from planaria.fleet.door import Door
+from planaria.fleet.nursery import Nursery
+from planaria.fleet.switchboard import VISITOR, call
+from planaria.fleet.visit import (
+    TO_GUEST,
+    Beat,
+    Departing,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Welcome,
+    Word,
+)
+
+BEAT_S = 0.25
+_MAX_WORD_BYTES = 1 << 20
+_PATIENCE_S = 30.0
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a visit ended."""
+
+    how: Literal["left", "over", "lost"]
+    """it was to leave; the run said farewell; the line broke"""
+    reason: str = ""
+
+
+class Visit:
+    """One machine's visit to a run, from the knock to the farewell."""
+
+    def __init__(self, door: Door, workers: int) -> None:
+        """Knock.
+
+        :raises OSError: when nobody answers at the door.
+        :raises UserError: when whoever answers does not know the key, or does not let this machine in.
+        """
+        name = f"{platform.node()}, pid {os.getpid()}"
+        self.address, self.key = (door.host, door.port), bytes.fromhex(door.key)
+        self._speaking = threading.Lock()
+        try:
+            self._line: Connection = call(self.address, self.key, name[:100], VISITOR)
+        except (AuthenticationError, EOFError):
+            raise UserError(
+                f"{door.host}:{door.port} is not the run whose door this is (or its key is another)"
+            ) from None
+        self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
+        answer = self._hear(_PATIENCE_S)
+        if isinstance(answer, Farewell):
+            raise UserError(f"not let in: {answer.reason}")
+        if not isinstance(answer, Welcome):
+            raise OSError("no answer at the door")
+        self.welcome = answer
+
+    def stay(self, nursery: Nursery, asked_to_leave: Callable[[], str], told: Told) -> Ending:
+        """Serve until the run is over, the line breaks, or, once asked to leave, all workers have been let go."""
+        self._say(Settled())
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        leaving = ""
+        while True:
+            try:
+                word = self._hear(BEAT_S)
+            except (EOFError, OSError, ValidationError):
+                return Ending("left") if leaving and nursery.empty else Ending("lost")
+            if isinstance(word, Farewell):
+                return Ending("over", word.reason)
+            self._heed(word, nursery, leaving, told)
+            if not leaving and (leaving := asked_to_leave()):
+                told("leaving as soon as others have taken over what is here (again: at once)")
+                self._say(Departing(detail=leaving))
+            elif leaving and nursery.empty:
+                return Ending("left")
+
+    def end(self) -> None:
+        self._line.close()
+
+    def _heed(self, word: Word | None, nursery: Nursery, leaving: str, told: Told) -> None:
+        match word:
+            case Start() if not leaving:
+                pid = nursery.start(word.worker, word.incarnation)
+                told(f"started worker {word.worker} (pid {pid})")
+                self._say(Started(worker=word.worker, incarnation=word.incarnation))
+            case Signal():
+                nursery.signal(word.worker, word.incarnation, word.number)
+
+    def _beat(self) -> None:
+        while not self._line.closed:
+            self._say(Beat())
+            time.sleep(BEAT_S)
+
+    def _say(self, word: Word) -> None:
+        with self._speaking:
+            try:
+                self._line.send_bytes(word.model_dump_json().encode())
+            except OSError:
+                return  # whoever listens next hears that the line is dead
+
+    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Farewell | None:
+        if not self._line.poll(patience_s):
+            return None
+        return TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))

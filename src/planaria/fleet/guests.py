@@ -1,0 +1,177 @@
+"""Machines that join a run by themselves, as the controller sees them; what they run is ``fleet/guest.py``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from pydantic import ValidationError
+
+import planaria
+from planaria.errors import UserError
+from planaria.fleet.base import Joined, Leaving, Left
+from planaria.fleet.remote import Born, Ears, Lost
+from planaria.fleet.switchboard import Caller, Line, Switchboard
+from planaria.fleet.visit import FROM_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+
+_MANY = 64
+"""machines at once; more are asked to come again later"""
+_SETTLING_S = 60.0
+"""how long a machine may take to look at the run's folders"""
+
+Name = tuple[str, int]
+
+
+@dataclass
+class _Guest:
+    host: str
+    line: Line
+    workers: set[Name] = field(default_factory=set)
+    joined: bool = False
+    left: bool = False
+
+
+class Guests:
+    """:class:`planaria.fleet.remote.Hosts` for workers on machines that have joined: one thread listens to each."""
+
+    def __init__(self, ears: Ears, board: Switchboard, setup: str, silence_s: float) -> None:
+        """``setup`` is what a machine must know to start workers, as JSON."""
+        self._ears, self._setup, self._silence_s = ears, setup, silence_s
+        self._guests: dict[str, _Guest] = {}
+        self._host_of: dict[str, str] = {}
+        """worker → where it is, or is to be started"""
+        self._numbers = count(1)
+        self._guarded = threading.RLock()
+        self._over = False
+        self.address, self.key = board.address, board.key
+        board.visited = self._receive
+
+    # ---- called by the controller's thread
+
+    def expect(self, worker: str, host: str) -> None:
+        """The worker will be started on this machine."""
+        self._host_of[worker] = host
+
+    def start(self, worker: str, incarnation: int) -> None:
+        with self._guarded:
+            guest = self._guests.get(self._host_of[worker])
+            if guest is not None and not guest.left:
+                guest.workers.add((worker, incarnation))
+                _tell(guest.line, Start(worker=worker, incarnation=incarnation))
+                return
+        self._ears.tell(Lost(worker, incarnation, "its machine has left"))
+
+    def give_back(self, worker: str, incarnation: int) -> None:
+        with self._guarded:
+            for guest in self._guests.values():
+                guest.workers.discard((worker, incarnation))
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        guest = self._guests.get(self._host_of[worker])
+        if guest is not None:
+            _tell(guest.line, Signal(worker=worker, incarnation=incarnation, number=int(number)))
+
+    def turn_away(self, host: str, reason: str) -> None:
+        """Say farewell to a machine; it takes its workers with it."""
+        with self._guarded:
+            guest = self._guests.get(host)
+            if guest is not None:
+                _tell(guest.line, Farewell(reason=reason, welcome=False))
+                self._part(guest, reason)
+
+    def close(self) -> None:
+        """The run is over."""
+        with self._guarded:
+            self._over = True
+            for guest in self._guests.values():
+                _tell(guest.line, Farewell(reason="the run is over"))
+                guest.line.hang_up()
+
+    # ---- one thread for each machine
+
+    def _receive(self, caller: Caller, line: Line) -> None:
+        guest = _Guest(f"g{next(self._numbers)}", line)
+        detail = "its connection closed"
+        try:
+            self._attend(guest)
+        except EOFError:
+            pass
+        except UserError as error:
+            detail = str(error)
+            _tell(line, Farewell(reason=detail, welcome=False))
+        except (OSError, ValidationError) as error:
+            detail = str(error).partition("\n")[0]
+        with self._guarded:
+            self._part(guest, detail)
+            self._guests.pop(guest.host, None)
+            line.close()
+
+    def _attend(self, guest: _Guest) -> None:
+        """Hear a machine out until its line ends.
+
+        :raises UserError: when it is not fit.
+        :raises OSError: when it says nothing for too long, or what it should not.
+        """
+        called, room = "", 0
+        while True:
+            patience = self._silence_s if guest.joined else _SETTLING_S
+            if not wait([guest.line], patience):  # type: ignore[list-item]
+                raise OSError(f"silent for {patience:g} s")
+            for text in guest.line.receive():
+                match FROM_GUEST.validate_json(text):
+                    case Knock() as knock:
+                        called, room = _printable(knock.called), knock.workers
+                        self._let_in(guest, knock, called)
+                    case Settled() if room and not guest.joined:
+                        guest.joined = True
+                        self._ears.tell(Joined(guest.host, room, called))
+                    case Started(worker=worker, incarnation=incarnation) if (worker, incarnation) in guest.workers:
+                        self._ears.tell(Born(worker, incarnation))
+                    case Departing(detail=detail):
+                        self._depart(guest, _printable(detail))
+                    case Beat() | Started():
+                        pass
+                    case _:
+                        raise OSError("it said what it should not")
+
+    def _let_in(self, guest: _Guest, knock: Knock, called: str) -> None:
+        if knock.version != planaria.__version__:
+            mend = "install the same on both"
+            raise UserError(f"{called} has planaria {knock.version}, the run {planaria.__version__}: {mend}")
+        with self._guarded:
+            if len(self._guests) >= _MANY:
+                raise UserError(f"{_MANY} machines have joined already; come again later")
+            if not self._over:
+                self._guests[guest.host] = guest
+        _tell(guest.line, Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd())))
+
+    def _depart(self, guest: _Guest, detail: str) -> None:
+        """It will go once others have what its workers have."""
+        with self._guarded:
+            guest.left = True
+            self._ears.tell(Left(guest.host, f"leaves ({detail})"))
+            for worker, incarnation in sorted(guest.workers):
+                self._ears.tell(Leaving(worker, incarnation, detail))
+
+    def _part(self, guest: _Guest, detail: str) -> None:
+        """It is gone, and its workers with it."""
+        if guest.joined and not guest.left:
+            self._ears.tell(Left(guest.host, detail))
+        guest.left = True
+        for worker, incarnation in sorted(guest.workers):
+            self._ears.tell(Lost(worker, incarnation, f"machine {guest.host}: {detail}"))
+        guest.workers.clear()
+        guest.line.hang_up()
+
+
+def _tell(line: Line, word: Welcome | Start | Signal | Farewell) -> None:
+    if not line.closed:
+        line.send(word.model_dump_json().encode())
+
+
+def _printable(text: str) -> str:
+    """Strangers must not move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)

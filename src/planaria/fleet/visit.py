@@ -1,0 +1,98 @@
+"""What a run and a machine that joins it say to each other: JSON of bounded size, on a line with a shared key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+MAX_WORKERS = 256
+_Name = Annotated[str, Field(max_length=200)]
+
+
+class Word(BaseModel):
+    """Base of all: immutable, nothing unknown in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Knock(Word):
+    """A machine would like to join, and what it has."""
+
+    kind: Literal["knock"] = "knock"
+    called: _Name
+    """by its owner"""
+    version: _Name
+    """of planaria"""
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)]
+
+
+class Settled(Word):
+    """The machine has all that its workers need: they may be started."""
+
+    kind: Literal["settled"] = "settled"
+
+
+class Beat(Word):
+    """The machine is well."""
+
+    kind: Literal["beat"] = "beat"
+
+
+class Started(Word):
+    """A worker's process is there."""
+
+    kind: Literal["started"] = "started"
+    worker: _Name
+    incarnation: int
+
+
+class Departing(Word):
+    """The machine will go as soon as it is not needed; it takes no more workers."""
+
+    kind: Literal["departing"] = "departing"
+    detail: _Name
+
+
+class Welcome(Word):
+    """The machine may join, under this name, with a run of this setup (JSON)."""
+
+    kind: Literal["welcome"] = "welcome"
+    host: _Name
+    setup: str
+    cwd: str
+    """where the controller runs; relative paths of the run start there"""
+
+
+class Start(Word):
+    """Start a worker."""
+
+    kind: Literal["start"] = "start"
+    worker: _Name
+    incarnation: int
+
+
+class Signal(Word):
+    """Send a signal to a worker."""
+
+    kind: Literal["signal"] = "signal"
+    worker: _Name
+    incarnation: int
+    number: int
+
+
+class Farewell(Word):
+    """The machine is not needed any more, or not wanted."""
+
+    kind: Literal["farewell"] = "farewell"
+    reason: str
+    welcome: bool = True
+    """may it come again?"""
+
+
+FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing] = TypeAdapter(
+    Annotated[Knock | Settled | Beat | Started | Departing, Field(discriminator="kind")]
+)
+TO_GUEST: TypeAdapter[Welcome | Start | Signal | Farewell] = TypeAdapter(
+    Annotated[Welcome | Start | Signal | Farewell, Field(discriminator="kind")]
+)
