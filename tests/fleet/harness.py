@@ -180,14 +180,21 @@ def live(config: RunConfig) -> Iterator[Live]:
     """Start the run; whatever is left of it at the end is killed."""
     file = Path(config.out).parent / f"{config.name}.toml"
     file.write_text(recipe.dump(config))
+    with training(folder_of(config), str(file)) as run:
+        yield run
+
+
+@contextmanager
+def training(folder: Path, *arguments: str) -> Iterator[Live]:
+    """``planaria train`` with these arguments, for the run in ``folder``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria", "train", str(file), "--quiet"],
+        [sys.executable, "-m", "planaria", "train", *arguments, "--quiet"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        yield Live(folder_of(config), process)
+        yield Live(folder, process)
     finally:
-        if process.poll() is None or living(folder_of(config)):
+        if process.poll() is None or living(folder):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 

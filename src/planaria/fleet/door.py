@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planaria.errors import UserError
 
@@ -19,7 +20,7 @@ class Door(BaseModel):
 
     host: str
     port: int
-    key: str
+    key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
 
 

@@ -64,9 +64,7 @@ class Visit:
         try:
             self._line: Connection = call(self.address, self.key, name[:100], VISITOR)
         except (AuthenticationError, EOFError):
-            raise UserError(
-                f"{door.host}:{door.port} is not the run whose door this is (or its key is another)"
-            ) from None
+            raise UserError(f"{door.host}:{door.port} is not the run whose door this is, or has another key") from None
         self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
         answer = self._hear(_PATIENCE_S)
         if isinstance(answer, Farewell):

@@ -97,7 +97,7 @@ class Guests:
         detail = "its connection closed"
         try:
             self._attend(guest)
-        except EOFError:
+        except (EOFError, ConnectionError):
             pass
         except UserError as error:
             detail = str(error)

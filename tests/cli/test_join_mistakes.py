@@ -1,0 +1,115 @@
+"""Joining what cannot be joined: one clear line that names the thing, exit code 2, no worker started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from planaria import __version__
+from planaria.cli import main
+from planaria.commands import runs
+from planaria.config import RunConfig
+from planaria.engine.setup import SETUP, Setup
+from planaria.fleet.door import open_door
+from planaria.fleet.guests import Guests
+from planaria.fleet.remote import Ears, RemoteFleet
+from planaria.fleet.switchboard import Switchboard
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that nobody trains."""
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    runs.keep_config(folder, RunConfig(name="mine"))
+    return folder
+
+
+@pytest.fixture
+def door(run: Path) -> Iterator[Path]:
+    """The door of a run whose folder of data is seen nowhere."""
+    setup = SETUP.dump_json(Setup(RunConfig(name="mine"), run, run / "nowhere", "127.0.0.1", 1)).decode()
+    made: list[Guests] = []
+
+    def guests(ears: Ears, board: Switchboard) -> Guests:
+        made.append(Guests(ears, board, setup, 4.0))
+        return made[0]
+
+    fleet = RemoteFleet("127.0.0.1", 1.0, 4, guests)
+    yield open_door(run, made[0].address, made[0].key)
+    fleet.close(patience_s=0.0)
+
+
+def mistake(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line with which ``planaria join`` refuses."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", *map(str, arguments)])
+    _, err = capfd.readouterr()
+    assert exit_.value.code == 2 and err.startswith("planaria: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_folder_that_is_no_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    err = mistake(capfd, run.parent / "yours")
+    assert "yours: not a run" in err and "runs here: mine" in err
+
+
+def test_a_run_that_nobody_trains(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert f"nobody is training it on a fleet; start it with `planaria train --resume {run}`" in mistake(capfd, run)
+
+
+def test_a_door_that_is_damaged(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "door.json").write_text('{"host": "127.0.0.1", "port": 1, "key": "not shown"')
+    err = mistake(capfd, run)
+    assert "door.json: damaged" in err and "not shown" not in err
+
+
+def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "door.json").write_text('{"host": "127.0.0.1", "port": 1, "key": "not shown"}')
+    err = mistake(capfd, run)
+    assert "door.json: damaged" in err and "not shown" not in err
+
+
+def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    open_door(run, ("127.0.0.1", port), os.urandom(32))
+    err = mistake(capfd, run)
+    assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
+
+
+def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    theirs = door.read_text()
+    port = int(theirs.split('"port":')[1].split(",")[0])
+    open_door(run, ("127.0.0.1", port), os.urandom(32))
+    assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in mistake(capfd, run)
+
+
+@pytest.mark.usefixtures("door")
+def test_another_version(run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.fleet.guest.planaria", SimpleNamespace(__version__="0.0.1"))
+    err = mistake(capfd, run)
+    assert f"has planaria 0.0.1, the run {__version__}: install the same on both" in err
+
+
+@pytest.mark.usefixtures("door")
+def test_a_machine_that_does_not_see_the_data(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    err = mistake(capfd, run)
+    assert f"this machine has no folder {run / 'nowhere'}" in err and "data.cache" in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [("--workers=0", "--workers 0: give 1 to 256"), ("--workers=1000", "1000"), ("--patience=-1", "--patience -1")],
+)
+def test_numbers_that_make_no_sense(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:
+    assert named in mistake(capfd, run, flag)
+
+
+def test_the_door_is_its_owners_alone(run: Path) -> None:
+    assert open_door(run, ("127.0.0.1", 1), b"key").stat().st_mode & 0o077 == 0
