@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ import pytest
 
 import planaria
 from planaria.errors import UserError
+from planaria.fleet.base import Leaving
 from planaria.fleet.nursery import Facts
 from planaria.fleet.places import Places
 from planaria.fleet.remote import Born, Ears, Lost
@@ -112,7 +112,6 @@ class Scene:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.fleet.places.LOOK_S", 0.02)
-    monkeypatch.setattr("planaria.fleet.places._APART_S", 0.1)
 
 
 @pytest.fixture
@@ -182,22 +181,19 @@ def test_a_call_that_fails_is_no_death_while_the_nursery_answers(scene: Scene) -
     scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
 
 
-def test_workers_of_a_draining_node_leave_one_by_one_once_there_is_room_elsewhere(scene: Scene) -> None:
+def test_workers_of_a_draining_node_are_to_leave_and_their_successors_are_born_elsewhere(scene: Scene) -> None:
     born(scene, "w0", "w1", "w2")
     scene.machines.nests[0].watch.set_result(int((time.time() + 60) * 1000))
+    leaving = scene.until(lambda heard: sum(isinstance(news, Leaving) for news in heard) == 2)[3:]
+    assert [(news.worker, news.incarnation) for news in leaving] == [("w0", 1), ("w2", 1)]
+    assert all("the node a is draining, gone in " in news.detail for news in leaving)
+    scene.places.start("w3", 1)
     time.sleep(0.2)
     assert not scene.ears.take(), "there is no room elsewhere"
     scene.machines.room = ["c"]
-    (first,) = scene.until(lambda heard: [news for news in heard if isinstance(news, Lost)])[3:]
-    assert first.worker in ("w0", "w2") and "the node a is draining, gone in " in first.detail
-    scene.places.give_back(first.worker, 1)
-    assert scene.machines.nests[0].signals == [(first.worker, 1, signal.SIGKILL)]
-    born(scene, first.worker, incarnation=2)
+    scene.until(lambda heard: Born("w3", 1) in heard)
     assert scene.machines.nests[-1].node == "c"
-    time.sleep(0.3)
-    assert not scene.ears.take(), "the other one has no room elsewhere yet"
-    scene.machines.room = ["d"]
-    scene.until(lambda heard: sum(isinstance(news, Lost) for news in heard) == 2)
+    assert not scene.machines.nests[0].signals, "they work on until they are told to go"
 
 
 def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene) -> None:

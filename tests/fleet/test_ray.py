@@ -154,8 +154,11 @@ def test_workers_leave_a_node_that_is_about_to_go(tmp_path: Path, node: Any) -> 
         global_worker.gcs_client.drain_node(node.node_id, preempted, "spot", soon)
 
     record = train_and_strike(tmp_path, node, strike, steps=100)
-    (lost,) = facts(record, e.WorkerLost)
-    assert lost.cause == "exit" and "is draining, gone in " in lost.detail
+    (leaving,) = facts(record, e.WorkerLeaving)
+    assert "is draining, gone in " in leaving.detail
+    assert [fact.worker for fact in facts(record, d.Release)] == [leaving.worker]
+    assert [form.outcome for form in facts(record, d.Form)] == ["started", "handed over"]
+    assert apart(losses(record), losses(train(tiny(tmp_path / "calm", steps=100, **(PACE | ANY_STAGE))))) == 0.0
 
 
 # ---- striking at a node
@@ -187,7 +190,7 @@ def train_and_strike(
     config = tiny(tmp_path, steps=steps, fleet=fleet, checkpoint={"every": 3}, **(PACE | ANY_STAGE | settings))
     record = train(config, hook=at_step_5)
     assert ending(record).outcome == "finished"
-    assert len(outcomes(record)) == 2 and outcomes(record)[1] in ("recovered", "rolled back")
+    assert len(outcomes(record)) == 2 and outcomes(record)[1] in ("recovered", "rolled back", "handed over")
     pids = {fact.pid: fact.worker for fact in facts(record, e.WorkerJoined)}
     assert [pids[pid] for pid in there] == [lost.worker for lost in facts(record, e.WorkerLost)]
     assert_no_orphans(record.folder)

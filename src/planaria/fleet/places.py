@@ -6,7 +6,6 @@ What reserves seats and opens nurseries is behind :class:`Machines`; Ray is one 
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from planaria.errors import UserError
+from planaria.fleet.base import Leaving
 from planaria.fleet.cluster_errors import cannot_serve, refuse_unfit, why
 from planaria.fleet.nursery import Facts
 from planaria.fleet.remote import Born, Ears, Lost
@@ -24,8 +24,6 @@ from planaria.fleet.seats import Seat, Seats
 
 LOOK_S = 1.0
 """between two looks where the seats are, and between two looks of a nursery whether its node drains"""
-_APART_S = 3.0
-"""between two workers that leave a draining node: the first one's stage is rebuilt by then"""
 _WAIT_S = 600.0
 """how long a birth may wait for room: machines may have to be rented first"""
 _IDLE_S = 60.0
@@ -70,8 +68,6 @@ class Machines(Protocol):
 @dataclass
 class _Node:
     nursery: Any
-    drains: str = ""
-    """how the news of the node's end reads"""
 
 
 @dataclass
@@ -94,7 +90,6 @@ class Places:
         self._waiting: list[_Birth] = []
         self._silent: list[Seat] = []
         """resting, and their nurseries did not answer"""
-        self._next_departure = 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="places", daemon=True)
 
@@ -225,8 +220,9 @@ class Places:
         else:
             left = future.result() / 1e3 - time.time()
             gone = f", gone in {left:.0f} s" if left > 0 else ""
-            home.drains = f"node {self._machines.called(node)} is draining{gone}"
             self._seats.shunned.add(node)
+            for name in self._seated_at(node):
+                self._ears.tell(Leaving(*name, f"node {self._machines.called(node)} is draining{gone}"))
 
     def _mourn(self, node: str, home: _Node, error: BaseException, second: Future[None]) -> None:
         if self._nodes.get(node) is not home:
@@ -238,8 +234,11 @@ class Places:
             self._lose_all(node, f"node {self._machines.called(node)}: {why(error)}")
 
     def _lose_all(self, node: str, detail: str) -> None:
-        for name in [name for name, (_, where) in self._seated.items() if where == node]:
+        for name in self._seated_at(node):
             self._ears.tell(Lost(*name, detail))
+
+    def _seated_at(self, node: str) -> list[Name]:
+        return [name for name, (_, where) in self._seated.items() if where == node]
 
     def _look(self) -> None:
         """What changes without a call that ends."""
@@ -249,18 +248,13 @@ class Places:
             if (node := self._seats.resting_at(seat)) is not None:
                 self._probe(seat, node)
         self._seat_waiting()
-        leaving = [name for name, (_, node) in self._seated.items() if node in self._nodes and self._nodes[node].drains]
-        for _ in range(len(self._waiting) + bool(leaving) - self._seats.to_come()):
+        for _ in range(len(self._waiting) - self._seats.to_come()):
             self._machines.reserve(1)
         now = time.monotonic()
         for birth in [birth for birth in self._waiting if now - birth.since > _WAIT_S]:
             self._waiting.remove(birth)
             self._ears.tell(Lost(*birth.name, f"the cluster has had no room for it for {_WAIT_S:g} s"))
-        if leaving and now >= self._next_departure and self._seats.free_now():
-            self._next_departure = now + _APART_S
-            self._ears.tell(Lost(*leaving[0], self._nodes[self._seated[leaving[0]][1]].drains))
-            self.signal(*leaving[0], signal.SIGKILL)
-        if not leaving and not self._waiting:
+        if not self._waiting:
             for number in self._seats.idle(_IDLE_S):
                 self._machines.give_back(number)
                 self._seats.forget(number)

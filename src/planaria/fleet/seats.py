@@ -79,9 +79,6 @@ class Seats:
         """Nodes with seats."""
         return sorted({state.node for state in self._seats.values() if state.node is not None})
 
-    def free_now(self) -> int:
-        return sum(self._usable(s) and s.use == "free" and s.node is not None for s in self._seats.values())
-
     def to_come(self) -> int:
         """Seats that are free, or will soon be: the cluster looks for room, or a node is asked whether it is well."""
         long_ago = time.monotonic() - _REST_S
