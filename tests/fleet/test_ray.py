@@ -158,7 +158,6 @@ def test_workers_leave_a_node_that_is_about_to_go(tmp_path: Path, node: Any) -> 
     assert "is draining, gone in " in leaving.detail
     assert [fact.worker for fact in facts(record, d.Release)] == [leaving.worker]
     assert [form.outcome for form in facts(record, d.Form)] == ["started", "handed over"]
-    assert apart(losses(record), losses(train(tiny(tmp_path / "calm", steps=100, **(PACE | ANY_STAGE))))) == 0.0
 
 
 # ---- striking at a node
