@@ -17,6 +17,7 @@ from planaria.observe.gantt import death_figure, idle_fraction, ordinary_step, s
 from planaria.observe.holdings import holdings
 from planaria.observe.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.machines import machine_section
 from planaria.observe.narrate import story
 from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming, faults_summary, recoveries
@@ -50,6 +51,7 @@ def _body(record: RunRecord) -> Iterator[str]:
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
         )
     yield from replica_section(record)
+    yield from machine_section(record, places_of(record))
     yield from _pipeline(record)
     yield from _recoveries(record, timings)
     yield from _holders_and_bytes(record, timings)
