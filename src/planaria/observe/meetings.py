@@ -140,9 +140,10 @@ def _rows(record: RunRecord, held: Sequence[Gathering], count: int) -> Iterator[
 
 def _attendance(record: RunRecord, replica: int) -> str:
     zero = next((t for t, fact in record.history if isinstance(fact, RunStarted)), 0.0)
-    told = [
-        f"{'left' if isinstance(fact, Disband) else 'back'} at {t - zero:.1f} s"
-        for t, fact in record.history
-        if isinstance(fact, Disband | Found) and fact.replica == replica
-    ]
+    first = max(fact.replicas for _, fact in record.history if isinstance(fact, RunStarted))
+    told: list[str] = []
+    for t, fact in record.history:
+        if isinstance(fact, Disband | Found) and fact.replica == replica:
+            begins = "from" if replica >= first and not told else "back at"
+            told.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
     return ", ".join(told) or "throughout"
