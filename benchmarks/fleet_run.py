@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from planaria.errors import RunStopped
 if TYPE_CHECKING:
     from planaria.chaos.trace import Fault
     from planaria.control.controller import Observer
+    from planaria.control.statefile import LiveWorker
     from planaria.observe.logs import RunRecord
 
 VOCAB = 512
@@ -137,6 +139,39 @@ def step_seconds(record: RunRecord, skip: int) -> list[float]:
 def first_step_t(record: RunRecord) -> float:
     """When the first step was ordered; monotonic seconds."""
     return next(t for t, fact in record.history if isinstance(fact, d.RunStep))
+
+
+def thaw_later(worker: LiveWorker, seconds: float) -> None:
+    """SIGCONT after so many seconds, unless the process is gone by then and its number is another's."""
+
+    def thaw() -> None:
+        from planaria.control import statefile
+
+        if worker.born is not None and statefile.born(worker.pid) == worker.born:
+            os.kill(worker.pid, signal.SIGCONT)
+
+    timer = threading.Timer(seconds, thaw)
+    timer.daemon = True
+    timer.start()
+
+
+class Once:
+    """Observes for another, and does something at the first decision of a kind; it must not take long."""
+
+    def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
+        self._inner, self._kind, self._do, self._done = inner, kind, do, False
+
+    def on_event(self, t: float, event: e.Event) -> None:
+        self._inner.on_event(t, event)
+
+    def on_worked(self, t: float, worked: e.Worked) -> None:
+        self._inner.on_worked(t, worked)
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        self._inner.on_decision(t, decision)
+        if not self._done and isinstance(decision, self._kind):
+            self._done = True
+            self._do()
 
 
 class StopAfter:

@@ -9,9 +9,7 @@ fault-free arm's steps, and every sample used exactly once.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import statistics
 import threading
 import time
@@ -20,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import StopAfter, add_model_flags, ending, first_step_t, real_stages, run_fleet, step_seconds
+from benchmarks.fleet_run import (
+    StopAfter,
+    add_model_flags,
+    ending,
+    first_step_t,
+    real_stages,
+    run_fleet,
+    step_seconds,
+    thaw_later,
+)
 from planaria import decisions as d
 from planaria.errors import UserError
 
@@ -65,18 +72,8 @@ class Striker(threading.Thread):
         except UserError:
             return False
         if action == "stop" and held is not None:
-            thaw = threading.Timer(THAW_S, _thaw, (held.pid, held.born))
-            thaw.daemon = True
-            thaw.start()
+            thaw_later(held, THAW_S)
         return True
-
-
-def _thaw(pid: int, born: int | None) -> None:
-    """SIGCONT, unless the process is gone and its number is another's."""
-    from planaria.control import statefile
-
-    if born is not None and statefile.born(pid) == born:
-        os.kill(pid, signal.SIGCONT)
 
 
 def run_arm(arm: str, given: argparse.Namespace) -> RunRecord:
