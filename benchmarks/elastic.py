@@ -17,133 +17,28 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS, Cell, Claim, Row, conclude, parser, start
-from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet, thaw_later
-from benchmarks.linked_run import Guest, add_flags, final_loss, recipe
+from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet
+from benchmarks.linked_run import add_flags, final_loss, recipe
+from benchmarks.unrest import GUESTS, Deed, Driver, deeds
 from planaria import decisions as d
 from planaria import events as e
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
-from planaria.errors import UserError
 
 if TYPE_CHECKING:
     from planaria.control.controller import Observer
     from planaria.observe.logs import RunRecord
 
 NAME = "elastic"
-GUESTS = 2
-"""machines that are lent at once, at most"""
 STRIKING = 0.85
 """of the seconds of an arm: with more replicas its steps are done sooner"""
-THAW_S = 3.0
-
-What = Literal["kill", "stop", "join", "leave", "vanish"]
-
-
-@dataclass(frozen=True)
-class Deed:
-    """Something that the driver does ``at`` so many seconds after the first step."""
-
-    at: float
-    what: What
-
-
-def deeds(seed: int, seconds: float, every: float) -> list[Deed]:
-    """One in every interval of ``seconds``, at a random time of its middle half.
-
-    Of six, two are kills, one a freeze, and three let a machine come or go: which, depends on how many are there.
-    """
-    rng = random.Random(f"{NAME} {seed}")
-    planned, guests = [], 0
-    for number in range(int(seconds / every)):
-        what: What = rng.choice(("kill", "kill", "stop", "join", "join", "join"))
-        if what == "join" and rng.random() < guests / GUESTS:
-            what = rng.choice(("leave", "vanish"))
-        guests += {"join": 1, "leave": -1, "vanish": -1}.get(what, 0)
-        planned.append(Deed((number + rng.uniform(0.25, 0.75)) * every, what))
-    return planned
-
-
-class Driver(threading.Thread):
-    """Does what was planned to a run; begins with its first step."""
-
-    def __init__(self, folder: Path, planned: Sequence[Deed], seed: int) -> None:
-        super().__init__(name="driver", daemon=True)
-        self._folder, self._planned = folder, planned
-        self._random = random.Random(f"{NAME} {seed} victims")
-        self._come: list[Guest] = []
-        self._gone = 0
-        """those of them that have been told to go; who came first goes first"""
-        self._over = threading.Event()
-        self._ticks = busy_ticks()
-        self._began = time.monotonic()
-
-    def run(self) -> None:
-        self._ticks, self._began = busy_ticks(), time.monotonic()
-        for deed in self._planned:
-            if self._over.wait(self._began + deed.at - time.monotonic()):
-                return
-            while not self._done(deed.what) and not self._over.wait(0.2):
-                pass
-
-    def end(self) -> float:
-        """The run is over: see everybody off. The cores that were busy on average, whoever kept them so."""
-        cores = (busy_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - self._began)
-        self._over.set()
-        if self.is_alive():
-            self.join()
-        for guest in self._come:
-            guest.end()
-        return cores
-
-    def _done(self, what: What) -> bool:
-        """Do it; False when it cannot be done just now."""
-        if what in ("kill", "stop"):
-            return self._strike(what)
-        if what == "join":
-            self._come.append(Guest(self._folder, len(self._come) + 1))
-            return True
-        guest = self._come[self._gone]
-        if not (guest.joined or guest.gone):
-            return False
-        self._gone += 1
-        if what == "vanish":
-            guest.vanish()
-        else:
-            guest.leave()
-        return True
-
-    def _strike(self, action: str) -> bool:
-        """A blow at any worker that stands in a replica."""
-        from planaria.commands.chaos import strike
-        from planaria.control.statefile import read_state
-
-        try:
-            held = [worker for worker in read_state(self._folder).workers if worker.node is not None]
-            if not held:
-                return False
-            victim = self._random.choice(held)
-            strike(self._folder, action, f"worker={victim.worker}")
-        except UserError:
-            return False  # it has just gone by itself
-        if action == "stop":
-            thaw_later(victim, THAW_S)
-        return True
-
-
-def busy_ticks() -> int:
-    """Clock ticks that the machine's cores have been busy since it started, all together."""
-    user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
-    return user + nice + system + irq + softirq
 
 
 def recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
@@ -179,6 +74,10 @@ class Outcome:
     tokens: int
     waited: float
     """seconds that replicas waited in rounds, all together"""
+    alone: float
+    """share of their rounds in which they met nobody"""
+    still: float
+    """seconds that they stood still in recoveries"""
     problems: list[str]
     """what is wrong with the ledger"""
     events: Counter[str]
@@ -209,7 +108,7 @@ def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[De
         cores = sum(driver.end() for driver in drivers)
     require_finished(record)
     began, ended = first_step_t(record), last_commit_t(record)
-    sums = totals(gatherings(record))
+    sums, timings = totals(gatherings(record)), recoveries(record)
     return Outcome(
         record=record,
         loss=final_loss(record),
@@ -218,9 +117,11 @@ def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[De
         live=live_seconds(record, began, ended),
         tokens=sum(line.samples for line in sample_ledger(record)) * record.config.model.context,
         waited=sums.for_others + sums.for_offers,
+        alone=sums.alone / sums.attended if sums.attended else 0.0,
+        still=sum(timing.total or 0.0 for timing in timings),
         problems=prove_exactly_once(record),
         events=happened(record, ended),
-        outcomes=Counter(timing.outcome for timing in recoveries(record)),
+        outcomes=Counter(timing.outcome for timing in timings),
     )
 
 
@@ -276,26 +177,28 @@ def rows_of(given: argparse.Namespace, free: Sequence[Outcome], struck: Sequence
     founded = sum(isinstance(fact, d.Found) for one in struck for _, fact in one.record.history)
     limit = 1 - max(least_lost(one, given.step_s) / one.live for one in struck)
     problems = [len(one.problems) + len(other.problems) for one, other in zip(free, struck, strict=True)]
-    lines = sum(one.tokens + other.tokens for one, other in zip(free, struck, strict=True)) // 64
+    context = struck[0].record.config.model.context
+    samples = sum(one.tokens for one in (*free, *struck)) // context
 
-    def both(of: str, unit: str) -> str:
+    def both(of: str) -> str:
         """A number of the struck arms beside that of the fault-free ones."""
-        means = (fmean(getattr(one, of) for one in arm) for arm in (struck, free))
-        return " / ".join(f"{mean:.4g}" for mean in means) + f" {unit}"
+        return " / ".join(f"{fmean(getattr(one, of) for one in arm):.4g}" for arm in (struck, free))
 
     beside: dict[str, Cell] = {
-        "took": both("took", "s"),
-        "replicas existed": both("live", "s"),
-        "waited": both("waited", "s"),
-        "cores busy": both("cores", f"of {os.cpu_count()}"),
+        "took s": both("took"),
+        "replicas' s": both("live"),
+        "waited": both("waited"),
+        "stood still": both("still"),
+        "alone": both("alone"),
+        "cores busy": both("cores"),
     }
     rates = [one.rate / other.rate for one, other in zip(struck, free, strict=True)]
     losses = [one.loss / other.loss for one, other in zip(struck, free, strict=True)]
     return [
         Row("tokens a replica's second / fault-free", rates, f"steps redone: {limit:.3f}", Claim(low=0.97), beside),
-        Row("final loss of the one model / fault-free", losses, "1", Claim(0.97, 1.03), {"took": both("loss", "nats")}),
-        Row("what is wrong with the ledgers", problems, f"0: {lines} samples", Claim(high=0), {}, "worst"),
-        Row("events", events, told(kinds), Claim(low=30), {"took": told(ends), "waited": f"{founded} founded"}),
+        Row("the one model's loss / fault-free", losses, f"1: {both('loss')} nats", Claim(0.97, 1.03)),
+        Row("what is wrong with the ledgers", problems, f"0: {samples} samples", Claim(high=0), {}, "worst"),
+        Row("events", events, f"{told(kinds)}; {told(ends)}; {founded} founded", Claim(low=30)),
     ]
 
 
@@ -324,7 +227,11 @@ def main() -> int:
 
 def notes(arms: dict[str, list[Outcome]]) -> list[str]:
     folders = [str(one.record.folder.relative_to(RUNS.parents[1])) for found in arms.values() for one in found]
-    return ["two numbers: of the arm with events / of the one without", f"logs: {', '.join(folders)}"]
+    return [
+        "two numbers: of the arm with events / of the one without; seconds of all replicas together, but for `took`",
+        f"{os.cpu_count()} cores, of which the machine kept so many busy",
+        f"logs: {', '.join(folders)}",
+    ]
 
 
 if __name__ == "__main__":
