@@ -55,7 +55,7 @@ def recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
         given.steps,
         ExchangeConfig(replicas=given.replicas, kind="noloco", every=given.every, bits=8),
         FleetConfig(spares=0, replace=False),
-        CheckpointConfig(every=max(1, given.every // 4), keep=given.steps),
+        CheckpointConfig(every=max(1, given.every // 4), keep=given.steps if arm == "struck" else 2),
     )
 
 
