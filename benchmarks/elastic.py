@@ -78,6 +78,8 @@ class Outcome:
     """share of their rounds in which they met nobody"""
     still: float
     """seconds that they stood still in recoveries"""
+    idle: float
+    """seconds that they had nothing left to do at the end, while others had"""
     problems: list[str]
     """what is wrong with the ledger"""
     events: Counter[str]
@@ -119,6 +121,7 @@ def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[De
         waited=sums.for_others + sums.for_offers,
         alone=sums.alone / sums.attended if sums.attended else 0.0,
         still=sum(timing.total or 0.0 for timing in timings),
+        idle=idle_seconds(record, ended),
         problems=prove_exactly_once(record),
         events=happened(record, ended),
         outcomes=Counter(timing.outcome for timing in timings),
@@ -142,6 +145,17 @@ def live_seconds(record: RunRecord, began: float, ended: float) -> float:
         elif isinstance(fact, d.Disband) and fact.replica in since:
             total += min(max(t, began), ended) - since.pop(fact.replica)
     return total + sum(ended - t for t in since.values())
+
+
+def idle_seconds(record: RunRecord, ended: float) -> float:
+    """From each replica's last commit to that of all, or from when it was formed after that; of those that stay to the end."""
+    since: dict[int, float] = {}
+    for t, fact in record.history:
+        if isinstance(fact, d.Form | d.Commit):
+            since[fact.replica] = min(t, ended)
+        elif isinstance(fact, d.Disband):
+            since.pop(fact.replica, None)
+    return sum(ended - t for t in since.values())
 
 
 def happened(record: RunRecord, ended: float) -> Counter[str]:
@@ -189,6 +203,7 @@ def rows_of(given: argparse.Namespace, free: Sequence[Outcome], struck: Sequence
         "replicas' s": both("live"),
         "waited": both("waited"),
         "stood still": both("still"),
+        "idle": both("idle"),
         "alone": both("alone"),
         "cores busy": both("cores"),
     }
