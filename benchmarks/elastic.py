@@ -148,7 +148,7 @@ def live_seconds(record: RunRecord, began: float, ended: float) -> float:
 
 
 def idle_seconds(record: RunRecord, ended: float) -> float:
-    """From each replica's last commit to that of all, or from when it was formed after that; of those that stay to the end."""
+    """From the last commit of each replica that stays (or its formation, if later) to the last commit of all."""
     since: dict[int, float] = {}
     for t, fact in record.history:
         if isinstance(fact, d.Form | d.Commit):
