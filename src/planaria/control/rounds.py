@@ -15,6 +15,8 @@ from planaria.exchange import exchange
 
 LENIENCE = 50
 """steps that a replica may lag behind before others help it, where no rounds give a measure"""
+LENIENCE_IN_TROUBLE = 1
+"""the same, once somebody has been lost or has joined"""
 
 
 def due(run: RunState, replica: ReplicaState) -> bool:
@@ -27,8 +29,20 @@ def due(run: RunState, replica: ReplicaState) -> bool:
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """The block of samples of the replica's next step; None if nothing is left for it."""
-    lenience = 2 * (exchange(run.settings.exchange).every or LENIENCE)
-    return run.allotment.next_for(replica.number, run.live, lenience)
+    return run.allotment.next_for(replica.number, run.live, _lenience(run, replica))
+
+
+def _lenience(run: RunState, replica: ReplicaState) -> int:
+    """Steps that others may lag behind before the replica helps them.
+
+    Many, as long as each has been formed but once: who is a little faster must not make a run differ from the next.
+    """
+    settings = run.settings
+    if replica.number >= settings.replicas:  # it came later, and has no samples of its own
+        return 0
+    if max(r.generation for r in run.replicas.values()) > settings.first_generation + settings.replicas:
+        return LENIENCE_IN_TROUBLE
+    return 2 * (exchange(settings.exchange).every or LENIENCE)
 
 
 def meet(run: RunState) -> d.Decision | None:
