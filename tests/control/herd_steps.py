@@ -14,13 +14,17 @@ from planaria.control.state import RunState
 F = TypeVar("F", bound=e.Fact)
 
 
-def started(replicas: int, stages: int, exchange: dict[str, Any], **changed: Any) -> e.RunStarted:
-    """The first event of a run in which node ``replica + replicas · stage`` is a replica's node of a stage."""
+def started(replicas: int, stages: int, exchange: dict[str, Any], more: int = 0, **changed: Any) -> e.RunStarted:
+    """The first event of a run in which node ``replica + places · stage`` is a replica's node of a stage.
+
+    ``more`` of the places are for replicas that there may be when machines have joined.
+    """
+    places = replicas + more
     plain: dict[str, Any] = {
         "name": "run", "seed": 1, "stages": stages, "steps": 4, "first_step": 0, "samples_per_step": 2 * replicas,
         "wall_time": 0.0, "spares": 1, "routes": [[*range(stages + 1), 0]], "replicas": replicas,
-        "columns": [[r + replicas * stage for stage in range(stages + 1)] for r in range(replicas)],
-        "exchange": {**exchange, "replicas": replicas},
+        "columns": [[r + places * stage for stage in range(stages + 1)] for r in range(places)],
+        "exchange": {**exchange, "replicas": replicas, "most": places},
     }  # fmt: skip
     return e.RunStarted.model_validate(plain | changed)
 

@@ -34,7 +34,7 @@ class Truth:
         self.started = started
         floor, beyond = started.used
         self.before = {*range(floor), *beyond}
-        self.ledger: Ledger = {r: [] for r in range(started.replicas)}
+        self.ledger: Ledger = {r: [] for r in range(started.places)}
         standings = {r: started.standing(r) for r in range(started.replicas)}
         self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
         self.saving: Ledger = {}
@@ -42,7 +42,7 @@ class Truth:
         """step's name, replica and generation → stage → what was written, its step, and where its worker knew
         to be; None where it cannot know"""
         self.folders: dict[str, Saved] = {}
-        self.generations: dict[int, int] = dict.fromkeys(range(started.replicas), started.first_generation)
+        self.generations: dict[int, int] = dict.fromkeys(range(started.places), started.first_generation)
         self.taken: dict[int, int] = {}
         """replica → block of the step that it was told to run last"""
         self.ending: d.Finish | None = None
@@ -144,9 +144,10 @@ class Truth:
     def _judge_seal(self, seal: d.Seal, before: RunState) -> None:
         assert seal.partial == (len(seal.stages) <= self.started.stages)
         assert not seal.partial or any(r.cannot for r in before.live.values())
-        assert before.live.keys() <= seal.standings.keys()
-        saved = Saved(seal.standings, {r: self.saving[r] for r in seal.standings})
-        for number, standing in seal.standings.items():
+        standings = seal.standings if self.started.replicas > 1 else before.standings
+        assert before.live.keys() <= standings.keys()
+        saved = Saved(standings, {r: self.saving[r] for r in standings})
+        for number, standing in standings.items():
             part = self.parts[seal.step, number, before.replicas[number].saved_in]
             assert set(seal.stages) <= part.keys(), "a stage is sealed that nobody wrote"
             for stage in seal.stages:

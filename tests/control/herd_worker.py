@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from planaria import decisions as d
 
@@ -18,12 +18,24 @@ class Content:
     """the round and who settled it together, one after the other; or how the state was made up"""
 
 
+class Loan(NamedTuple):
+    """A state that a worker was asked for, for one of another replica, or its successor."""
+
+    giver: str
+    taker: str
+    replica: int
+    """that of the taker"""
+    generation: int
+
+
 @dataclass
 class HerdWorker:
     """One incarnation of a worker. Orders are obeyed one after the other, as a real worker's inbox gives them."""
 
     name: str
     incarnation: int
+    host: str = ""
+    """a machine that has joined; empty for the run's own"""
     joined: bool = False
     node: int = -1
     stage: int = -1
@@ -39,7 +51,9 @@ class HerdWorker:
     forming: bool = False
     """it waits for its edges and for what its state is to be made of"""
     wants: dict[int, str] = field(default_factory=dict)
-    """donor node → the link over which its gift comes"""
+    """donor node → the link over which its gift comes, until all gifts are there"""
+    owes: list[tuple[str, d.Form, d.Member]] = field(default_factory=list)
+    """links over which it is to give others what they rebuild a stage from, once it has its own"""
     links: dict[int, str] = field(default_factory=dict)
     """neighbour → edge"""
     meeting: dict[int, str] = field(default_factory=dict)
@@ -63,7 +77,39 @@ class HerdWorker:
         self.drop_round()
         self.node, self.stage, self.replica = worker.node, worker.stage, form.replica
         self.generation, self.step, self.rounds, self.inner = form.generation, form.step, form.rounds, form.inner
-        self.forming, self.wants = True, {}
+        self.forming = True
+        self.wants = {donor: d.state_link(form.generation, donor, self.node) for donor in donors(worker.source)}
+        if self.wants:
+            self.content = None
+        lost = [m for m in form.members if isinstance(m.source, d.Rebuild) and self.node in m.source.donors]
+        self.owes = [(d.state_link(form.generation, self.node, m.node), form, m) for m in lost]
         ends = [(link.low, link.high, link.id) for link in form.links if self.node in (link.low, link.high)]
         self.links = {high if low == self.node else low: link for low, high, link in ends}
         return worker
+
+    def pay(self) -> dict[str, Content]:
+        """Give others, by link, what it owes them."""
+        assert self.content is not None, "a donor that has nothing itself"
+        gifts = {
+            link: self.content if member.source.by == d.PEER else made_up(self.content, form, member)  # type: ignore[union-attr]
+            for link, form, member in self.owes
+        }
+        self.owes = []
+        return gifts
+
+
+def donors(source: d.Source) -> list[int]:
+    """Nodes, or who stood at the member's own before, that send it a state."""
+    if isinstance(source, d.Handover):
+        return [d.BEFORE]
+    return source.donors if isinstance(source, d.Rebuild) else []
+
+
+def made_up(content: Content, form: d.Form, member: d.Member) -> Content:
+    """A stage that is made of its neighbours begins an outer state of its own."""
+    return replace(content, outer=(*content.outer, f"made up in g{form.generation} for {member.node}"))
+
+
+def lends(form: d.Form, link: str) -> bool:
+    """Does a member of the formation get a state over this link?"""
+    return any(d.state_link(form.generation, n, m.node) == link for m in form.members for n in donors(m.source))

@@ -41,6 +41,8 @@ class PretendFleet:
         self.saved_by: dict[int, str] = {}
         self.cannot: d.Cannot | None = None
         self.ending: d.Finish | None = None
+        self.sound = True
+        """nothing has gone wrong yet that must not"""
         self.happened(started)
 
     @property
@@ -63,6 +65,8 @@ class PretendFleet:
             self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
             return
         match me.orders.popleft():
+            case d.Leave():
+                self.lose(worker)
             case d.Form() as form:
                 self._take_place(worker, me, form)
             case d.RunStep() as run if run.generation == me.generation:
@@ -126,19 +130,21 @@ class PretendFleet:
 
     def happened(self, event: e.Event) -> None:
         """What the controller's loop does with an event."""
+        self.sound = False
         self.history.append(event)
         self.run = apply(event, self.run)
         for _ in range(MOST_DECISIONS):
             decision = decide(self.run)
             assert decision == decide(self.run), "decide is not a function of the state"
             if decision is None:
+                self.sound = True
                 return
             self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
             assert decide(self.run) != decision, "the same decision twice"
             (before,) = self.before.replicas.values()
             self._judge(decision, before)
-            self._carry_out(decision)
+            self.carry_out(decision)
         raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
 
     # ---- how workers take it
@@ -159,30 +165,40 @@ class PretendFleet:
         if isinstance(mine.source, d.Rebuild):
             me.updates = None
             me.wants = {(form.generation, mine.node, donor) for donor in mine.source.donors}
-        self._give(mine, me, form)
+        if isinstance(mine.source, d.Handover):
+            me.updates, me.wants = None, {(form.generation, mine.node, d.BEFORE)}
+        me.owes = [m for m in form.members if isinstance(m.source, d.Rebuild) and me.node in m.source.donors]
+        assert not me.owes or not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
         if me.updates is not None:
+            self._give(me)
             self._report(worker, e.Linked, link_s=0.0)
-        for name, other in list(self.alive.items()):  # with this gift, somebody may have all that it waited for
-            if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
-                other.updates = form.step
-                self._report(name, e.Linked, link_s=0.0)
+        self.gifts_arrive(form)
 
-    def _give(self, mine: d.Member, me: Pretender, form: d.Form) -> None:
+    def gifts_arrive(self, form: d.Form) -> None:
+        """Whoever has all that it waited for in this generation goes on, and may be a donor itself."""
+        for _ in form.members:
+            for name, other in list(self.alive.items()):
+                if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
+                    other.updates = form.step
+                    self._give(other)
+                    self._report(name, e.Linked, link_s=0.0)
+
+    def _give(self, me: Pretender) -> None:
         """What others rebuild their stages from: whoever is asked for it must have it."""
-        for member in form.members:
-            if isinstance(member.source, d.Rebuild) and me.node in member.source.donors:
-                assert not isinstance(mine.source, d.Rebuild), "a donor that has nothing itself"
+        for member in me.owes:
+            if isinstance(member.source, d.Rebuild):
                 steps, by = me.kept[member.stage], member.source.by
                 whole = me.stage == member.stage if by == d.PEER else True
                 assert whole and is_whole(self.started.recovery, by, member.stage, steps), (
                     f"node {me.node} has nothing whole of stage {member.stage}"
                 )
-                self.gifts.add((form.generation, member.node, me.node))
+                self.gifts.add((me.generation, member.node, me.node))
 
-    def _carry_out(self, decision: d.Decision) -> None:
+    def carry_out(self, decision: d.Decision) -> None:
+        """Tell workers, or start one."""
         match decision:
             case d.Spawn():
-                self.alive[decision.worker] = Pretender(decision.incarnation)
+                self.alive[decision.worker] = Pretender(decision.incarnation, decision.host)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 for worker in self.run.replicas[decision.replica].waiting:
                     self.alive[worker].orders.append(decision)
@@ -233,7 +249,7 @@ class PretendFleet:
         nodes, workers = [m.node for m in form.members], [m.worker for m in form.members]
         assert all(m.stage == self.stage_of[m.node] for m in form.members)
         whole = nodes == list(self.stage_of)
-        assert (form.outcome == "skipping") == (not whole)
+        assert (form.outcome == "skipping") == (not whole) or form.outcome == "handed over"
         if not whole:
             assert self.started.recovery.meanwhile == "skip"
             assert nodes == sorted(set(nodes))
@@ -252,13 +268,14 @@ class PretendFleet:
         else:
             sources = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
             begins = {self.stage_of[n]: source for n, source in before.origins.items() if n in before.holders}
-            for member in (m for m in form.members if m.node in before.lost and m.node not in sources):
+            lost = before.lost - before.leavers.keys()
+            for member in (m for m in form.members if m.node in lost and m.node not in sources):
                 assert member.source == begins[member.stage], "a lost node begins where no other of its stage does"
             for node, source in sources.items():
                 stage = self.stage_of[node]
                 how = plan.rebuilt.get(stage, (d.PEER, (stage,)))
                 assert (source.by, tuple(self.stage_of[donor] for donor in source.donors)) == how
-                assert set(source.donors) <= set(nodes) - before.lost, "a donor that is lost or not there"
+                assert set(source.donors) <= set(nodes) - lost, "a donor that is lost or not there"
         self.ages |= {m.node: 0 for m in form.members if not isinstance(m.source, d.Keep)}
         assert form.step == self.next_step
         assert {(link.low, link.high) for link in form.links} == self._edges(set(nodes))
@@ -288,7 +305,7 @@ class PretendFleet:
     def _gone(self, before: ReplicaState) -> frozenset[int]:
         """The stages of which no worker has the state any more."""
         alive = {self.stage_of[node] for node in before.holders.keys() - before.lost}
-        return frozenset(self.stage_of[node] for node in before.lost) - alive
+        return frozenset(self.stage_of[node] for node in before.lost - before.leavers.keys()) - alive
 
     def _judge_cannot(self, cannot: d.Cannot, before: ReplicaState) -> None:
         """No strategy has an answer, or trying again has led nowhere too often."""

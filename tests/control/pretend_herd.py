@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from herd_truth import Truth
-from herd_worker import Content, HerdWorker
+from herd_worker import Content, HerdWorker, Loan, lends
 
 from planaria import decisions as d
 from planaria import events as e
@@ -18,7 +18,7 @@ from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 
-MOST_DECISIONS = 60
+MOST_DECISIONS = 80
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""
 Mail = tuple[str, int, str]
 """an offer under way: link, from which replica, to which worker"""
@@ -35,6 +35,8 @@ class PretendHerd:
         self.history: list[e.Event | d.Decision] = []
         self.gifts: dict[str, Content] = {}
         """link → what has been sent over it"""
+        self.loans: dict[str, Loan] = {}
+        """link → who was asked to send what over it"""
         self.dead_links: set[str] = set()
         self.mail: list[Mail] = []
         self.sound = True
@@ -47,7 +49,7 @@ class PretendHerd:
 
     def pending(self) -> list[str]:
         """Workers that have something to do."""
-        return [w for w, me in self.alive.items() if not me.joined or me.orders or self._formed(me)]
+        return [w for w, me in self.alive.items() if not me.joined or me.orders or self._given(me) or self._formed(me)]
 
     def work(self, worker: str) -> None:
         """``worker`` does the next thing that it was told to, and reports."""
@@ -55,16 +57,26 @@ class PretendHerd:
         if not me.joined:
             me.joined = True
             self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
+        elif self._given(me):
+            me.content, me.wants = self.gifts[me.wants[min(me.wants)]], {}
+            self.gifts |= me.pay()
         elif self._formed(me):
-            me.content = self.gifts[me.wants[min(me.wants)]] if me.wants else me.content
             me.forming = False
-            self._report(me, e.Linked, link_s=0.0)
+            self.report(me, e.Linked, link_s=0.0)
         else:
-            self._obey(me, me.orders.popleft())
+            self.obey(me, me.orders.popleft())
 
     def lose(self, *workers: str) -> None:
         """Workers die, with all that they knew and had still to say; nothing else happens in between."""
+        self.kill(*workers)
+        self.tell_lost(*workers)
+
+    def kill(self, *workers: str) -> None:
+        """Workers die; the controller has not heard of it."""
         self.unknown |= {worker: self.alive.pop(worker) for worker in workers}
+
+    def tell_lost(self, *workers: str) -> None:
+        """The controller hears of deaths, one after the other."""
         for worker in workers:
             gone = self.unknown.pop(worker)
             if not self.run.over:
@@ -86,7 +98,7 @@ class PretendHerd:
         me = self.alive.get(worker)
         if me is not None and link in me.meeting.values() and not lost:
             me.heard.add(source)
-            self._report(me, e.OfferHeard, round=me.round, replica=source)
+            self.report(me, e.OfferHeard, round=me.round, replica=source)
 
     def suspicious(self) -> list[int]:
         """Replicas with a broken edge, for which nobody has turned out to be dead yet."""
@@ -116,9 +128,13 @@ class PretendHerd:
                 self.expire_grace(suspicious[0])
             elif impatient := self.impatient():
                 self.lose_patience(impatient[0])
-            else:
+            elif not self.go_on():
                 return
         raise AssertionError(f"still busy after {most} things: {self.run}")
+
+    def go_on(self) -> bool:
+        """What happens when workers and clocks have nothing left to do; False if nothing does."""
+        return False
 
     def happened(self, event: e.Event) -> None:
         """What the controller's loop does with an event."""
@@ -137,63 +153,77 @@ class PretendHerd:
             before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
             assert decide(self.run) != decision, "the same decision twice"
-            self.truth.judge(decision, before, self.run, {**self.alive, **self.unknown})
-            self._carry_out(decision)
+            self.judge(decision, before)
+            self.carry_out(decision)
         raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
+
+    def judge(self, decision: d.Decision, before: RunState) -> None:
+        """Hold a decision against what is true."""
+        self.truth.judge(decision, before, self.run, {**self.alive, **self.unknown})
 
     # ---- how orders reach workers
 
-    def _carry_out(self, decision: d.Decision) -> None:
+    def carry_out(self, decision: d.Decision) -> None:
+        """Tell workers, or start one."""
         replicas = self.run.replicas
         match decision:
             case d.Spawn():
-                self.alive[decision.worker] = HerdWorker(decision.worker, decision.incarnation)
+                self.alive[decision.worker] = HerdWorker(decision.worker, decision.incarnation, decision.host)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
-                self._order(decision, replicas[decision.replica].waiting)
+                self.order(decision, replicas[decision.replica].waiting)
                 if isinstance(decision, d.Form):
-                    self._borrow(decision)
+                    self.borrow(decision)
             case d.Meet() | d.Settle():
-                self._order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
+                self.order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
             case d.Disband():
-                self._order(decision, decision.workers)
+                self.order(decision, decision.workers)
             case d.Finish():
                 self.alive.clear()
                 self.mail.clear()
 
-    def _order(self, order: d.Order, workers: frozenset[str] | list[str]) -> None:
+    def order(self, order: d.Order, workers: frozenset[str] | list[str]) -> None:
+        """Put an order into the inboxes of those that live."""
         for me in [self.alive[worker] for worker in workers if worker in self.alive]:
             if isinstance(order, d.RunStep | d.Commit | d.Meet | d.Settle):  # a worker that waits would not hear it
                 busy = [o for o in me.orders if not isinstance(o, d.Donate | d.Meet)]
                 assert not busy and not me.forming, f"{order.kind} for {me.name}, which is at {busy or 'Form'}"
             me.orders.append(order)
 
-    def _borrow(self, form: d.Form) -> None:
+    def borrow(self, form: d.Form) -> None:
+        """Ask workers of other replicas, or such that leave, for their stages."""
         for member in form.members:
+            if isinstance(member.source, d.Handover):
+                self._ask(form, member, d.BEFORE, member.source.worker)
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.run.replicas[form.replica].lenders:
-                    link = d.state_link(form.generation, donor, member.node)
-                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link)
-                    self._order(order, [self.run.holders[donor]])
+                    self._ask(form, member, donor, self.run.holders[donor])
+
+    def _ask(self, form: d.Form, member: d.Member, donor: int, giver: str) -> None:
+        link = d.state_link(form.generation, donor, member.node)
+        self.loans[link] = Loan(giver, member.worker, form.replica, form.generation)
+        self.order(d.Donate(donor=donor, to=member.node, stage=member.stage, link=link), [giver])
 
     # ---- how workers take it
 
-    def _obey(self, me: HerdWorker, order: d.Order) -> None:
+    def obey(self, me: HerdWorker, order: d.Order) -> None:
+        """Do as told, and report."""
         match order:
             case d.Form():
                 self._form(me, order)
             case d.Donate():
-                assert me.node == order.donor and me.content is not None, "asked for what it does not have"
+                assert me.node == (order.to if order.donor == d.BEFORE else order.donor), "asked for another's stage"
+                assert me.content is not None, "asked for what it does not have"
                 self.gifts[order.link] = me.content
                 self._judge_loan(me, order)
             case d.RunStep() if order.generation == me.generation:
                 assert me.step == order.step and me.content is not None
                 me.block = order.block if order.mode == "train" else -1
-                self._report(me, e.StageReady, step=order.step, loss=1.0, grad_norm=1.0)
+                self.report(me, e.StageReady, step=order.step, loss=1.0, grad_norm=1.0)
             case d.Commit() if order.generation == me.generation:
                 assert me.step == order.step and me.block >= 0 and me.content is not None
                 me.content = replace(me.content, blocks=(*me.content.blocks, me.block))
                 me.step, me.inner = me.step + 1, None if me.inner is None else me.inner + 1
-                self._report(me, e.StageCommitted, step=order.step)
+                self.report(me, e.StageCommitted, step=order.step)
             case d.Meet() if self._is_ours(me, order):
                 self._meet(me, order)
             case d.Settle() if self._is_ours(me, order):
@@ -205,7 +235,7 @@ class PretendHerd:
                     standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
                 part = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
                 part[me.stage] = me.content, me.step, standing
-                self._report(me, e.StageSaved, step=order.step, bytes=1)
+                self.report(me, e.StageSaved, step=order.step, bytes=1)
             case d.Disband():
                 me.drop_round()
                 me.node, me.content, me.forming, me.links = -1, None, False, {}
@@ -217,35 +247,32 @@ class PretendHerd:
                 me.content = Content()
             case d.Load(folder=folder):
                 me.content = self.truth.folders[folder].content[form.replica, me.stage]
-            case d.Rebuild(donors=donors):
-                me.content = None
-                me.wants = {donor: d.state_link(form.generation, donor, me.node) for donor in donors}
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
             kept = {m.worker: m.node for m in form.members if isinstance(m.source, d.Keep)}
             others = [o for o in self.alive.values() if kept.get(o.name) == o.node and not o.orders]
             for other in (o for o in others if o.content is not None and o.generation <= form.generation):
                 begun = self.truth.beginnings(mine.source, form.replica, other.stage)
                 assert other.content in begun, "a stage begins anew beside others that have moved on"
-        for member in form.members:
-            if isinstance(member.source, d.Rebuild) and me.node in member.source.donors:
-                assert me.content is not None, "a donor that has nothing itself"
-                made_up = me.content if member.source.by == d.PEER else _made_up(me.content, form, member)
-                self.gifts[d.state_link(form.generation, me.node, member.node)] = made_up
+        if me.owes and not me.wants:
+            self.gifts |= me.pay()
         for peer in [peer for peer, link in me.links.items() if link in self.dead_links]:
             self._report_broken(me, peer)
 
+    def _given(self, me: HerdWorker) -> bool:
+        """Is all there that its state is to be made of?"""
+        return bool(me.wants) and all(link in self.gifts.keys() - self.dead_links for link in me.wants.values())
+
     def _formed(self, me: HerdWorker) -> bool:
-        """Are the edges open, and is all there that the state is made of?"""
-        arrived = me.forming and all(link in self.gifts.keys() - self.dead_links for link in me.wants.values())
-        return arrived and all(self._open(me, peer, link) for peer, link in me.links.items())
+        """Has it its state, and are the edges open?"""
+        return me.forming and not me.wants and all(self._open(me, *edge) for edge in me.links.items())
 
     def _open(self, me: HerdWorker, peer: int, link: str) -> bool:
-        other = next((o for o in self.alive.values() if o.node == peer), None)
-        return link not in self.dead_links and other is not None and other.links.get(me.node) == link
+        ends = [o for o in self.alive.values() if o.node == peer and o.links.get(me.node) == link]
+        return link not in self.dead_links and bool(ends)
 
     def _judge_loan(self, me: HerdWorker, order: d.Donate) -> None:
         """Whoever goes on as a copy of all stages of another stands where the other stood at this moment."""
-        form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and _lends(f, order.link))
+        form = next(f for f in reversed(self.history) if isinstance(f, d.Form) and lends(f, order.link))
         if self.run.replicas[me.replica].broken or me.round >= 0:  # it may have left the round that its workers are in
             return
         if all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members):
@@ -277,22 +304,13 @@ class PretendHerd:
         me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
         me.rounds = order.round + 1
         me.drop_round()
-        self._report(me, e.RoundMade, round=order.round, late_bytes=0, early_bytes=0, apart=0.0)
+        self.report(me, e.RoundMade, round=order.round, late_bytes=0, early_bytes=0, apart=0.0)
 
     def _report_broken(self, me: HerdWorker, peer: int) -> None:
-        self._report(me, e.EdgeBroken, peer=peer, detail="reset")
+        self.report(me, e.EdgeBroken, peer=peer, detail="reset")
 
-    def _report(self, me: HerdWorker, kind: type[e.Fact], **what: object) -> None:
+    def report(self, me: HerdWorker, kind: type[e.Fact], **what: object) -> None:
+        """Tell the controller a fact, with all that a worker says of itself."""
         facts = {"worker": me.name, "node": me.node, "stage": me.stage, "generation": me.generation} | what
         facts.setdefault("replica", me.replica)
         self.happened(kind.model_validate({name: facts[name] for name in facts.keys() & kind.model_fields.keys()}))  # type: ignore[arg-type]
-
-
-def _made_up(content: Content, form: d.Form, member: d.Member) -> Content:
-    """A stage that is made of its neighbours begins an outer state of its own."""
-    return replace(content, outer=(*content.outer, f"made up in g{form.generation} for {member.node}"))
-
-
-def _lends(form: d.Form, link: str) -> bool:
-    donors = [(m.node, n) for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors]
-    return any(d.state_link(form.generation, donor, node) == link for node, donor in donors)

@@ -9,7 +9,7 @@ from planaria import decisions as d
 from planaria.config import RecoveryConfig
 
 Gift = tuple[int, int, int]
-"""generation, lost node, donor node"""
+"""generation, lost node, donor node or who stood there before"""
 
 
 def is_whole(config: RecoveryConfig, by: str, lost: int, steps: set[int]) -> bool:
@@ -29,6 +29,8 @@ class Pretender:
     """
 
     incarnation: int
+    host: str = ""
+    """a machine that has joined; empty for the run's own"""
     joined: bool = False
     node: int = -1
     stage: int = -1
@@ -37,4 +39,6 @@ class Pretender:
     kept: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     others: set[int] = field(default_factory=set)
     wants: set[Gift] = field(default_factory=set)
+    owes: list[d.Member] = field(default_factory=list)
+    """nodes that rebuild their stage from what it has, once it has its own"""
     orders: deque[d.Order] = field(default_factory=deque)

@@ -55,7 +55,8 @@ def test_a_lender_that_dies_when_it_has_lent_changes_nothing_for_who_has_borrowe
         while made.alive[worker].orders:
             made.work(worker)
     made.work(lost)
-    assert made.run.replicas[0].phase == "link"
+    made.work(lost)
+    assert made.run.replicas[0].phase == "link" and not made.run.replicas[0].lost
     made.lose(lender)
     assert finished(made)
 

@@ -56,15 +56,24 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
         run = _stillborn(run, worker.host, before + 1)
     if run.over:
         return run
-    replica, gone = replica_of(run, fact.worker), frozenset[int]()
+    replica = replica_of(run, fact.worker)
     if replica is not None:
         gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
         run = _lose(run, replica, fact.worker, gone)
     for other in run.live.values():
-        waited_for = other.lenders & gone or fact.worker in other.leavers
-        if other.phase == "link" and waited_for and other.broken:  # what it was to get there will not come
-            run = with_replica(run, replace(other, phase="idle", waiting=frozenset()))
+        run = with_replica(run, _without_giver(other, fact.worker))
     return run
+
+
+def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
+    """The replica when a worker is dead that may have been to give it a state: then that will not come."""
+    handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
+    if handing:
+        replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
+    waited_for = handing & replica.lost or worker in replica.lenders.values()
+    if replica.phase == "link" and waited_for and replica.broken:
+        return replace(replica, phase="idle", waiting=frozenset())
+    return replica
 
 
 def _stillborn(run: RunState, host: str, count: int) -> RunState:
@@ -149,6 +158,8 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
     if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
         replica = replace(out_of_round(replica), links=freeze(links))
+    handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
+    replica = replace(replica, leavers=freeze(handing))
     # An edge that lent a state may be blamed when that has long come: then nothing is lost.
     # A commit does not use edges and must not be torn; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):

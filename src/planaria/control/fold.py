@@ -33,6 +33,8 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
         return replace(replica, phase="idle", step=replica.step + 1, inner=replica.inner + 1, attempts=0)
     if replica.phase == "evaluate":
         return replace(replica, phase="idle", evaluated=replica.step)
+    if replica.phase == "link":
+        return replace(replica, phase="idle", leavers=freeze({}))
     return replace(replica, phase="idle")
 
 

@@ -21,8 +21,9 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     of, alive = replica.arrangement.stage, replica.stateful
     # Nodes of one stage hold the same: where one has yet to begin from seed or disk, so does another that was lost.
     begins = {of[node] for node in replica.origins if node in replica.holders}
-    # A stage is lost with the last node that had its state; until then, its nodes copy one another.
-    gone = frozenset(of[node] for node in replica.lost) - set(alive.stages) - begins
+    # A stage is lost with the last node that had its state; until then, its nodes copy one another. A worker that was
+    # to hand it over may have it still.
+    gone = frozenset(of[node] for node in replica.lost - replica.leavers.keys()) - set(alive.stages) - begins
     lent = lenders(run, replica, gone)
     if lent is None:
         return None
@@ -34,10 +35,10 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
-    spares = run.spares
-    if len(spares) < len(replica.vacant) and (answer.rollback or not _may_skip(run, replica)):
+    holders = _filled(run, replica)
+    short = len(holders) < len(replica.holders) + len(replica.vacant)
+    if short and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
-    holders = {**replica.holders, **dict(zip(replica.vacant, spares, strict=False))}
     if answer.rollback:
         return _roll_back(run, replica, holders)
     sources = _sources(replica, holders, lent, answer.rebuilt)
@@ -45,6 +46,13 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if lent.keys() == set(of.values()):  # it goes on as the other's copy
         standing = _once_obeyed(lent[0])
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
+
+
+def _filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
+    """Spares for vacant nodes; where there are too few, who was to leave one stands there again."""
+    vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
+    again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
+    return {**replica.holders, **again, **dict(zip(vacant, run.spares, strict=False))}
 
 
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -76,8 +84,10 @@ def _sources(
     begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node in replica.lost & holders.keys():
-        stage = of[node]
-        if not alive.nodes(stage) and stage in begins:
+        stage, last = of[node], replica.leavers.get(node)
+        if last is not None:
+            sources[node] = d.Keep() if holders[node] == last else d.Handover(worker=last)
+        elif not alive.nodes(stage) and stage in begins:
             sources[node] = begins[stage]
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])

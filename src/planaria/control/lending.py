@@ -50,5 +50,5 @@ def can_be_copied(replica: ReplicaState) -> bool:
 
 def _will_have(replica: ReplicaState, stage: int, alike: bool) -> bool:
     """Will the stage be had there soon? Those that must stay alike do not both make up what both have lost."""
-    kept = set(replica.arrangement.nodes(stage)) - replica.lost
+    kept = set(replica.arrangement.nodes(stage)) - (replica.lost - replica.leavers.keys())
     return bool(kept) or (alike and replica.phase == "link")

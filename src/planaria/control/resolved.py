@@ -32,8 +32,8 @@ def _(fact: d.TurnAway, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Form, run: RunState) -> RunState:
-    replica = _formed(run.replicas[fact.replica], fact)
-    for worker in replica.leavers:
+    replica = _formed(run, run.replicas[fact.replica], fact)
+    for worker in replica.leavers.values():
         run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
     for member in fact.members:
         run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
@@ -44,7 +44,8 @@ def _(fact: d.Form, run: RunState) -> RunState:
     return with_replica(run, replica)
 
 
-def _formed(replica: ReplicaState, form: d.Form) -> ReplicaState:
+def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
+    back = form.outcome == "rolled back"
     origins, ages = dict(replica.origins), dict(replica.ages)
     for member in form.members:
         if isinstance(member.source, d.Fresh | d.Load):
@@ -53,21 +54,24 @@ def _formed(replica: ReplicaState, form: d.Form) -> ReplicaState:
             ages[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
-    leavers = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
+    holders = {member.node: member.worker for member in form.members}
+    handing = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
+    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not back}
+    again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
     return replace(
         replica,
         phase="link",
         generation=form.generation,
         step=form.step,
         formed=form.step,
-        attempts=replica.attempts + 1,
-        holders=freeze({m.node: m.worker for m in form.members}),
+        attempts=replica.attempts + (form.outcome != "handed over"),  # that begins where all is well
+        holders=freeze(holders),
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
         ages=freeze(ages),
-        lost=frozenset() if form.outcome == "rolled back" else replica.lost | leavers.keys(),
-        lenders=frozenset(donors - replica.arrangement.stage.keys()),
-        leavers=frozenset(leavers.values()),
+        lost=frozenset() if back else (replica.lost - again) | handing.keys(),
+        lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
+        leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         suspects=frozenset(),
         waiting=frozenset(m.worker for m in form.members),
@@ -155,7 +159,7 @@ def _(fact: d.Adopt, run: RunState) -> RunState:
     """The states of all its nodes are void: they will be copied from another replica."""
     replica = run.replicas[fact.replica]
     nodes = frozenset(replica.arrangement.stage)
-    return with_replica(run, replace(replica, lost=nodes, origins=freeze({}), meeting=None))
+    return with_replica(run, replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), meeting=None))
 
 
 @apply.register
@@ -208,6 +212,7 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         meeting=None,
         links=freeze({}),
         lost=frozenset(replica.arrangement.stage),
+        leavers=freeze({}),
         origins=freeze({}),
     )
     standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}

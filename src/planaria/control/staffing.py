@@ -34,8 +34,11 @@ def staff(run: RunState) -> d.Spawn | None:
 def needed(run: RunState) -> int:
     """Nodes that need another worker, and for which none is there or about to be."""
     leaving = sum(run.workers[worker].leaving for worker in run.holders.values())
-    starting = sum(not run.workers[worker].leaving for worker in run.with_status("starting"))
-    return run.vacancies + leaving - len(run.spares) - starting
+    return run.vacancies + leaving - len(run.spares) - len(_starting(run))
+
+
+def _starting(run: RunState) -> list[str]:
+    return [worker for worker in run.with_status("starting") if not run.workers[worker].leaving]
 
 
 def final(run: RunState) -> bool:
@@ -45,8 +48,7 @@ def final(run: RunState) -> bool:
 
 def more_to_come(run: RunState) -> bool:
     """Is a worker on its way, or may one be started?"""
-    starting = any(not run.workers[worker].leaving for worker in run.with_status("starting"))
-    return starting or any(_room_at(run, host) for host in ("", *run.hosts))
+    return bool(_starting(run)) or any(_room_at(run, host) for host in ("", *run.hosts))
 
 
 def _room_at(run: RunState, host: str) -> bool:
@@ -72,7 +74,8 @@ def let_go(run: RunState) -> d.Release | d.TurnAway | None:
         if room.workers and (room.failure or room.stillborn >= MAX_STILLBORN):
             reason = room.failure or f"{room.stillborn} workers in a row died there before they were ready"
             return d.TurnAway(host=host, reason=reason)
-    giving = {worker for r in run.live.values() if r.phase == "link" for worker in r.leavers}
+    giving = {worker for r in run.live.values() for worker in r.leavers.values()}
+    giving |= {worker for r in run.live.values() if r.phase == "link" for worker in r.lenders.values()}
     for worker in run.with_status("spare"):
         if run.workers[worker].leaving and worker not in giving:
             return d.Release(worker=worker)

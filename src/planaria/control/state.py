@@ -77,10 +77,10 @@ class ReplicaState:
     """nodes whose state does not exist in any worker yet and comes from the seed or from disk"""
     lost: frozenset[int] = frozenset()
     """nodes whose state died with their worker and is not rebuilt yet"""
-    lenders: frozenset[int] = frozenset()
-    """nodes of other replicas that the present generation gets lost states from"""
-    leavers: frozenset[str] = frozenset()
-    """workers that hand their stages over in the present generation"""
+    lenders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """nodes of other replicas that the present generation gets lost states from → workers"""
+    leavers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """node → the living worker that was to hand its stage over, and has it still until all is in place"""
     ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
     rested: frozenset[int] = frozenset()
@@ -179,7 +179,7 @@ class ReplicaState:
     @property
     def hollow(self) -> bool:
         """Has it no state of its own any more, and none to begin from?"""
-        return self.lost >= self.arrangement.stage.keys()
+        return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
 
     @property
     def standing(self) -> Standing:
