@@ -175,3 +175,28 @@ def test_a_machine_on_which_a_worker_fails_is_turned_away_and_the_run_goes_on() 
     made.fail(made.run.holders[1])
     assert [away.host for away in said(made, d.TurnAway)] == ["g1"]
     assert finished(made)
+
+
+def test_so_is_one_on_which_a_worker_fails_while_it_is_to_leave() -> None:
+    """It takes no workers any more, but its replica would wait for the failed one for ever."""
+    made = open_herd(1, replace=False)
+    joined(made, 1)
+    handing(made, 1)
+    work_until(made, lambda run: run.replicas[0].phase == "run")
+    made.leave("g1")
+    assert not said(made, d.TurnAway)
+    made.fail(made.run.holders[1])
+    assert [away.host for away in said(made, d.TurnAway)] == ["g1"]
+    made.behave()
+    assert made.truth.ending
+
+
+def test_a_worker_that_dies_when_the_run_was_asked_to_stop_is_replaced_on_the_same_machine() -> None:
+    """Nobody was started there any more, and was waited for."""
+    made = open_herd(2, more=1, steps=30, kind="noloco")
+    host = joined(made, 2)
+    work_until(made, lambda run: 2 in run.live and run.replicas[2].phase == "run")
+    made.stop()
+    made.lose(made.crew(host)[0])
+    made.behave()
+    assert made.truth.ending and made.truth.ending.outcome == "stopped"

@@ -20,8 +20,9 @@ def staff(run: RunState) -> d.Spawn | None:
     """
     if any(replica.cannot for replica in run.live.values()):
         return None
+    ending = run.stopping or run.allotment.done
     for host in run.hosts:
-        if not (run.stopping or run.allotment.done) and _room_at(run, host):
+        if _room_at(run, host) and not (ending and needed(run) <= 0):
             return _start(run, host)
     hiring = any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values())
     if not hiring or not _room_at(run, ""):
@@ -63,7 +64,7 @@ def _room_at(run: RunState, host: str) -> bool:
 
 def _start(run: RunState, host: str) -> d.Spawn:
     dead = [worker for worker in run.with_status("dead") if run.workers[worker].host == host]
-    if dead:
+    if dead and (run.settings.replace or not host):
         return d.Spawn(worker=dead[0], incarnation=run.workers[dead[0]].incarnation + 1, host=host)
     return d.Spawn(worker=f"w{len(run.workers)}", incarnation=1, host=host)
 
@@ -71,7 +72,8 @@ def _start(run: RunState, host: str) -> d.Spawn:
 def let_go(run: RunState) -> d.Release | d.TurnAway | None:
     """Workers that were to leave and have nothing any more exit; machines that ruin their workers are sent away."""
     for host, room in run.hosts.items():
-        if room.workers and (room.failure or room.stillborn >= MAX_STILLBORN):
+        ruined = room.failure and any(w.host == host and w.status != "dead" for w in run.workers.values())
+        if ruined or (room.workers and room.stillborn >= MAX_STILLBORN):
             reason = room.failure or f"{room.stillborn} workers in a row died there before they were ready"
             return d.TurnAway(host=host, reason=reason)
     giving = {worker for r in run.live.values() for worker in r.leavers.values()}
