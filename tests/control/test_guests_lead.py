@@ -200,3 +200,15 @@ def test_a_worker_that_dies_when_the_run_was_asked_to_stop_is_replaced_on_the_sa
     made.lose(made.crew(host)[0])
     made.behave()
     assert made.truth.ending and made.truth.ending.outcome == "stopped"
+
+
+def test_workers_that_die_at_home_are_not_started_for_ever_because_another_is_to_leave() -> None:
+    made = open_herd(2, steps=30)
+    work_until(made, moving)
+    made.drain(made.run.holders[0])
+    for _ in range(2 * MAX_STILLBORN):
+        if born := [name for name, worker in made.alive.items() if not worker.joined]:
+            made.lose(born[0])
+        work_until(made, lambda run: any(r.phase == "run" for r in run.live.values()))
+    assert len(said(made, d.Spawn)) == 4 + MAX_STILLBORN
+    assert finished(made)

@@ -117,6 +117,8 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
+    if worker.status == "member":  # spares may have been given up; a stage is worth trying again
+        run = replace(run, stillborn=0)
     return set_worker(run, fact.worker, replace(worker, leaving=True))
 
 

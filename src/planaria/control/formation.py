@@ -177,16 +177,16 @@ def _formation(
 
 def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """A node lacks a worker: if there will be none, the replica is over."""
+    if more_to_come(run):
+        return None
     if run.stillborn >= MAX_STILLBORN:
         reason = f"{run.stillborn} workers in a row died before they were ready"
-        return without_worker(run, replica, reason, _unheld(replica))
-    if not more_to_come(run):
+    else:
         where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
         named = ", ".join(map(str, replica.vacant))
         why = "fleet.replace = false starts no other" if final(run) else "there is no room for another"
         reason = f"no worker is left for {where} {named}; {why}"
-        return without_worker(run, replica, reason, _unheld(replica))
-    return None
+    return without_worker(run, replica, reason, _unheld(replica))
 
 
 def _unheld(replica: ReplicaState) -> list[int]:

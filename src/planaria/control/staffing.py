@@ -28,7 +28,7 @@ def staff(run: RunState) -> d.Spawn | None:
     if not hiring or not _room_at(run, ""):
         return None
     moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
-    wanted = run.settings.spares if moving and run.stillborn < MAX_STILLBORN else 0
+    wanted = run.settings.spares if moving else 0
     return _start(run, "") if needed(run) + wanted > 0 else None
 
 
@@ -48,8 +48,11 @@ def final(run: RunState) -> bool:
 
 
 def more_to_come(run: RunState) -> bool:
-    """Is a worker on its way, or may one be started?"""
-    return bool(_starting(run)) or any(_room_at(run, host) for host in ("", *run.hosts))
+    """Is a worker on its way, or may one be started? Not where so many have died before they were ready."""
+    hopeful = run.stillborn < MAX_STILLBORN
+    return any(hopeful or run.workers[worker].host for worker in _starting(run)) or any(
+        _room_at(run, host) for host in ("", *run.hosts)
+    )
 
 
 def _room_at(run: RunState, host: str) -> bool:
@@ -57,7 +60,7 @@ def _room_at(run: RunState, host: str) -> bool:
     known = [worker for worker in run.workers.values() if worker.host == host]
     there = [worker for worker in known if worker.status != "dead" and not worker.leaving]
     if not host:
-        return not final(run) and len(there) < run.settings.crew
+        return not final(run) and run.stillborn < MAX_STILLBORN and len(there) < run.settings.crew
     room = run.hosts[host]
     return room.stillborn < MAX_STILLBORN and len(there if run.settings.replace else known) < room.workers
 
