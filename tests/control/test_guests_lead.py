@@ -212,3 +212,16 @@ def test_workers_that_die_at_home_are_not_started_for_ever_because_another_is_to
         work_until(made, lambda run: any(r.phase == "run" for r in run.live.values()))
     assert len(said(made, d.Spawn)) == 4 + MAX_STILLBORN
     assert finished(made)
+
+
+def test_a_replica_is_not_founded_with_those_who_are_to_take_over() -> None:
+    made = open_herd(2, more=1, steps=30, replace=False)
+    work_until(made, lambda run: moving(run) and all(replica.phase == "run" for replica in run.live.values()))
+    host = made.join(2)
+    for node in (0, 1):
+        made.drain(made.run.holders[node])
+    for worker in made.crew(host):
+        made.work(worker)
+    work_until(made, lambda run: all(run.workers[worker].host for worker in (run.holders[0], run.holders[1])))
+    assert not said(made, d.Disband)
+    assert finished(made)

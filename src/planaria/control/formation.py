@@ -59,7 +59,7 @@ def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Workers whose machine is about to go hand their stages over, as they are; where nobody can take them, the replica
     disbands in good order. The last one stays for as long as it can."""
     leaving = [node for node, worker in replica.holders.items() if run.workers[worker].leaving]
-    if not leaving or replica.meeting:
+    if not leaving or replica.meeting or run.stopping or run.allotment.done:
         return None
     taking = dict(zip(leaving, run.spares, strict=False))
     if taking:

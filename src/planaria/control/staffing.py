@@ -34,12 +34,16 @@ def staff(run: RunState) -> d.Spawn | None:
 
 def needed(run: RunState) -> int:
     """Nodes that need another worker, and for which none is there or about to be."""
-    leaving = sum(run.workers[worker].leaving for worker in run.holders.values())
-    return run.vacancies + leaving - len(run.spares) - len(_starting(run))
+    return run.vacancies + _leaving(run) - len(run.spares) - len(_starting(run))
+
+
+def _leaving(run: RunState) -> int:
+    """Nodes whose worker is to leave."""
+    return sum(run.workers[worker].leaving for worker in run.holders.values())
 
 
 def _starting(run: RunState) -> list[str]:
-    return [worker for worker in run.with_status("starting") if not run.workers[worker].leaving]
+    return [worker for worker in run.with_status("starting") if run.stays(worker)]
 
 
 def final(run: RunState) -> bool:
@@ -90,7 +94,7 @@ def let_go(run: RunState) -> d.Release | d.TurnAway | None:
 def reopen(run: RunState) -> d.Found | None:
     """A replica that is not there begins, or begins anew, as a copy of another, once there are enough workers."""
     gone = [replica for replica in run.replicas.values() if replica.phase == "left"]
-    spare = len(run.spares) - run.vacancies
+    spare = len(run.spares) - run.vacancies - _leaving(run)
     if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())

@@ -266,7 +266,12 @@ class RunState:
     @property
     def spares(self) -> tuple[str, ...]:
         """Idle workers that stay, in order of identity."""
-        return tuple(worker for worker in self.with_status("spare") if not self.workers[worker].leaving)
+        return tuple(worker for worker in self.with_status("spare") if self.stays(worker))
+
+    def stays(self, worker: str) -> bool:
+        """Is it neither to leave, nor on a machine that takes no more workers? Such a one is about to go."""
+        known = self.workers[worker]
+        return not known.leaving and (not known.host or self.hosts[known.host].workers > 0)
 
     def with_status(self, status: str) -> tuple[str, ...]:
         """Identities of the workers in this status, in order of identity."""
