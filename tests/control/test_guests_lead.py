@@ -225,3 +225,14 @@ def test_a_replica_is_not_founded_with_those_who_are_to_take_over() -> None:
     work_until(made, lambda run: all(run.workers[worker].host for worker in (run.holders[0], run.holders[1])))
     assert not said(made, d.Disband)
     assert finished(made)
+
+
+def test_what_is_saved_in_the_middle_of_a_round_has_that_round_still_before_it() -> None:
+    """A replica that was rolled back to it took itself for one that had settled the round."""
+    exchange = {"kind": "streaming_diloco", "every": 2, "fragments": 1, "delay": 1}
+    made = OpenHerd(started(2, 1, exchange, save_every=1, steps=8, spares=1))
+    work_until(made, lambda run: any(r.meeting and r.phase == "save" for r in run.live.values()))
+    replica = next(r for r in made.run.live.values() if r.meeting and r.phase == "save")
+    assert replica.meeting
+    assert made.run.standings[replica.number].rounds == replica.meeting.round
+    assert finished(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria import decisions as d
-from planaria.control.fold import apply, freeze, set_host, set_worker, with_replica
+from planaria.control.fold import apply, freeze, out_of_round, set_host, set_worker, with_replica
 from planaria.control.state import Host, Meeting, ReplicaState, RunState, WorkerState
 from planaria.exchange import exchange
 
@@ -170,7 +170,8 @@ def _(fact: d.Save, run: RunState) -> RunState:
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, replace(other, saved=-1))
-    standings = freeze({**run.standings, fact.replica: replica.standing})
+    standing = out_of_round(replica).standing  # what is written knows nothing of the round under way
+    standings = freeze({**run.standings, fact.replica: standing})
     run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
     saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
     return with_replica(run, saved)
