@@ -8,7 +8,7 @@ from herd_steps import started
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pretend_herd import PretendHerd
+from open_herd import OpenHerd
 
 from planaria import decisions as d
 from planaria import events as e
@@ -26,6 +26,11 @@ EXCHANGES: list[dict[str, Any]] = [
     {"kind": "local"},
 ]
 CHAINS = ["checkfree", "checkfree, checkpoint", "checkpoint"]
+
+
+def begun(replicas: int, more: int, **fields: Any) -> e.RunStarted:
+    """Where there is one replica, there will be no others."""
+    return started(replicas, more=more if replicas > 1 else 0, **fields)
 
 
 def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
@@ -48,8 +53,9 @@ def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
 
 
 fresh = st.builds(
-    started,
-    replicas=st.integers(2, 4),
+    begun,
+    replicas=st.sampled_from([1, 2, 2, 3, 4]),
+    more=st.sampled_from([0, 0, 1, 2]),
     stages=st.sampled_from([1, 2, 2, 3]),
     exchange=st.sampled_from(EXCHANGES),
     steps=st.integers(2, 6),
@@ -64,12 +70,14 @@ starts = st.one_of(fresh, fresh, ragged)
 
 
 class HerdMachine(RuleBasedStateMachine):
-    herd: PretendHerd
+    herd: OpenHerd
 
-    @initialize(start=starts, peaceful=st.integers(0, 12))
-    def begin(self, start: e.RunStarted, peaceful: int) -> None:
+    @initialize(start=starts, peaceful=st.integers(0, 12), rooms=st.lists(st.integers(1, 5), max_size=2))
+    def begin(self, start: e.RunStarted, peaceful: int, rooms: list[int]) -> None:
         """Most of what can go wrong is possible only after some commits: give the run some untroubled ones."""
-        self.herd = PretendHerd(start)
+        self.herd = OpenHerd(start)
+        for room in rooms:
+            self.herd.join(room)
         target, turn = len(self.herd.truth.used) + peaceful, 0
         while len(self.herd.truth.used) < target and (pending := self.herd.pending() or self.herd.mail):
             turn += 1
@@ -157,6 +165,63 @@ class HerdMachine(RuleBasedStateMachine):
     def someone_asks_to_stop(self) -> None:
         self.herd.stop()
 
+    @precondition(lambda self: not self.herd.run.over and len(self.herd.machines) < MACHINES)
+    @rule(room=st.integers(1, 5))
+    def a_machine_joins(self, room: int) -> None:
+        self.herd.join(room)
+
+    @precondition(lambda self: any(m.open for m in self.herd.machines.values()))
+    @rule(pick=st.integers(0, 5))
+    def a_machine_leaves_in_good_order(self, pick: int) -> None:
+        there = [host for host, machine in self.herd.machines.items() if machine.open]
+        self.herd.leave(there[pick % len(there)])
+
+    @precondition(lambda self: any(self.herd.crew(host) for host in self.herd.machines))
+    @rule(pick=st.integers(0, 5), turned=st.integers(0, 4))
+    def a_machine_vanishes(self, pick: int, turned: int) -> None:
+        """It may be one that has been turned away, or is leaving."""
+        there = [host for host in self.herd.machines if self.herd.crew(host)]
+        self.herd.vanish(there[pick % len(there)], turned)
+
+    @precondition(lambda self: self.herd.alive)
+    @rule(pick=st.integers(0, 20))
+    def a_worker_is_to_leave(self, pick: int) -> None:
+        staying = [worker for worker in self.herd.alive if worker not in self.herd.leaving]
+        if staying:
+            self.herd.drain(staying[pick % len(staying)])
+
+    @precondition(lambda self: self.herd.leaving)
+    @rule(pick=st.integers(0, 20))
+    def a_worker_that_is_to_leave_dies(self, pick: int) -> None:
+        leaving = sorted(self.herd.leaving)
+        self.herd.lose(leaving[pick % len(leaving)])
+
+    @precondition(lambda self: any(self.herd.promised()))
+    @rule(pick=st.integers(0, 20))
+    def a_successor_dies(self, pick: int) -> None:
+        promised = self.herd.promised()
+        self.herd.lose(promised[pick % len(promised)])
+
+    @precondition(lambda self: any(w.host and w.joined for w in self.herd.alive.values()))
+    @rule(pick=st.integers(0, 20))
+    def a_worker_of_a_guest_fails(self, pick: int) -> None:
+        guests = [name for name, worker in self.herd.alive.items() if worker.host and worker.joined]
+        self.herd.fail(guests[pick % len(guests)])
+
+    @precondition(lambda self: any(w.host and not w.joined for w in self.herd.alive.values()))
+    @rule(pick=st.integers(0, 5), times=st.integers(1, 4))
+    def workers_of_a_guest_die_at_birth(self, pick: int, times: int) -> None:
+        hosts = sorted({worker.host for worker in self.herd.alive.values() if worker.host and not worker.joined})
+        for _ in range(times):
+            born = [w for w in self.herd.crew(hosts[pick % len(hosts)]) if not self.herd.alive[w].joined]
+            if born:
+                self.herd.lose(born[0])
+
+    @precondition(lambda self: self.herd.parting)
+    @rule()
+    def a_machine_that_was_turned_away_goes(self) -> None:
+        self.herd.part(self.herd.parting[0])
+
     @rule()
     def old_news_comes_in(self) -> None:
         now = self.herd.run
@@ -187,13 +252,14 @@ class HerdMachine(RuleBasedStateMachine):
             assert adapter.validate_json(fact.model_dump_json()) == fact
 
 
+MACHINES = 4
 BUSY = ("link", "commit", "settle", "save")
 REPORTS = (e.Linked, e.EdgeBroken, e.StageReady, e.StageCommitted, e.StageSaved, e.OfferHeard, e.RoundMade)
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestHerd = HerdMachine.TestCase
 TestHerd.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pretend_fleet import PretendFleet
+from open_fleet import OpenFleet
 
 from planaria import decisions as d
 from planaria import events as e
@@ -86,12 +86,12 @@ starts = st.one_of(alone, st.builds(on_a_schedule, alone, st.sampled_from(["wait
 
 
 class ControlMachine(RuleBasedStateMachine):
-    fleet: PretendFleet
+    fleet: OpenFleet
 
     @initialize(start=starts, peaceful=st.integers(0, 3))
     def begin(self, start: e.RunStarted, peaceful: int) -> None:
         """Most of what can go wrong is possible only after some commits: give the run some untroubled ones."""
-        self.fleet = PretendFleet(start)
+        self.fleet = OpenFleet(start)
         while self.fleet.pending() and self.fleet.state.step < start.first_step + peaceful:
             self.fleet.work(self.fleet.pending()[0])
 
@@ -128,6 +128,31 @@ class ControlMachine(RuleBasedStateMachine):
             if self.fleet.pending() and self.fleet.state.phase != "run":
                 self.fleet.work(self.fleet.pending()[0])
         self.fleet.lose_node((stage + away) % (STAGES + 1))
+
+    @precondition(lambda self: not self.fleet.run.over and len(self.fleet.rooms) < 3)
+    @rule(room=st.integers(1, 3))
+    def a_machine_joins(self, room: int) -> None:
+        self.fleet.join(room)
+
+    @precondition(lambda self: any(self.fleet.crew(host) for host in self.fleet.rooms))
+    @rule(pick=st.integers(0, 2), politely=st.booleans())
+    def a_machine_leaves(self, pick: int, politely: bool) -> None:
+        there = [host for host in self.fleet.rooms if self.fleet.crew(host)]
+        self.fleet.leave(there[pick % len(there)], politely)
+
+    @precondition(lambda self: self.fleet.state.holders and not self.fleet.run.over)
+    @rule(nodes=st.sets(st.integers(0, STAGES), min_size=1, max_size=3))
+    def workers_are_to_leave(self, nodes: set[int]) -> None:
+        holders = self.fleet.state.holders
+        for worker in [holders[node] for node in sorted(nodes) if node in holders]:
+            self.fleet.drain(worker)
+
+    @precondition(lambda self: self.fleet.state.leavers)
+    @rule(pick=st.integers(0, 3), new=st.booleans())
+    def an_end_of_a_handover_dies(self, pick: int, new: bool) -> None:
+        state = self.fleet.state
+        node = sorted(state.leavers)[pick % len(state.leavers)]
+        self.fleet.lose_node(node) if new else self.fleet.lose(state.leavers[node])
 
     @precondition(lambda self: self.fleet.asked)
     @rule()
@@ -166,7 +191,7 @@ class ControlMachine(RuleBasedStateMachine):
             assert state.waiting <= self.fleet.alive.keys()
 
     def teardown(self) -> None:
-        if not hasattr(self, "fleet"):
+        if not hasattr(self, "fleet") or not self.fleet.sound:
             return
         self.fleet.behave()
         assert self.fleet.ending is not None, f"the run never ends: {self.fleet.run}"
@@ -182,7 +207,7 @@ class ControlMachine(RuleBasedStateMachine):
 
 
 REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved)
-DECISIONS = (d.Spawn, d.Form, d.Replan, d.RunStep, d.Commit, d.Save, d.Seal, d.Cannot, d.Finish)
+DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestControl = ControlMachine.TestCase
 TestControl.settings = settings(

@@ -1,0 +1,91 @@
+"""A pretended fleet of one replica that machines join and leave."""
+
+from __future__ import annotations
+
+from pretend_fleet import PretendFleet
+
+from planaria import decisions as d
+from planaria import events as e
+
+
+class OpenFleet(PretendFleet):
+    """Its workers may be on machines that come and go; stages that are handed over are as old as they were."""
+
+    def __init__(self, started: e.RunStarted) -> None:
+        self.rooms: dict[str, int] = {}
+        """machine → workers that it has room for; 0 when it takes no more"""
+        self.leaving: set[str] = set()
+        self.handing: dict[str, d.Form] = {}
+        """link over which a stage is to be handed over → when that was resolved upon"""
+        super().__init__(started)
+
+    def join(self, room: int) -> None:
+        """A machine joins."""
+        host = f"g{len(self.rooms) + 1}"
+        self.rooms[host] = room
+        self.happened(e.HostJoined(host=host, workers=room, detail="called"))
+
+    def crew(self, host: str) -> list[str]:
+        """The living workers on a machine; without a name, those on the run's own."""
+        return [name for name, worker in self.alive.items() if worker.host == host]
+
+    def leave(self, host: str, politely: bool) -> None:
+        """A machine goes; ``politely``, its workers stay until others have what they have."""
+        if self.rooms[host] and not self.run.over:
+            self.rooms[host] = 0
+            self.happened(e.HostLeft(host=host, detail="gone"))
+        for worker in self.crew(host):
+            self.drain(worker) if politely else self.lose(worker)
+
+    def drain(self, worker: str) -> None:
+        """A worker's machine is about to go."""
+        if worker in self.alive and not self.run.over:
+            self.leaving.add(worker)
+            incarnation = self.alive[worker].incarnation
+            self.happened(e.WorkerLeaving(worker=worker, incarnation=incarnation, detail="drained"))
+
+    def lose(self, worker: str) -> None:
+        self.leaving.discard(worker)
+        if worker in self.alive:
+            super().lose(worker)
+
+    def work(self, worker: str) -> None:
+        orders = self.alive[worker].orders
+        if orders and isinstance(orders[0], d.Donate):
+            self._hand_over(worker, orders.popleft())
+        else:
+            super().work(worker)
+
+    def _hand_over(self, worker: str, order: d.Order) -> None:
+        assert isinstance(order, d.Donate)
+        me, form = self.alive[worker], self.handing[order.link]
+        assert (me.node, me.stage, me.updates) == (order.to, order.stage, form.step), "another state is handed over"
+        self.gifts.add((form.generation, order.to, d.BEFORE))
+        self.gifts_arrive(form)
+
+    def carry_out(self, decision: d.Decision) -> None:
+        super().carry_out(decision)
+        match decision:
+            case d.Spawn(host=host):
+                there = [name for name in self.crew(host) if name not in self.leaving]
+                assert len(there) <= (self.rooms[host] if host else self.started.crew), "there is no room for it"
+            case d.Release(worker=worker):
+                assert worker in self.leaving and worker not in self.state.holders.values()
+                self.alive[worker].orders.append(d.Leave())
+            case d.TurnAway(host=host):
+                self.rooms[host] = 0
+            case d.Form():
+                for member in decision.members:
+                    if isinstance(member.source, d.Handover):
+                        self._ask(decision, member, member.source.worker)
+            case d.RunStep(mode="train"):
+                idle = [w for w in self.run.spares if w not in self.leaving]
+                assert not idle or not self.leaving & set(self.state.holders.values()), "an idle worker could take over"
+
+    def _ask(self, form: d.Form, member: d.Member, worker: str) -> None:
+        assert worker in self.leaving
+        assert form.outcome != "handed over" or member.worker not in self.leaving, "the next one is to leave as well"
+        link = d.state_link(form.generation, d.BEFORE, member.node)
+        self.handing[link] = form
+        order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link)
+        self.alive[worker].orders.append(order)
