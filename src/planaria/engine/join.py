@@ -21,6 +21,8 @@ from planaria.fleet.nursery import Nursery, Orders
 
 _AGAIN_S = 0.5
 """between two knocks at a door where nobody answers"""
+_TIMES = 2
+"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better"""
 
 
 def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], None]) -> None:
@@ -57,7 +59,7 @@ def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], No
                 told("the run is over")
                 return
             lost_at = time.monotonic()
-            told("the run cannot be reached any more; calling it again")
+            told(f"the run cannot be reached any more ({ending.reason}); calling it again for {patience_s:g} s")
 
 
 class _Stay:
@@ -78,10 +80,12 @@ class _Stay:
                 f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "
                 "under one path"
             )
+        fleet = setup.config.fleet
+        self._silence_s = _TIMES * fleet.heartbeat_s * fleet.missed
         told(f"joined {setup.config.name} as {visit.welcome.host}")
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.stay(self._nursery, asked_to_leave, self._told)
+        return self._visit.stay(self._nursery, self._silence_s, asked_to_leave, self._told)
 
     def close(self) -> None:
         self._nursery.end()

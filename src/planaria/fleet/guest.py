@@ -45,7 +45,7 @@ class Ending:
     """How a visit ended."""
 
     how: Literal["left", "over", "lost"]
-    """it was to leave; the run said farewell; the line broke"""
+    """it was to leave; the run said farewell; the line broke, or nothing came any more"""
     reason: str = ""
 
 
@@ -73,16 +73,24 @@ class Visit:
             raise OSError("no answer at the door")
         self.welcome = answer
 
-    def stay(self, nursery: Nursery, asked_to_leave: Callable[[], str], told: Told) -> Ending:
-        """Serve until the run is over, the line breaks, or, once asked to leave, all workers have been let go."""
+    def stay(self, nursery: Nursery, silence_s: float, asked_to_leave: Callable[[], str], told: Told) -> Ending:
+        """Serve until the run is over or lost, or, once asked to leave, all workers have been let go.
+
+        A run that is not heard for ``silence_s`` is lost: a broken network tells nobody that it is.
+        """
         self._say(Settled())
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        leaving = ""
+        leaving, heard = "", time.monotonic()
         while True:
             try:
                 word = self._hear(BEAT_S)
             except (EOFError, OSError, ValidationError):
-                return Ending("left") if leaving and nursery.empty else Ending("lost")
+                return Ending("left") if leaving and nursery.empty else Ending("lost", "the line broke")
+            now = time.monotonic()
+            if word is not None:
+                heard = now
+            elif now - heard > silence_s:
+                return Ending("lost", f"silent for {now - heard:.1f} s")
             if isinstance(word, Farewell):
                 return Ending("over", word.reason)
             self._heed(word, nursery, leaving, told)
@@ -116,7 +124,7 @@ class Visit:
             except OSError:
                 return  # whoever listens next hears that the line is dead
 
-    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Farewell | None:
+    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Beat | Farewell | None:
         if not self._line.poll(patience_s):
             return None
         return TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))

@@ -132,8 +132,11 @@ class Guests:
                         self._ears.tell(Born(worker, incarnation))
                     case Departing(detail=detail):
                         self._depart(guest, _printable(detail))
-                    case Beat() | Started():
-                        pass
+                    case Beat():
+                        with self._guarded:
+                            _tell(guest.line, Beat())
+                    case Started():
+                        pass  # given up meanwhile
                     case _:
                         raise OSError("it said what it should not")
 
@@ -167,7 +170,7 @@ class Guests:
         guest.line.hang_up()
 
 
-def _tell(line: Line, word: Welcome | Start | Signal | Farewell) -> None:
+def _tell(line: Line, word: Welcome | Start | Signal | Beat | Farewell) -> None:
     if not line.closed:
         line.send(word.model_dump_json().encode())
 

@@ -34,7 +34,7 @@ class Settled(Word):
 
 
 class Beat(Word):
-    """The machine is well."""
+    """Whoever says so is well; the run answers each of a machine's."""
 
     kind: Literal["beat"] = "beat"
 
@@ -93,6 +93,6 @@ class Farewell(Word):
 FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing] = TypeAdapter(
     Annotated[Knock | Settled | Beat | Started | Departing, Field(discriminator="kind")]
 )
-TO_GUEST: TypeAdapter[Welcome | Start | Signal | Farewell] = TypeAdapter(
-    Annotated[Welcome | Start | Signal | Farewell, Field(discriminator="kind")]
+TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
+    Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]
 )
