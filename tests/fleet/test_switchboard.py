@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from queue import SimpleQueue
@@ -59,6 +60,19 @@ def test_who_does_not_know_the_key_is_not_answered_and_keeps_nobody_waiting(
     worker = call(switchboard.address, switchboard.key, "w1", 1)
     assert answered.get(timeout=10)[0].worker == "w1" and answered.empty()
     silent.close()
+    worker.close()
+
+
+def test_who_is_not_answered_is_told_so_instead_of_waiting_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(TimeoutError, match="silent for 1 s"):
+        call(mute.getsockname(), b"key", "w0", 1, patience_s=1)
+
+
+def test_once_heard_a_worker_waits_as_long_as_it_takes(switchboard: Switchboard, answered: Answered) -> None:
+    worker = call(switchboard.address, switchboard.key, "w0", 1, patience_s=1)
+    _, line = answered.get(timeout=10)
+    threading.Timer(1.5, line.send, (b"late",)).start()
+    assert worker.recv_bytes() == b"late"
     worker.close()
 
 

@@ -35,7 +35,10 @@ from planaria.fleet.visit import (
 
 BEAT_S = 0.25
 _MAX_WORD_BYTES = 1 << 20
-_PATIENCE_S = 30.0
+_CALL_S = 3
+"""how long to wait for each word of the greeting; the next call may be luckier, a lost one has to wait for TCP"""
+_PATIENCE_S = 10.0
+"""how long to wait for the answer at the door"""
 
 Told = Callable[[str], None]
 
@@ -62,11 +65,13 @@ class Visit:
         self.address, self.key = (door.host, door.port), bytes.fromhex(door.key)
         self._speaking = threading.Lock()
         try:
-            self._line: Connection = call(self.address, self.key, name[:100], VISITOR)
-        except (AuthenticationError, EOFError):
+            self._line: Connection = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
+            self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
+            answer = self._hear(_PATIENCE_S)
+        except EOFError:
+            raise OSError("hung up") from None
+        except AuthenticationError:
             raise UserError(f"{door.host}:{door.port} is not the run whose door this is, or has another key") from None
-        self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
-        answer = self._hear(_PATIENCE_S)
         if isinstance(answer, Farewell):
             raise UserError(f"not let in: {answer.reason}")
         if not isinstance(answer, Welcome):

@@ -14,13 +14,14 @@ import struct
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NamedTuple
 
 _GREETING_S = 10
-"""a caller that has not said who it is by then is hung up on; also the longest that a worker waits to be heard"""
-_SILENT_PEER_MS = 30_000
-"""what a worker sends and nobody acknowledges for so long ends its line, and with it the worker"""
+"""a caller that has not said who it is by then is hung up on"""
+_SILENT_PEER_S = 30
+"""the longest that a worker waits to be heard; what it sends later and nobody acknowledges for so long ends its line,
+and with it the worker"""
 _SEND_LIMIT_S = 1
 _MAX_GREETING_BYTES = 1 << 10
 _CHUNK = 1 << 16
@@ -127,7 +128,7 @@ class Switchboard:
     def _greet(self, raw: socket.socket) -> None:
         """Challenge each other as ``multiprocessing`` does, then hear who calls."""
         raw.settimeout(None)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_S, 0))
+        _let_wait(raw, _GREETING_S)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting = Connection(os.dup(raw.fileno()))
         try:
@@ -143,14 +144,30 @@ class Switchboard:
         heard(caller, Line(raw, self._max_bytes))
 
 
-def call(address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> Connection:
+def call(
+    address: tuple[str, int], key: bytes, worker: str, incarnation: int, patience_s: int = _SILENT_PEER_S
+) -> Connection:
     """A worker's end of a new line to the controller.
 
-    :raises OSError: when nobody listens at ``address``.
+    :raises OSError: when nobody listens at ``address``, or nothing comes from there for ``patience_s``. Without a limit
+        the system waits for minutes, and for ever if the network breaks while the two greet each other.
     """
-    connection = Client(address, authkey=key)
-    with socket.socket(fileno=os.dup(connection.fileno())) as raw:
+    with socket.create_connection(address, patience_s) as raw:
+        raw.settimeout(None)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
-    connection.send_bytes(json.dumps(Caller(worker, incarnation, os.getpid())).encode())
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_PEER_S)
+        _let_wait(raw, patience_s)
+        connection = Connection(os.dup(raw.fileno()))
+        try:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            connection.send_bytes(json.dumps(Caller(worker, incarnation, os.getpid())).encode())
+        except BlockingIOError:
+            raise TimeoutError(f"silent for {patience_s} s") from None
+        _let_wait(raw, 0)
     return connection
+
+
+def _let_wait(raw: socket.socket, seconds: int) -> None:
+    """Whoever reads from the socket waits so long at most; 0: for ever."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
