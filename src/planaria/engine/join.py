@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -33,33 +33,46 @@ def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], No
     :raises UserError: when the run is over, or cannot be joined from here.
     :raises RunStopped: when it has not answered for so long.
     """
-    lost_at: float | None = None
     with stop_signals() as asked:
-        while True:
-            try:
-                visit = Visit(read_door(folder), workers)
-            except OSError as error:
-                if lost_at is None:
-                    raise UserError(
-                        f"{folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, "
-                        "can this machine reach the controller's (fleet.host)?"
-                    ) from None
-                if asked:
-                    return
-                if time.monotonic() - lost_at > patience_s:
-                    raise RunStopped(f"{folder}: the run has not answered for {patience_s:g} s") from None
-                time.sleep(_AGAIN_S)
-                continue
+        visit: Visit | str = _first(folder, workers)
+        while isinstance(visit, Visit):
             with closing(_Stay(visit, told)) as stay:
                 ending = stay.last(lambda: asked[0] if asked else "")
-            if ending.how != "lost":
-                told("left" if ending.how == "left" else ending.reason)
-                return
-            if not (folder / FILE).exists():
-                told("the run is over")
-                return
-            lost_at = time.monotonic()
-            told(f"the run cannot be reached any more ({ending.reason}); calling it again for {patience_s:g} s")
+            if ending.how == "lost":
+                told(f"the run cannot be reached any more ({ending.reason}); calling it again for {patience_s:g} s")
+                visit = _again(folder, workers, patience_s, asked)
+            else:
+                visit = "left" if ending.how == "left" else ending.reason
+        told(visit)
+
+
+def _first(folder: Path, workers: int) -> Visit:
+    """:raises UserError: when nobody answers."""
+    try:
+        return Visit(read_door(folder), workers)
+    except OSError as error:
+        raise UserError(
+            f"{folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
+            "machine reach the controller's (fleet.host)?"
+        ) from None
+
+
+def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Sequence[str]) -> Visit | str:
+    """Another visit to a run that was lost, or why there will be none; it may have ended without this machine.
+
+    :raises RunStopped: when nobody has answered for so long.
+    """
+    until = time.monotonic() + patience_s
+    while not asked_to_leave:
+        if not (folder / FILE).exists():
+            return "the run is over"
+        try:
+            return Visit(read_door(folder), workers)
+        except OSError:
+            if time.monotonic() > until:
+                raise RunStopped(f"{folder}: the run has not answered for {patience_s:g} s") from None
+        time.sleep(_AGAIN_S)
+    return "left"
 
 
 class _Stay:
