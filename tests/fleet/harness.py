@@ -160,12 +160,13 @@ class Live:
         self.folder, self.process = folder, process
 
     def wait_until(self, condition: Callable[[RunRecord], bool], seconds: float = 60.0) -> RunRecord:
-        """Look at the run's record until it meets ``condition``."""
+        """Look at the run's record until it meets ``condition``; most of the time is the run's, not the reader's."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
+            begun = time.monotonic()
             if (self.folder / "events.jsonl").exists() and condition(record := read_run(self.folder)):
                 return record
-            time.sleep(0.05)
+            time.sleep(max(0.05, 3 * (time.monotonic() - begun)))
         raise AssertionError(f"not reached; exit code {self.process.poll()}")
 
     def end(self, seconds: float = 60.0) -> tuple[int, str]:
@@ -176,19 +177,19 @@ class Live:
 
 
 @contextmanager
-def live(config: RunConfig) -> Iterator[Live]:
-    """Start the run; whatever is left of it at the end is killed."""
+def live(config: RunConfig, prefix: Sequence[str] = ()) -> Iterator[Live]:
+    """Start the run, by a command after ``prefix``; whatever is left of it at the end is killed."""
     file = Path(config.out).parent / f"{config.name}.toml"
     file.write_text(recipe.dump(config))
-    with training(folder_of(config), str(file)) as run:
+    with training(folder_of(config), str(file), prefix=prefix) as run:
         yield run
 
 
 @contextmanager
-def training(folder: Path, *arguments: str) -> Iterator[Live]:
-    """``planaria train`` with these arguments, for the run in ``folder``."""
+def training(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Live]:
+    """``planaria train`` with these arguments, for the run in ``folder``, as a command after ``prefix``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria", "train", *arguments, "--quiet"],
+        [*prefix, sys.executable, "-m", "planaria", "train", *arguments, "--quiet"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:

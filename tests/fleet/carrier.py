@@ -1,0 +1,86 @@
+"""Carries packets between the hosts of ``netns.py``: a process of its own, since the tests' is too busy to be a wire.
+
+``python carrier.py ADDRESS=DEVICE…`` takes the file descriptors of the hosts' TUN devices. A line ``ADDRESS LATENCY_S
+JITTER_S LOSS`` on its stdin changes a host's link from now on; the answer is how many packets the link has lost so far.
+It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import select
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+_MAX_PACKET = 1 << 16
+
+
+@dataclass
+class _Link:
+    """A host's only way out, and what it does to every packet that comes or goes."""
+
+    address: str
+    device: int
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    lost: int = 0
+
+
+def carry(links: list[_Link]) -> None:
+    """Until stdin ends. Packets of one host to another keep their order."""
+    rng, order, wires = random.Random(34107), count(), {link.device: link for link in links}
+    by_address = {link.address: link for link in links}
+    under_way: list[tuple[float, int, int, bytes]] = []
+    """when it arrives, a counter for those of one moment, where, and what"""
+    latest: dict[tuple[str, str], float] = {}
+    while True:
+        patience = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+        ready = select.select([*wires, sys.stdin], [], [], patience)[0]
+        if sys.stdin in ready:
+            if not (line := sys.stdin.readline()):
+                return
+            _change(by_address, line)
+        for device in wires.keys() & set(ready):
+            packet = os.read(device, _MAX_PACKET)
+            source, target = wires[device], by_address.get(_target(packet))
+            delay = None if target is None else _delay(source, target, rng)
+            if target is not None and delay is not None:
+                way = (source.address, target.address)
+                latest[way] = max(latest.get(way, 0.0), time.monotonic() + delay)
+                heapq.heappush(under_way, (latest[way], next(order), target.device, packet))
+        while under_way and under_way[0][0] <= time.monotonic():
+            _, _, device, packet = heapq.heappop(under_way)
+            with suppress(BlockingIOError):  # the queue there is full: lost, as on any link
+                os.write(device, packet)
+
+
+def _change(links: dict[str, _Link], line: str) -> None:
+    address, *numbers = line.split()
+    link = links[address]
+    link.latency_s, link.jitter_s, link.loss = map(float, numbers)
+    print(link.lost, flush=True)
+
+
+def _delay(source: _Link, target: _Link, rng: random.Random) -> float | None:
+    """Seconds that a packet takes; None when it vanishes."""
+    for link in (source, target):
+        if rng.random() < link.loss:
+            link.lost += 1
+            return None
+    return sum(link.latency_s + rng.random() * link.jitter_s for link in (source, target))
+
+
+def _target(packet: bytes) -> str:
+    """The address that an IPv4 packet is for; nothing for any other."""
+    return ".".join(map(str, packet[16:20])) if packet[0] >> 4 == 4 else ""
+
+
+if __name__ == "__main__":
+    ends = [argument.split("=") for argument in sys.argv[1:]]
+    carry([_Link(address, int(device)) for address, device in ends])

@@ -1,0 +1,143 @@
+"""A small internet on one machine: hosts that are network namespaces, and links as bad as a test wants them.
+
+A host's only way out is a TUN device. What its processes send comes out at this end, where ``carrier.py`` holds it
+back, drops it, or hands it on to the host it is for. That takes no module of the kernel for bad links (tc's netem is
+often missing), and no address of the machine itself: two such networks never meet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_DEVICE = Path("/dev/net/tun")
+_numbers = count(1)
+
+
+class NotAllowedError(Exception):
+    """This machine, or its user, cannot have such a network; why not."""
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What a host's link does to every packet, on its way in as on its way out."""
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    """added at random, between nothing and this; packets keep their order"""
+    loss: float = 0.0
+    """share of packets that vanish; 1: the host is cut off"""
+
+
+FINE, CUT_OFF = Weather(), Weather(loss=1.0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace with one address."""
+
+    name: str
+    address: str
+    carrier: subprocess.Popen[str]
+
+    @property
+    def prefix(self) -> list[str]:
+        """What to put before a command to have it run on this host."""
+        return ["ip", "netns", "exec", self.name]
+
+    def link(self, weather: Weather) -> int:
+        """Let its link be like this from now on; how many packets the link has lost so far."""
+        words, answers = _pipes(self.carrier)
+        print(self.address, weather.latency_s, weather.jitter_s, weather.loss, file=words, flush=True)
+        return int(answers.readline())
+
+
+@contextmanager
+def network(hosts: int) -> Iterator[list[Host]]:
+    """So many hosts that can reach each other; what runs on them at the end is killed.
+
+    :raises NotAllowedError: when this machine, or its user, cannot have it.
+    """
+    if os.geteuid() != 0:
+        raise NotAllowedError("network namespaces need root")
+    if shutil.which("ip") is None:
+        raise NotAllowedError("network namespaces need `ip` (iproute2)")
+    with ExitStack() as ending:
+        addresses = {f"{os.getpid()}.{next(_numbers)}": f"10.77.0.{last}" for last in range(1, hosts + 1)}
+        try:
+            devices = {at: ending.enter_context(_namespace(number, at)) for number, at in addresses.items()}
+        except OSError as error:
+            raise NotAllowedError(f"no network namespaces here: {error}") from None
+        carrier = ending.enter_context(_carrier(devices))
+        yield [Host(_name(number), address, carrier) for number, address in addresses.items()]
+
+
+def _name(number: str) -> str:
+    return f"planaria-{number}"
+
+
+@contextmanager
+def _namespace(number: str, address: str) -> Iterator[int]:
+    """A host, as the file descriptor of its device; it goes with all its processes.
+
+    :raises OSError: when something that it takes is not there, or not allowed.
+    """
+    name, device, descriptor = _name(number), f"pl{number}", -1
+    _ip(f"netns add {name}")
+    try:
+        descriptor = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
+        _ip(f"link set {device} netns {name}")
+        _ip(f"-n {name} addr add {address}/24 dev {device}")
+        _ip(f"-n {name} link set lo up")
+        _ip(f"-n {name} link set {device} up")
+        yield descriptor
+    finally:
+        for process in _ip(f"netns pids {name}").split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        if descriptor >= 0:
+            os.close(descriptor)  # the device goes with it
+        _ip(f"netns del {name}")
+
+
+def _ip(arguments: str) -> str:
+    """:raises OSError: when the command fails, with what it says."""
+    done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`ip {arguments}`: {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextmanager
+def _carrier(devices: dict[str, int]) -> Iterator[subprocess.Popen[str]]:
+    """The process that carries packets between the devices of these addresses."""
+    ends = [f"{address}={device}" for address, device in devices.items()]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("carrier.py")), *ends],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=tuple(devices.values()),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for pipe in _pipes(process):
+            pipe.close()
+        process.wait(10)
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    """Its stdin and stdout."""
+    assert process.stdin is not None and process.stdout is not None
+    return process.stdin, process.stdout
