@@ -75,7 +75,7 @@ def test_a_machine_brings_a_replica_and_takes_it_along_when_it_leaves(tmp_path: 
             os.killpg(machine.pid, number)  # as a terminal does: workers hear it too
             out, errors = machine.communicate(timeout=30)
             assert (machine.returncode, errors) == (0, ""), errors
-            assert out.startswith("joined run as g1\n") and out.endswith("\nleft\n"), out
+            assert out.startswith("welcome in run as g1; getting ready\njoined\n") and out.endswith("\nleft\n"), out
         record = run.wait_until(lambda record: 2 in disbanded(record))
         before = committed(record, 0)
         run.wait_until(lambda record: committed(record, 0) > before + 4)

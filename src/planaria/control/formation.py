@@ -52,7 +52,13 @@ def _filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
     """Spares for vacant nodes; where there are too few, who was to leave one stands there again."""
     vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
     again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
-    return {**replica.holders, **again, **dict(zip(vacant, run.spares, strict=False))}
+    return {**replica.holders, **again, **dict(zip(vacant, _at_hand(run, replica), strict=False))}
+
+
+def _at_hand(run: RunState, replica: ReplicaState) -> list[str]:
+    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined."""
+    later = replica.number >= run.settings.replicas
+    return sorted(run.spares, key=lambda worker: bool(run.workers[worker].host) != later)
 
 
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -61,7 +67,7 @@ def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
     leaving = [node for node, worker in replica.holders.items() if run.workers[worker].leaving]
     if not leaving or replica.meeting or run.stopping or run.allotment.done:
         return None
-    taking = dict(zip(leaving, run.spares, strict=False))
+    taking = dict(zip(leaving, _at_hand(run, replica), strict=False))
     if taking:
         holders = {**replica.holders, **taking}
         sources: dict[int, d.Source] = {

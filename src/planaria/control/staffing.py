@@ -33,8 +33,12 @@ def staff(run: RunState) -> d.Spawn | None:
 
 
 def needed(run: RunState) -> int:
-    """Nodes that need another worker, and for which none is there or about to be."""
-    return run.vacancies + _leaving(run) - len(run.spares) - len(_starting(run))
+    """Nodes that need another worker, and for which none is there or about to be.
+
+    Those that are being born on machines that have joined are not waited for: that may take long.
+    """
+    at_home = [worker for worker in _starting(run) if not run.workers[worker].host]
+    return run.vacancies + _leaving(run) - len(run.spares) - len(at_home)
 
 
 def _leaving(run: RunState) -> int:

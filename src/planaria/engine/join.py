@@ -95,7 +95,8 @@ class _Stay:
             )
         fleet = setup.config.fleet
         self._silence_s = _TIMES * fleet.heartbeat_s * fleet.missed
-        told(f"joined {setup.config.name} as {visit.welcome.host}")
+        told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
+        self._nursery.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
         return self._visit.stay(self._nursery, self._silence_s, asked_to_leave, self._told)

@@ -84,6 +84,7 @@ class Visit:
         A run that is not heard for ``silence_s`` is lost: a broken network tells nobody that it is.
         """
         self._say(Settled())
+        told("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         leaving, heard = "", time.monotonic()
         while True:

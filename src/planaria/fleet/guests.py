@@ -19,8 +19,8 @@ from planaria.fleet.visit import FROM_GUEST, Beat, Departing, Farewell, Knock, S
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
-_SETTLING_S = 60.0
-"""how long a machine may take to look at the run's folders"""
+_SETTLING_S = 120.0
+"""how long a machine may take to look at the run's folders and to import what workers need"""
 
 Name = tuple[str, int]
 

@@ -75,6 +75,12 @@ class Nursery:
     def ping(self) -> None:
         """Answer: this node is well."""
 
+    def warm_up(self) -> None:
+        """Return when births are quick: the fork server has imported all that workers need."""
+        first = self._context.Process(target=_do_nothing, daemon=True)
+        first.start()
+        first.join()
+
     def start(self, worker: str, incarnation: int) -> int:
         """Fork a worker, which calls the controller by itself; its process id."""
         with self._births:
@@ -110,6 +116,9 @@ class Nursery:
                 child.kill()
             for child in self._children.values():
                 child.join(1.0)
+
+
+def _do_nothing() -> None: ...
 
 
 def _enter(entry: Entry, address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> None:
