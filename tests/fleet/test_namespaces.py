@@ -101,6 +101,7 @@ def assert_the_lost_are_ignored(record: RunRecord) -> None:
     assert lost
 
 
+@pytest.mark.slow
 def test_a_replica_behind_a_slow_and_lossy_link_takes_part(tmp_path: Path, hosts: list[Host]) -> None:
     home, abroad, _ = hosts
     abroad.link(Weather(latency_s=0.02, jitter_s=0.005, loss=0.01))
@@ -136,6 +137,7 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_again(tmp_path: Path, 
     assert ending(record).outcome == "finished"
 
 
+@pytest.mark.slow
 def test_a_link_that_is_gone_for_less_than_heartbeats_last_costs_nobody(tmp_path: Path, hosts: list[Host]) -> None:
     home, abroad, _ = hosts
     with live(three(tmp_path, home), home.prefix) as run, joined(run, abroad) as guest:
@@ -151,6 +153,7 @@ def test_a_link_that_is_gone_for_less_than_heartbeats_last_costs_nobody(tmp_path
     assert len(facts(record, d.Form)) == 3, "each replica was formed once"
 
 
+@pytest.mark.slow
 def test_a_machine_that_leaves_hands_over_to_another_across_the_network(tmp_path: Path, hosts: list[Host]) -> None:
     home, abroad, other = hosts
     for host in (abroad, other):
