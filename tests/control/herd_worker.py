@@ -17,6 +17,11 @@ class Content:
     outer: tuple[Any, ...] = ()
     """the round and who settled it together, one after the other; or how the state was made up"""
 
+    @property
+    def is_made_up(self) -> bool:
+        """Was it lost at some time, and made of others?"""
+        return any(isinstance(step, str) for step in self.outer)
+
 
 class Loan(NamedTuple):
     """A state that a worker was asked for, for one of another replica, or its successor."""

@@ -250,7 +250,8 @@ class PretendHerd:
         if form.outcome != "rolled back" and isinstance(mine.source, d.Fresh | d.Load):
             kept = {m.worker: m.node for m in form.members if isinstance(m.source, d.Keep)}
             others = [o for o in self.alive.values() if kept.get(o.name) == o.node and not o.orders]
-            for other in (o for o in others if o.content is not None and o.generation <= form.generation):
+            whole = [o for o in others if o.content is not None and not o.content.is_made_up]
+            for other in (o for o in whole if o.generation <= form.generation):
                 begun = self.truth.beginnings(mine.source, form.replica, other.stage)
                 assert other.content in begun, "a stage begins anew beside others that have moved on"
         if me.owes and not me.wants:
