@@ -114,7 +114,9 @@ class GuestTruth:
         """Workers that could stand somewhere."""
         standing = set(run.holders.values())
         free = [w for w in self.herd.alive.values() if w.joined and w.name not in standing | self.herd.leaving]
-        shut = {host for host, machine in self.herd.machines.items() if not machine.open} | {*self.herd.parting}
+        shut = {host for host, machine in self.herd.machines.items() if machine.failed or not machine.open} | {
+            *self.herd.parting
+        }
         return [w.name for w in free if w.host not in shut]
 
     def _more_to_come(self) -> bool:

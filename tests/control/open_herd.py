@@ -83,6 +83,7 @@ class OpenHerd(PretendHerd):
         if me.orders and not isinstance(me.orders[0], d.Disband | d.Leave):
             me.orders.popleft()
         self.machines[me.host].failed = True
+        self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
         self.report(me, e.WorkerFailed, detail="out of memory")
 
     def part(self, host: str) -> None:

@@ -177,6 +177,22 @@ def test_a_machine_on_which_a_worker_fails_is_turned_away_and_the_run_goes_on() 
     assert finished(made)
 
 
+def test_a_worker_that_has_failed_is_nobodys_donor_until_its_machine_has_gone() -> None:
+    """It may have missed a commit, or made half of one; it went on giving its stage to others."""
+    made = open_herd(2, stages=3, steps=6)
+    joined(made, 2)
+    old = handing(made, 5)
+    work_until(made, lambda run: old not in made.alive)
+    work_until(made, lambda run: run.replicas[1].phase == "commit" and bool(made.alive[run.holders[5]].orders))
+    made.fail(made.run.holders[5])
+    made.lose(made.run.holders[4])
+    lent = [
+        m for f in said(made, d.Form) for m in f.members if isinstance(m.source, d.Rebuild) and m.source.donors == [5]
+    ]
+    assert 5 not in made.run.holders and not lent
+    assert finished(made)
+
+
 def test_so_is_one_on_which_a_worker_fails_while_it_is_to_leave() -> None:
     """It takes no workers any more, but its replica would wait for the failed one for ever."""
     made = open_herd(1, replace=False)

@@ -218,8 +218,10 @@ def _(fact: e.PatienceOver, run: RunState) -> RunState:
 @apply.register
 def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
-    if worker is not None and worker.host:  # a guest's trouble is not the run's
-        return set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure))
+    if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
+        run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure))
+        lost = e.WorkerLost(worker=fact.worker, incarnation=worker.incarnation, cause="exit", detail=fact.detail)
+        return apply(lost, run)
     return replace(run, failed=run.failed or failure)
 
 

@@ -83,8 +83,7 @@ def _start(run: RunState, host: str) -> d.Spawn:
 def let_go(run: RunState) -> d.Release | d.TurnAway | None:
     """Workers that were to leave and have nothing any more exit; machines that ruin their workers are sent away."""
     for host, room in run.hosts.items():
-        ruined = room.failure and any(w.host == host and w.status != "dead" for w in run.workers.values())
-        if ruined or (room.workers and room.stillborn >= MAX_STILLBORN):
+        if room.failure or (room.workers and room.stillborn >= MAX_STILLBORN):
             reason = room.failure or f"{room.stillborn} workers in a row died there before they were ready"
             return d.TurnAway(host=host, reason=reason)
     giving = {worker for r in run.live.values() for worker in r.leavers.values()}

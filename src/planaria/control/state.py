@@ -42,6 +42,10 @@ class Host:
     failure: str = ""
     """a worker's own error there"""
 
+    @property
+    def stays(self) -> bool:
+        return self.workers > 0 and not self.failure
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -271,7 +275,7 @@ class RunState:
     def stays(self, worker: str) -> bool:
         """Is it neither to leave, nor on a machine that takes no more workers? Such a one is about to go."""
         known = self.workers[worker]
-        return not known.leaving and (not known.host or self.hosts[known.host].workers > 0)
+        return not known.leaving and (not known.host or self.hosts[known.host].stays)
 
     def with_status(self, status: str) -> tuple[str, ...]:
         """Identities of the workers in this status, in order of identity."""
