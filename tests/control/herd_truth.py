@@ -124,8 +124,9 @@ class Truth:
             donors = member.source.donors if isinstance(member.source, d.Rebuild) else []
             owners = {donor: before.replica_at(donor) for donor in donors}
             for donor, owner in owners.items():  # one that is being handed its own stage has it before it gives
-                assert owner is not None and donor in owner.holders
-                assert donor not in owner.lost - (owner.leavers.keys() if owner is replica else set())
+                assert owner is not None
+                handed = owner.leavers.keys() if owner is replica else set()
+                assert donor in (owner.holders.keys() - owner.lost) | handed
             lent |= {o.number for o in owners.values() if o is not None}
         copied = all(isinstance(m.source, d.Rebuild) and m.source.by == d.PEER for m in form.members)
         assert not copied or len(lent) == 1, "a copy of several replicas is none"

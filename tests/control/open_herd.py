@@ -54,7 +54,8 @@ class OpenHerd(PretendHerd):
     def promised(self) -> list[str]:
         """Living workers to which a stage is being handed over."""
         live = self.run.live.values()
-        return [replica.holders[node] for replica in live for node in replica.leavers.keys() & replica.holders.keys()]
+        takers = [replica.holders.get(node) for replica in live for node in sorted(replica.leavers)]
+        return [worker for worker in takers if worker in self.alive]
 
     def leave(self, host: str) -> None:
         """A machine is to go, in good order."""

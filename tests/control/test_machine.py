@@ -147,7 +147,7 @@ class ControlMachine(RuleBasedStateMachine):
         for worker in [holders[node] for node in sorted(nodes) if node in holders]:
             self.fleet.drain(worker)
 
-    @precondition(lambda self: self.fleet.state.leavers)
+    @precondition(lambda self: self.fleet.alive and self.fleet.state.leavers)
     @rule(pick=st.integers(0, 3), new=st.booleans())
     def an_end_of_a_handover_dies(self, pick: int, new: bool) -> None:
         state = self.fleet.state
