@@ -75,7 +75,7 @@ def test_a_round_that_is_dropped_leaves_no_trace() -> None:
     assert all(torch.equal(circle.outer[name], tensor) for name, tensor in outer.items())
 
 
-def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others() -> None:
+def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_its_successor_does() -> None:
     circle, runner = worker(CODED, 0.1)
     peer, theirs = worker(CODED, 0.2)
     circle.offer(3, runner)
@@ -84,10 +84,14 @@ def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others() -> N
     circle.settle(3, 0, {1: 7}, runner)
     assert any(name.startswith("residual/") and tensor.any() for name, tensor in circle.outer.items())
     copy = Circle(CODED)
-    copy.begin(circle.lent(), runner, rounds=4)
+    copy.begin(circle.given(to_successor=False), runner, rounds=4)
     assert not any(name.startswith("residual/") and tensor.any() for name, tensor in copy.outer.items())
     slow = [name for name in circle.outer if name.startswith("slow/")]
     assert slow and all(torch.equal(copy.outer[name], circle.outer[name]) for name in slow)
+    successor = Circle(CODED)
+    successor.begin(circle.given(to_successor=True), runner, rounds=4)
+    assert successor.outer.keys() == circle.outer.keys()
+    assert all(torch.equal(successor.outer[name], tensor) for name, tensor in circle.outer.items())
 
 
 def test_alone_a_replica_follows_its_own_drift() -> None:

@@ -107,6 +107,16 @@ def test_one_that_leaves_takes_no_more_and_each_of_its_workers_is_told_of(scene:
     assert scene.told(Gone) == [Gone("w3", 1, "exit", "its machine has left")]
 
 
+def test_one_that_leaves_before_it_has_settled_was_never_there(scene: Scene) -> None:
+    line = scene.knock()
+    assert isinstance(hear(line), Welcome)
+    say(line, Departing(detail="SIGTERM"))
+    with pytest.raises((EOFError, OSError)):
+        line.recv_bytes()
+    scene.heard += scene.fleet.poll(0.1)
+    assert not scene.heard
+
+
 def test_one_that_vanishes_takes_its_workers_with_it(scene: Scene) -> None:
     line = scene.join()
     scene.spawn("w1", "g1")

@@ -62,10 +62,13 @@ class Circle:
         """The outer state, as a checkpoint has it; shares memory."""
         return self._outer.state()
 
-    def lent(self) -> dict[str, Tensor]:
-        """The outer state that a copy of this node begins with: all but what rounding owes its others."""
-        state = replace(self._outer, residual={}).state()
-        return {name: tensor for name, tensor in state.items() if name != "rounds"}
+    def given(self, to_successor: bool) -> dict[str, Tensor]:
+        """The outer state that a copy of this node begins with, or who stands here from now on.
+
+        A copy gets all but what rounding owes this node's others.
+        """
+        outer = self._outer if to_successor else replace(self._outer, residual={})
+        return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}
 
     def foretell(self, round: int) -> Tensor | None:
         """What can be said ahead in ``round``."""

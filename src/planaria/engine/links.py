@@ -109,7 +109,7 @@ class Links:
 
     def _state_bytes(self, stage: int) -> int:
         """The largest packed state of a stage: weights, both moments, and what replicas keep from round to round."""
-        config, copies = self._setup.config, 5 if self._itinerary.replicas > 1 else 3
+        config, copies = self._setup.config, 6 if self._itinerary.replicas > 1 else 3
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
     def _open(self, link_id: str, node: int, peer: int, max_bytes: int) -> Edge:

@@ -233,7 +233,7 @@ class Worker:
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
         state = self.runner.state()
-        state.outer = self.post.circle.lent()
+        state.outer = self.post.circle.given(to_successor=order.donor == d.BEFORE)
         self.post.lend_state(order, pack(state))
 
     def _save(self, order: d.Save) -> None:

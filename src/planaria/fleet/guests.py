@@ -130,7 +130,7 @@ class Guests:
                         self._ears.tell(Joined(guest.host, room, called))
                     case Started(worker=worker, incarnation=incarnation) if (worker, incarnation) in guest.workers:
                         self._ears.tell(Born(worker, incarnation))
-                    case Departing(detail=detail):
+                    case Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
                     case Beat():
                         with self._guarded:
