@@ -120,7 +120,7 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine_line(),
-        "flags": {key: str(value) if isinstance(value, Path) else value for key, value in flags.items()},
+        "flags": {key: _told(value) if isinstance(value, Path) else value for key, value in flags.items()},
         "rows": [
             {
                 "what": row.what,
@@ -190,3 +190,8 @@ def start(main: Callable[[], int]) -> None:
         print(f"benchmark: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _told(path: Path) -> str:
+    """A path as it reads on any machine, if it is one of the repository's."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
