@@ -17,7 +17,8 @@ from planaria.fleet.remote import RemoteFleet
 from planaria.fleet.switchboard import VISITOR, call
 from planaria.fleet.visit import TO_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
 
-SILENCE_S = 0.5
+SILENCE_S = 3.0
+"""long enough for a test that beats on a busy machine"""
 
 
 class Scene:
@@ -128,12 +129,12 @@ def test_one_that_vanishes_takes_its_workers_with_it(scene: Scene) -> None:
 
 def test_one_that_falls_silent_is_gone_and_one_that_beats_is_not(scene: Scene) -> None:
     silent, beating = scene.join(), scene.join()
-    until = time.monotonic() + 3 * SILENCE_S
+    until = time.monotonic() + 1.5 * SILENCE_S
     while time.monotonic() < until:
         say(beating, Beat())
-        scene.heard += scene.fleet.poll(SILENCE_S / 8)
+        scene.heard += scene.fleet.poll(SILENCE_S / 20)
     assert [left.host for left in scene.told(Left)] == ["g1"]
-    assert "silent for 0.5 s" in scene.told(Left)[0].detail
+    assert f"silent for {SILENCE_S:g} s" in scene.told(Left)[0].detail
     with pytest.raises((EOFError, OSError)):
         silent.recv_bytes()
 
