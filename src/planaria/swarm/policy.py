@@ -1,0 +1,49 @@
+"""A policy: a causal language model with its tokenizer, as the swarm uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from planaria.swarm.rollout import Drawn
+
+
+class Policy(Protocol):
+    """What a peer trains. Texts are read and written with its own tokenizer."""
+
+    module: nn.Module
+    """its parameters that require gradients are the ones that are trained"""
+    vocab: int
+    end: int
+    """the id of the token that ends a completion; it is no padding and is trained"""
+    context: int
+    """tokens of prompt and completion together"""
+    tokenizer_fingerprint: str
+    """16 hex digits; equal where equal ids mean equal text"""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without any separator."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; end tokens leave nothing."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right with any id: attention is causal."""
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        max_new: int,
+        temperature: float,
+        top_k: int,
+        generator: torch.Generator,
+    ) -> list[list[Drawn]]:
+        """``count`` completions of every prompt, batched and with a key-value cache.
+
+        Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
+        probability softmax(logits / temperature) among them. At most ``max_new`` ids each, the end token not counted.
+        """
