@@ -1,0 +1,290 @@
+"""The losses of decentralised GRPO: one menu, in which each entry is another by one line.
+
+Notation: π_θ is the policy that is trained, π_old the policy that the round's updates began with, π_gen the policy that
+sampled a completion, as its peer claims it. R = π_θ/π_old. With one update a round π_old = sg(π_θ): R is 1 and its
+gradient is ∇log π_θ. All probabilities are of single tokens.
+
+| kind          | the term of one token                      | a completion's share of the loss |
+|---------------|--------------------------------------------|----------------------------------|
+| grpo          | min(R·Â, clip(R, 1−ε, 1+ε')·Â)             | mean of its tokens               |
+| dr_grpo       | as grpo (with advantages without σ)        | sum of its tokens / a constant   |
+| dapo          | as grpo, with a higher ε'                  | sum (the divisor counts tokens)  |
+| nois          | R·Â                                        | as grpo                          |
+| vis           | as grpo, with R = π_θ/π_gen                | as grpo                          |
+| tis           | as grpo, times sg(min(π_old/π_gen, C))     | as grpo                          |
+| f_nois, f_vis, f_tis | as nois, vis, tis; Â = 0 where Â ≤ 0 and the divergence from π_gen is ≥ γ | as grpo |
+| sequence_mask | as grpo; Â = 0 where Â < 0 and the divergence from π_gen is > δ               | as grpo |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from planaria.config import Fraction, Positive, Section
+from planaria.swarm.loss_stats import LossStats
+
+NonNegative = Annotated[float, Field(ge=0)]
+Above = Annotated[float, Field(gt=0)]
+DivergenceKind = Literal["k1_mean", "k3_mean", "k3_sum"]
+K1_THRESHOLD = 0.5
+"""nats a token: generators nearer than this are usual among peers that train the same model"""
+
+
+class LossConfig(Section):
+    kind: Literal["grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "f_nois", "f_vis", "f_tis", "sequence_mask"] = (
+        "f_tis"
+    )
+    """which loss: grpo, dr_grpo, dapo, nois (no correction for who generated), vis (ratio to the generator, clipped),
+    tis (truncated weight), f_nois, f_vis, f_tis (the same, far failures filtered), or sequence_mask"""
+    clip_low: Fraction = 0.2
+    """ratios below 1 less this earn no more"""
+    clip_high: NonNegative | None = None
+    """ratios above 1 plus this earn no more; 0.28 (dapo) or as clip_low unless given"""
+    cap: Above = 2.0
+    """tis, f_tis: largest weight of a token, whatever the generator claims"""
+    beta: NonNegative = 0.0
+    """weight of the divergence from the reference policy; 0 needs none"""
+    filter_kind: DivergenceKind | None = None
+    """f_nois, f_vis, f_tis: how the distance to a generator is measured: k1_mean (unless given), k3_mean or k3_sum"""
+    filter_threshold: NonNegative | None = None
+    """f_nois, f_vis, f_tis: failures this far or farther teach nothing; 0.5 for k1_mean, the others have no default"""
+    mask_threshold: NonNegative = K1_THRESHOLD
+    """sequence_mask: failures farther than this (k1_mean) teach nothing"""
+    log_ratio_bound: Above = 20.0
+    """logarithms of probability ratios are cut off here before they are exponentiated"""
+    length: Positive | None = None
+    """dr_grpo: the constant that stands for every completion's length; the longest that may be drawn is usual"""
+
+    @property
+    def high(self) -> float:
+        """The upper clip in force."""
+        if self.clip_high is not None:
+            return self.clip_high
+        return 0.28 if self.kind == "dapo" else self.clip_low
+
+    @property
+    def term(self) -> str:
+        """The kind without its filter."""
+        return self.kind.removeprefix("f_")
+
+    @model_validator(mode="after")
+    def _says_what_it_measures(self) -> Self:
+        if self.filter_threshold is not None and self.filter_kind is None:
+            raise ValueError(
+                f"loss.filter_threshold = {self.filter_threshold} means nothing without loss.filter_kind: "
+                "say k1_mean, k3_mean or k3_sum"
+            )
+        if self.filter_kind not in (None, "k1_mean") and self.filter_threshold is None:
+            raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
+        if self.kind == "dr_grpo" and self.length is None:
+            raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")
+        return self
+
+
+@dataclass(frozen=True)
+class LossResult:
+    loss: Tensor
+    """a scalar with gradient"""
+    stats: LossStats
+
+
+def divergence(kind: DivergenceKind, logp: Tensor, gen_logp: Tensor, mask: Tensor) -> Tensor:
+    """How far each completion is from the policy, in nats: [N, T] log-probabilities and mask → [N], without gradient.
+
+    With x = log π_gen − log π_θ of a token that π_gen drew, x itself (k1) and e^x − x − 1 (k3) estimate a divergence of
+    π_θ from π_gen. k1_mean and k3_mean are means over the completion's own tokens, never over padding; k3_sum is
+    their sum. k3 is an alarm for single improbable tokens (x = 7 gives 1088) and may be inf.
+    Source: the estimators are J. Schulman's (Approximating KL divergence, 2020); arXiv 2605.22537 filters by k3.
+    """
+    x = (gen_logp - logp.detach()).masked_fill(~mask.bool(), 0.0)
+    per_token = x if kind == "k1_mean" else torch.expm1(x) - x
+    total = per_token.sum(1)
+    return total if kind == "k3_sum" else total / mask.sum(1).clamp(min=1)
+
+
+def ratio_of(logp: Tensor, other: Tensor, bound: float) -> Tensor:
+    """π/π' of log-probabilities, between e^−bound and e^bound; beyond them the gradient is 0, never inf or nan."""
+    return (logp - other).clamp(-bound, bound).exp()
+
+
+def clipped_term(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """min(R·Â, clip(R, 1 − low, 1 + high)·Â), to be maximised. Source: arXiv 2402.03300, equation 3."""
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def kl_to_reference(logp: Tensor, ref_logp: Tensor, bound: float) -> Tensor:
+    """k3 estimate of KL(π_θ‖π_ref) of each token: e^x − x − 1 with x = log π_ref − log π_θ.
+
+    Only x > bound is cut off. Where the reference would hardly say what the policy says, x is far below 0, all is
+    finite, and the pull back must not vanish. Source: arXiv 2402.03300, equation 4.
+    """
+    x = (ref_logp - logp).clamp(max=bound)
+    return torch.expm1(x) - x
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the formulas below read, free of garbage: padding holds 0 everywhere."""
+
+    logp: Tensor
+    """log π_θ [N, T], with gradient"""
+    old: Tensor
+    """log π_old [N, T]"""
+    gen: Tensor
+    """log π_gen [N, T]; log π_old where nobody knows it"""
+    known: Tensor
+    """rows whose generator told: bool [N]"""
+    ref: Tensor | None
+    """log π_ref [N, T]"""
+    advantages: Tensor
+    """Â [N]"""
+    mask: Tensor
+    """tokens to train on: bool [N, T]"""
+
+
+def kept(config: LossConfig, batch: Batch) -> Tensor:
+    """Which samples keep their advantage: bool [N].
+
+    The filter of F-TIS wants failures known to be near: Â > 0 or divergence < γ; one whose generator told nothing is
+    not known to be near. The mask of DeepSeek-V3.2 drops failures that are far: Â < 0 and mean x > δ; where the
+    generator told nothing, far from π_old.
+    Source: arXiv 2605.22537; arXiv 2512.02556, equation 9.
+    """
+    if config.kind.startswith("f_"):
+        kind = config.filter_kind or "k1_mean"
+        threshold = K1_THRESHOLD if config.filter_threshold is None else config.filter_threshold
+        near = batch.known & (divergence(kind, batch.logp, batch.gen, batch.mask) < threshold)
+        return (batch.advantages > 0) | near
+    if config.kind == "sequence_mask":
+        far = divergence("k1_mean", batch.logp, batch.gen, batch.mask) > config.mask_threshold
+        return (batch.advantages >= 0) | ~far
+    return torch.ones_like(batch.known)
+
+
+def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
+    """What one token earns, to be maximised: [N, T], given the advantages that were kept [N, 1]: the menu's column.
+
+    Source: arXiv 2511.09780 (nois: the objective of decentralised GRPO), 2605.22537 (vis, tis).
+    """
+    bound = config.log_ratio_bound
+    ratio = ratio_of(batch.logp, batch.gen if config.term == "vis" else batch.old, bound)
+    if config.term == "nois":
+        return ratio * advantage
+    clipped = clipped_term(ratio, advantage, config.clip_low, config.high)
+    if config.term == "tis":
+        return ratio_of(batch.old, batch.gen, bound).clamp(max=config.cap) * clipped
+    return clipped
+
+
+def shares(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
+    """What each sample adds to the loss, before the divisor: [N, T] → [N]."""
+    total = (per_token * mask).sum(1)
+    if config.kind == "dapo":
+        return total
+    if config.kind == "dr_grpo":
+        assert config.length is not None
+        return total / config.length
+    return total / mask.sum(1).clamp(min=1)
+
+
+def divisor_of(config: LossConfig, lengths: Sequence[int]) -> int:
+    """What ``policy_loss`` divides by: samples, or for dapo tokens, given the lengths of all completions of an update.
+
+    All microbatches of one update are given this same number. Filtered samples count; those of groups without spread
+    have no advantage, are not trained on and do not.
+    """
+    return sum(lengths) if config.kind == "dapo" else len(lengths)
+
+
+def policy_loss(
+    config: LossConfig,
+    logp: Tensor,
+    gen_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    divisor: float,
+    known: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+) -> LossResult:
+    """The loss of one microbatch; the losses of all microbatches of an update add up to the update's.
+
+    ``logp`` [N, T]: log π_θ of each token in nats, with gradient, fp32 or better. ``mask`` [N, T]: 1 on the tokens of
+    the completion, its end token included, 0 on padding, where every other tensor may hold anything, nan too.
+    ``gen_logp`` [N, T]: the generators' claims, None where nobody made any; ``known`` [N] bool says which rows have one
+    (all unless given). Rows without, and rows with a claim that is not finite, count as π_gen = π_old: ratio and weight
+    are 1. ``old_logp`` [N, T]: log π_old where several updates use the same completions; ``ref_logp`` [N, T]: the
+    reference's. ``advantages`` [N]. ``divisor``: ``divisor_of`` the whole update, not of this microbatch.
+
+    Raises ValueError for shapes that do not fit (broadcasting would hide them), a divisor that is not positive, a beta
+    without ``ref_logp``, and a kind that compares with generators without ``gen_logp``. Source: see the parts; what is
+    summed over what is arXiv 2402.03300, 2503.20783 (dr_grpo), 2503.14476 (dapo).
+    """
+    if divisor <= 0:
+        raise ValueError(f"the divisor is {divisor}: an update without samples has no loss")
+    batch = _batch(config, logp, gen_logp, advantages, mask, known, old_logp, ref_logp)
+    keep = kept(config, batch)
+    per_token = -terms(config, batch, torch.where(keep, advantages, 0.0)[:, None])
+    kl = torch.zeros_like(batch.old)
+    if batch.ref is not None:
+        kl = kl_to_reference(batch.logp, batch.ref, config.log_ratio_bound)
+        per_token = per_token + config.beta * kl
+    return LossResult(shares(config, per_token, batch.mask).sum() / divisor, _stats(config, batch, keep, kl.detach()))
+
+
+def _batch(
+    config: LossConfig,
+    logp: Tensor,
+    gen_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    known: Tensor | None,
+    old_logp: Tensor | None,
+    ref_logp: Tensor | None,
+) -> Batch:
+    """Checked, and padding emptied before anything is computed: what is multiplied by 0 afterwards may be 0·inf."""
+    given = {"mask": mask, "gen_logp": gen_logp, "old_logp": old_logp, "ref_logp": ref_logp}
+    for name, tensor in {**given, "advantages": advantages, "known": known}.items():
+        shape = logp.shape if name in given else logp.shape[:1]
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}, beside logp {list(logp.shape)}")
+    if config.beta and ref_logp is None:
+        raise ValueError(f"beta = {config.beta} needs ref_logp, the reference policy's log-probabilities")
+    mask = mask.bool()
+    logp = logp.masked_fill(~mask, 0.0)
+    old = logp.detach() if old_logp is None else old_logp.detach().masked_fill(~mask, 0.0)
+    ref = None if ref_logp is None else ref_logp.detach().masked_fill(~mask, 0.0)
+    gen, told = old, torch.zeros_like(advantages, dtype=torch.bool)
+    if gen_logp is not None:
+        told = (gen_logp.isfinite() | ~mask).all(1) & (~told if known is None else known)
+        gen = torch.where(told[:, None] & mask, gen_logp.detach(), old)
+    elif config.kind not in ("grpo", "dr_grpo", "dapo", "nois"):
+        raise ValueError(f"the loss {config.kind!r} compares with who generated and needs gen_logp")
+    return Batch(logp, old, gen, told, ref, advantages, mask)
+
+
+def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossStats:
+    """All sums in one transfer from the device."""
+    bound, now, sign = config.log_ratio_bound, batch.logp.detach(), batch.advantages.sign()[:, None]
+    ratio = ratio_of(now, batch.gen if config.term == "vis" else batch.old, bound)
+    idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.clip_low))
+    cut = ratio_of(batch.old, batch.gen, bound) > config.cap
+    claimed = batch.mask & batch.known[:, None]
+    sums = (
+        ~keep & (batch.advantages != 0),
+        batch.mask,
+        claimed,
+        idle & batch.mask & (config.term != "nois"),
+        cut & claimed & (config.term == "tis"),
+        ratio_of(now, batch.gen, bound) * claimed,
+        (batch.gen - now).clamp(-bound, bound) * claimed,
+        kl * batch.mask,
+    )
+    return LossStats(float(len(keep)), *torch.stack([part.sum().double() for part in sums]).tolist())
