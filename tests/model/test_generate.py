@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.generate import generate, pick
+from planaria.model.generate import generate
 from planaria.model.stages import Llama
 
 MODEL = Llama(ModelConfig(vocab=30, dim=16, layers=2, heads=2, hidden=24, context=8, init_std=0.4), seed=5)
@@ -50,20 +48,6 @@ def test_the_prompt_is_left_alone_and_no_graph_is_kept() -> None:
     drawn = generate(MODEL, prompt, 3)
     next(drawn)
     assert torch.is_grad_enabled() and prompt == [1, 2]
-
-
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20), st.integers(1, 30), st.integers(0, 99))
-def test_draws_are_among_the_top_k(values: list[float], top_k: int, seed: int) -> None:
-    logits = torch.tensor(values)
-    drawn = pick(logits, 1.0, top_k, torch.Generator().manual_seed(seed))
-    assert logits[drawn] >= logits.sort(descending=True).values[min(top_k, len(values)) - 1]
-
-
-def test_draws_follow_the_softmax() -> None:
-    logits, generator = torch.tensor([0.0, 1.0, 2.0]), torch.Generator().manual_seed(0)
-    drawn = torch.tensor([pick(logits, 2.0, None, generator) for _ in range(4000)])
-    shares = torch.bincount(drawn, minlength=3) / 4000
-    torch.testing.assert_close(shares, torch.softmax(logits / 2, 0), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from planaria.errors import UserError
+from planaria.model.decode import Reading, check_draws, check_prompts, pick
 from planaria.model.stages import Llama
 
 
@@ -24,21 +24,16 @@ def generate(
 
     Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (all, unless given) is drawn with
     probability softmax(logits / temperature), the same ones for the same seed. Past ``config.context`` tokens the model
-    sees the newest ones only. There is no key-value cache: every token reads the whole window again.
+    sees the newest ones only, and every token reads that whole window again: all its positions have changed.
 
     :raises UserError: on an empty prompt, ids outside the vocabulary, and a temperature or top_k out of range.
     """
-    vocab = model.config.vocab
-    if not tokens:
-        raise UserError("generate: the prompt has no tokens; give at least one")
-    if unknown := [t for t in tokens if not 0 <= t < vocab]:
-        raise UserError(f"generate: token {unknown[0]} is outside the model's vocabulary of {vocab}")
-    if temperature < 0:
-        raise UserError(f"generate: temperature = {temperature} is negative; 0 is greedy, 1 is the model's own")
+    check_prompts(model, [tokens], at_most=len(tokens))
     if top_k is not None and top_k < 1:
         raise UserError(f"generate: top_k = {top_k}; give at least 1, or leave it out to draw from all tokens")
+    check_draws(temperature, top_k or 0)
     generator = torch.Generator().manual_seed(seed)
-    return _continue(model, list(tokens), max_new, temperature, top_k, generator, stop)
+    return _continue(model, list(tokens), max_new, temperature, top_k or 0, generator, stop)
 
 
 def _continue(
@@ -46,30 +41,20 @@ def _continue(
     tokens: list[int],
     max_new: int,
     temperature: float,
-    top_k: int | None,
+    top_k: int,
     generator: torch.Generator,
     stop: int | None,
 ) -> Iterator[int]:
+    context, reading = model.config.context, None
     for _ in range(max_new):
-        chosen = pick(_last_logits(model, tokens[-model.config.context :]), temperature, top_k, generator)
+        if reading is not None and len(tokens) <= context:
+            reading.read(torch.tensor(tokens[-1:], device=reading.logits.device))
+        else:
+            reading = Reading(model, [tokens[-context:]], min(max_new, max(0, context - len(tokens))))
+        # Numbers and choice on the CPU, where they are the same for every device.
+        uniform = torch.rand(1, generator=generator)
+        chosen = int(pick(reading.logits.float().cpu(), temperature, top_k, uniform))
         if chosen == stop:
             return
         tokens.append(chosen)
         yield chosen
-
-
-@torch.no_grad()
-def _last_logits(model: Llama, window: list[int]) -> Tensor:
-    """Logits [V] of the token after ``window``, on the CPU, where draws are the same for every device."""
-    device = model.ends.embed_tokens.weight.device
-    hidden = model.hidden(torch.tensor([window], device=device))
-    return model.ends.logits(hidden[:, -1:])[0, 0].float().cpu()
-
-
-def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    """One token id from logits [V]."""
-    if temperature == 0:
-        return int(logits.argmax())
-    best = logits.topk(min(top_k or len(logits), len(logits)))
-    draw = torch.multinomial(torch.softmax(best.values / temperature, 0), 1, generator=generator)
-    return int(best.indices[draw])

@@ -7,6 +7,8 @@ weights overwrite them, and a rebuilt stage must not wait for random numbers tha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,7 +52,7 @@ def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, T, heads, d] turned by the angles of positions 0..T-1; tables [T, 1, d]."""
+    """x [B, T, heads, d] turned by its positions' angles; tables [T, 1, d], or each row's own [B, T, 1, d]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -61,6 +63,17 @@ def to_rotate_half(weight: Tensor, heads: int) -> Tensor:
     """
     rows, dim = weight.shape
     return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
+
+
+class Past(NamedTuple):
+    """Where a layer keeps keys and values for later tokens; :mod:`planaria.model.decode` makes it."""
+
+    keys: Tensor
+    """[B, K, N, d]: T slots for the tokens that are read now, behind those of tokens read before"""
+    values: Tensor
+    """as ``keys``"""
+    mask: Tensor | None
+    """[B, 1, T, N], added to the scores: -inf where a token may not look; None: every token sees those before it"""
 
 
 class Attention(nn.Module):
@@ -74,14 +87,20 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.dim, config.kv * config.head_dim)
         self.o_proj = Linear(config.heads * config.head_dim, config.dim)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, D]; tables [T, 1, d]."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables [T, 1, d] or [B, T, 1, d]. ``past`` is filled, and looked at, in place."""
         batch, length, _ = x.shape
         q = rotate(self.q_proj(x).view(batch, length, self.heads, self.head_dim), cos, sin)
         k = rotate(self.k_proj(x).view(batch, length, self.kv, self.head_dim), cos, sin)
         v = self.v_proj(x).view(batch, length, self.kv, self.head_dim)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        mask = None
+        if past is not None:
+            past.keys[:, :, -length:] = k
+            past.values[:, :, -length:] = v
+            k, v, mask = past
         mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=self.kv < self.heads
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.kv < self.heads
         )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
@@ -111,8 +130,8 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, D]; tables [T, 1, d]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables and ``past`` as in :class:`Attention`."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, past)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
