@@ -77,9 +77,14 @@ class Ends(nn.Module):
             hidden = layer(hidden, self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
         return hidden
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Hidden states [B, T, D] → logits [B, T, V]."""
-        head = self.head_alias if self.lm_head is None else self.lm_head.weight
+    def logits(self, x: Tensor, apart: bool = True) -> Tensor:
+        """Hidden states [B, T, D] → logits [B, T, V].
+
+        Not ``apart``: a tied head's gradient joins the table's at once, where only one backward runs at a time.
+        """
+        head = self.head_alias if apart else self.embed_tokens.weight
+        if self.lm_head is not None:
+            head = self.lm_head.weight
         assert head is not None
         return F.linear(self.norm(x), head)
 

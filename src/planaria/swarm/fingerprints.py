@@ -1,0 +1,33 @@
+"""Sixteen hex digits for what peers must agree on before they compare numbers: tokenizers and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from torch import nn
+
+from planaria.data.tokenizer import Tokenizer
+
+_WITHOUT = ("version", "truncation", "padding", "post_processor")
+"""parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """Equal for tokenizers that read every text as the same ids, write every id as the same text and end with one id.
+
+    The converse does not hold: the same tokenizer written down by another library may have another fingerprint.
+    """
+    parts = {key: part for key, part in json.loads(tokenizer.to_json()).items() if key not in _WITHOUT}
+    content = json.dumps([tokenizer.end, parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """Of every parameter, trained or not, in the order of names: the name, then its fp32 bytes."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(module.named_parameters()):
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().to("cpu", torch.float32).flatten().numpy().data)
+    return digest.hexdigest()[:16]
