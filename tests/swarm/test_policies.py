@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from itertools import chain
+from pathlib import Path
+
 import pytest
 import torch
 
 from planaria.config import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.errors import UserError
+from planaria.model.huggingface import export_model
 from planaria.model.stages import Llama
 from planaria.swarm.fingerprints import tokenizer_fingerprint, weights_fingerprint
-from planaria.swarm.policies import LlamaPolicy, faithful
+from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
+from planaria.swarm.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy import Policy
 from planaria.swarm.rollout import Drawn
+from planaria.swarm.wording import faithful
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=32, init_std=0.3)
 
@@ -31,6 +39,28 @@ def own(tokenizer: Tokenizer) -> LlamaPolicy:
     return LlamaPolicy(Llama(CONFIG, seed=1), tokenizer)
 
 
+@pytest.fixture(scope="module")
+def folder(own: LlamaPolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of ``own``."""
+    made = tmp_path_factory.mktemp("exported")
+    own.tokenizer.save(made / "made.json")
+    assert isinstance(own.module, Llama)
+    export_model(own.module, made / "model", made / "made.json", own.end)
+    return made / "model"
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path, tokenizer: Tokenizer) -> HuggingFacePolicy:
+    pytest.importorskip("transformers")
+    return HuggingFacePolicy(open_model(folder), tokenizer)
+
+
+@pytest.fixture(params=["own", "theirs"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    found: Policy = request.getfixturevalue(request.param)
+    return found
+
+
 def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: float) -> torch.Tensor:
     """Log-probabilities of a completion, with its end, from the policy's logits of padded rows."""
     ids = [*drawn.ids, *([policy.end] if drawn.ended else [])]
@@ -42,25 +72,89 @@ def likelihoods(policy: Policy, prompt: list[int], drawn: Drawn, temperature: fl
 PROMPTS = ["a", "one two", "12+30="]
 
 
-def test_it_samples_so_many_of_every_prompt_and_tells_their_likelihoods(own: LlamaPolicy) -> None:
-    prompts = [own.encode(prompt) for prompt in PROMPTS]
-    found = own.sample(prompts, 4, 12, 0.8, 50, seeded())
+def test_it_samples_so_many_of_every_prompt_and_tells_their_likelihoods(policy: Policy) -> None:
+    prompts = [policy.encode(prompt) for prompt in PROMPTS]
+    found = policy.sample(prompts, 4, 12, 0.8, 50, seeded())
     assert [len(group) for group in found] == [4, 4, 4]
     for prompt, group in zip(prompts, found, strict=True):
         assert len({drawn.ids for drawn in group}) > 1
         for drawn in group:
             logps = torch.tensor(drawn.logps)
-            torch.testing.assert_close(logps, likelihoods(own, prompt, drawn, 0.8), rtol=0, atol=1e-4)
+            torch.testing.assert_close(logps, likelihoods(policy, prompt, drawn, 0.8), rtol=0, atol=1e-4)
 
 
-def test_a_sample_is_its_seed_and_its_place(own: LlamaPolicy) -> None:
-    prompts = [own.encode(prompt) for prompt in PROMPTS]
+def samples(policy: Policy, prompts: list[str], temperature: float, top_k: int, seed: int = 4) -> list[list[Drawn]]:
+    return policy.sample([policy.encode(prompt) for prompt in prompts], 3, 10, temperature, top_k, seeded(seed))
+
+
+def ids(found: list[list[Drawn]]) -> list[list[tuple[int, ...]]]:
+    return [[drawn.ids for drawn in group] for group in found]
+
+
+def test_a_sample_is_its_seeds_whatever_the_global_generator(policy: Policy) -> None:
+    torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = own.sample(prompts, 3, 10, 1.0, 0, seeded(4))
+    first = samples(policy, PROMPTS, 1.0, 0)
     assert torch.equal(torch.get_rng_state(), state)
-    ids = [[drawn.ids for drawn in group] for group in first]
-    assert [[d.ids for d in group] for group in own.sample(prompts[:2], 3, 10, 1.0, 0, seeded(4))] == ids[:2]
-    assert [[d.ids for d in group] for group in own.sample(prompts, 3, 10, 1.0, 0, seeded(5))] != ids
+    torch.manual_seed(2)
+    assert samples(policy, PROMPTS, 1.0, 0) == first
+    assert ids(samples(policy, PROMPTS, 1.0, 0, seed=5)) != ids(first)
+
+
+def test_our_own_samples_do_not_depend_on_what_is_sampled_beside_them(own: LlamaPolicy) -> None:
+    assert ids(samples(own, PROMPTS[:2], 1.0, 0)) == ids(samples(own, PROMPTS, 1.0, 0))[:2]
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_draws_are_among_the_likeliest(policy: Policy, top_k: int) -> None:
+    for prompt, group in zip(PROMPTS, samples(policy, PROMPTS, 2.0, top_k), strict=True):
+        for drawn in group:
+            tokens = policy.encode(prompt)
+            with torch.no_grad():
+                logits = policy.logits(torch.tensor([[*tokens, *drawn.ids]]))[0, len(tokens) - 1 : -1]
+            ranks = (logits > logits.gather(1, torch.tensor(drawn.ids)[:, None]) + 1e-4).sum(1)
+            assert (ranks < top_k).all()
+
+
+def test_a_completion_ends_at_the_end_token_or_its_limit(policy: Policy) -> None:
+    found = policy.sample([policy.encode("a")], 300, 20, 1.6, 0, seeded())[0]
+    assert {drawn.ended for drawn in found} == {True, False}
+    for drawn in found:
+        assert policy.end not in drawn.ids and len(drawn.logps) == len(drawn.ids) + drawn.ended
+        assert len(drawn.ids) < 20 if drawn.ended else len(drawn.ids) == 20
+
+
+def test_prompt_and_completion_fit_the_context(policy: Policy) -> None:
+    for drawn in policy.sample([[1] * 30], 2, 20, 1.0, 0, seeded())[0]:
+        assert len(drawn.ids) <= 2
+    for wrong in ([], [1] * 32):
+        with pytest.raises(UserError, match=r"prompt"):
+            policy.sample([[1], wrong], 2, 20, 1.0, 0, seeded())
+
+
+def test_padding_on_the_right_changes_nothing(policy: Policy) -> None:
+    row = torch.randint(0, 250, (1, 9), generator=seeded())
+    padded = torch.cat((row, torch.full((1, 4), 7)), 1)
+    torch.testing.assert_close(policy.logits(padded)[:, :9], policy.logits(row), rtol=0, atol=1e-4)
+
+
+def test_one_model_is_one_policy_whoever_computes_it(own: LlamaPolicy, theirs: HuggingFacePolicy) -> None:
+    ours, other = samples(own, PROMPTS, 0.0, 0), samples(theirs, PROMPTS, 0.0, 0)
+    assert ids(ours) == ids(other)
+    for mine, foreign in zip(chain(*ours), chain(*other), strict=True):
+        torch.testing.assert_close(torch.tensor(mine.logps), torch.tensor(foreign.logps), rtol=0, atol=1e-4)
+    assert own.tokenizer_fingerprint == theirs.tokenizer_fingerprint
+    assert (own.end, own.vocab, own.context) == (theirs.end, theirs.vocab, theirs.context)
+
+
+def test_a_models_own_generation_settings_do_not_bend_its_draws(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
+    pytest.importorskip("transformers")
+    bent = shutil.copytree(folder, tmp_path / "bent")
+    settings = {"repetition_penalty": 5.0, "top_p": 0.01, "do_sample": True, "eos_token_id": [own.end, 5]}
+    (bent / "generation_config.json").write_text(json.dumps(settings))
+    found = HuggingFacePolicy(open_model(bent), own.tokenizer)
+    assert ids(samples(found, PROMPTS, 0.0, 0)) == ids(samples(own, PROMPTS, 0.0, 0))
+    assert len(set(ids(samples(found, PROMPTS, 1.0, 0))[0])) > 1
 
 
 def test_a_tied_heads_gradient_is_whole_after_one_backward(own: LlamaPolicy) -> None:
@@ -75,10 +169,10 @@ def test_a_tied_heads_gradient_is_whole_after_one_backward(own: LlamaPolicy) -> 
     torch.testing.assert_close(found, other.ends.embed_tokens.weight.grad)
 
 
-def test_texts_come_back_as_they_were_and_ends_leave_nothing(own: LlamaPolicy) -> None:
-    assert faithful(own, "Grüße, 1+1=2\n\t<|end|>")
-    ids = own.encode("two")
-    assert own.end not in own.encode("<|end|>") and own.decode([own.end, *ids, own.end]) == "two"
+def test_texts_come_back_as_they_were_and_ends_leave_nothing(policy: Policy) -> None:
+    assert faithful(policy, "Grüße, 1+1=2\n\t<|end|>")
+    ids = policy.encode("two")
+    assert policy.end not in policy.encode("<|end|>") and policy.decode([policy.end, *ids, policy.end]) == "two"
 
 
 def test_a_tokenizer_too_large_for_the_model_is_named(own: LlamaPolicy) -> None:
@@ -95,3 +189,113 @@ def test_fingerprints_tell_tokenizers_and_weights_apart(own: LlamaPolicy, tokeni
     with torch.no_grad():
         model.ends.norm.weight[3] += 1e-6
     assert weights_fingerprint(model) != weights_fingerprint(own.module)
+
+
+def test_a_folder_is_opened_as_ours_where_it_is_like_ours(folder: Path, own: LlamaPolicy) -> None:
+    found = open_policy(str(folder))
+    assert isinstance(found, LlamaPolicy)
+    assert weights_fingerprint(found.module) == weights_fingerprint(own.module)
+    assert found.tokenizer_fingerprint == own.tokenizer_fingerprint
+
+
+def test_any_other_architecture_is_opened_by_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=257, n_embd=16, n_layer=2, n_head=2, n_positions=24, eos_token_id=256)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    found = open_policy(str(tmp_path))
+    assert isinstance(found, HuggingFacePolicy) and (found.context, found.end) == (24, 256)
+    for prompt, group in zip(PROMPTS, samples(found, PROMPTS, 1.0, 0), strict=True):
+        for drawn in group:
+            torch.testing.assert_close(
+                torch.tensor(drawn.logps), likelihoods(found, found.encode(prompt), drawn, 1.0), rtol=0, atol=1e-4
+            )
+
+
+def test_the_end_is_the_one_that_the_folders_settings_name(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "generation_config.json").write_text('{"eos_token_id": [10, 256]}')
+    found = open_policy(str(other))
+    assert found.end == 10 and found.decode([65, 10]) == found.decode([65])
+
+
+def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
+    pytest.importorskip("peft")
+    found = open_policy(str(folder), lora_rank=4, seed=3)
+    assert isinstance(found, HuggingFacePolicy)
+    trained = {name: p for name, p in found.module.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    tokens = torch.randint(0, 250, (2, 12), generator=seeded())
+    torch.testing.assert_close(found.logits(tokens), own.logits(tokens), rtol=0, atol=1e-4)
+    before = {name: p.detach().clone() for name, p in found.module.named_parameters()}
+    for _ in range(3):
+        torch.nn.functional.cross_entropy(
+            found.logits(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        ).backward()
+        torch.optim.AdamW(trained.values(), lr=0.02).step()
+    changed = {name for name, p in found.module.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == trained.keys()
+    found.export(tmp_path / "merged")
+    merged = open_policy(str(tmp_path / "merged"))
+    assert isinstance(merged, LlamaPolicy) and merged.end == found.end
+    torch.testing.assert_close(merged.logits(tokens), found.logits(tokens), rtol=0, atol=1e-4)
+    assert {name for name, p in found.module.named_parameters() if p.requires_grad} == trained.keys()
+    with pytest.raises(UserError, match="not an empty folder"):
+        found.export(tmp_path / "merged")
+
+
+def test_lora_begins_from_its_seed_alone(folder: Path) -> None:
+    pytest.importorskip("peft")
+
+    def made(seed: int) -> str:
+        torch.randn(3)
+        return weights_fingerprint(open_policy(str(folder), lora_rank=2, seed=seed).module)
+
+    assert made(1) == made(1) != made(2)
+
+
+def broken(folder: Path, tmp_path: Path, **changes: str | None) -> str:
+    """A copy of ``folder`` with some files replaced, or without them."""
+    copy = shutil.copytree(folder, tmp_path / "broken")
+    for name, content in changes.items():
+        (copy / name).unlink(missing_ok=True)
+        if content is not None:
+            (copy / name).write_text(content)
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.safetensors": None}, "neither model.safetensors nor"),
+        ({"tokenizer.json": None}, "no tokenizer.json"),
+        ({"tokenizer.json": "{}"}, "not a tokenizer.json"),
+        ({"generation_config.json": "{"}, "not JSON"),
+        ({"generation_config.json": '{"eos_token_id": 999}'}, "no token 999"),
+        ({"model.safetensors": "garbage"}, "not a readable safetensors file"),
+        ({"config.json": '{"model_type": "nobody"}'}, "transformers cannot read it"),
+        ({"config.json": '{"model_type": "gpt2", "vocab_size": 260, "n_embd": 8, "n_head": 2}'}, "missing|cannot read"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_named(
+    folder: Path, tmp_path: Path, changes: dict[str, str | None], message: str
+) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(UserError, match=message):
+        open_policy(broken(folder, tmp_path, **changes))
+
+
+def test_a_name_of_the_hub_is_fetched_without_pickles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        assert not [kind for kind in allow_patterns if kind.endswith((".bin", ".py", "*"))]
+        if name != "owner/name":
+            raise OSError("nobody knows it")
+        return str(folder)
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    assert isinstance(open_policy("hf:owner/name"), LlamaPolicy)
+    with pytest.raises(UserError, match="hf:owner/other: cannot be had"):
+        open_policy("hf:owner/other")

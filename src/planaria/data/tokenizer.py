@@ -45,8 +45,11 @@ class Tokenizer:
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
-    def open(cls, path: Path) -> Tokenizer:
-        """Read a tokenizer.json. Raises UserError if it is missing, not one, or has no known document separator."""
+    def open(cls, path: Path, end: int | None = None) -> Tokenizer:
+        """Read a tokenizer.json, where ``end`` separates documents or else a token with a known name.
+
+        Raises UserError if it is missing, not one, or has no such separator.
+        """
         try:
             inner = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except OSError as error:
@@ -56,6 +59,10 @@ class Tokenizer:
             ) from error
         except ValueError as error:
             raise UserError(f"data.tokenizer: {path} is not a tokenizer.json ({error}); give one, or 'bpe'") from error
+        if end is not None:
+            if inner.id_to_token(end) is None:
+                raise UserError(f"data.tokenizer: {path} has no token {end}, which is to separate documents")
+            return cls(inner, end)
         for name in ENDS:
             if (end := inner.token_to_id(name)) is not None:
                 return cls(inner, end)

@@ -68,6 +68,16 @@ def import_model(folder: Path) -> Llama:
     return assemble(folder, config, state)
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether :func:`import_model` knows the architecture of a Hugging Face folder; its weights are not looked at."""
+    place = folder / "config.json"
+    try:
+        _from_config(place, _read(place))
+    except UserError:
+        return False
+    return True
+
+
 def _to_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from planaria.checkpoint.store import CheckpointStore
+from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.model.decode import decode
+from planaria.model.huggingface import INDEX, WEIGHTS, import_model, is_ours
 from planaria.model.stages import Llama
-from planaria.swarm.fingerprints import tokenizer_fingerprint
+from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
 from planaria.swarm.policy import Policy
 from planaria.swarm.rollout import Drawn
+from planaria.swarm.wording import Wording
+
+HUB = "hf:"
 
 
-class LlamaPolicy:
+class LlamaPolicy(Wording):
     """Our own LLaMA as a policy (:class:`planaria.swarm.policy.Policy`); all of its parameters are trained.
 
     Gradients of :meth:`logits` are whole after one backward: nothing is left to fold.
@@ -24,28 +33,14 @@ class LlamaPolicy:
 
     def __init__(self, model: Llama, tokenizer: Tokenizer) -> None:
         """:raises UserError: when the tokenizer has ids that the model has no rows for."""
-        if tokenizer.vocab > model.config.vocab:
-            raise UserError(
-                f"policy: the tokenizer has {tokenizer.vocab} ids, the model rows for {model.config.vocab} only; "
-                "give the tokenizer that the model was trained with"
-            )
-        self.module: Llama = model
-        self.vocab, self.context = model.config.vocab, model.config.context
-        self.end = tokenizer.end
-        self.tokenizer = tokenizer
-        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any separator."""
-        return self.tokenizer.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; end tokens, and ids that the tokenizer does not have, leave nothing."""
-        return self.tokenizer.decode(ids)
+        super().__init__(tokenizer, model.config.vocab)
+        self._model = model
+        self.module: nn.Module = model
+        self.context = model.config.context
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
-        return self.module.ends.logits(self.module.hidden(tokens), apart=False)
+        return self._model.ends.logits(self._model.hidden(tokens), apart=False)
 
     def sample(
         self,
@@ -64,11 +59,61 @@ class LlamaPolicy:
         rows = [prompt for prompt in prompts for _ in range(count)]
         drawn = [
             Drawn(row.ids, row.ended, row.logps)
-            for row in decode(self.module, rows, max_new, temperature, top_k, generator, self.end)
+            for row in decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
         ]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
 
-def faithful(policy: Policy, text: str) -> bool:
-    """Whether the policy's tokenizer gives the text back as it was."""
-    return policy.decode(policy.encode(text)) == text
+def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0) -> Policy:
+    """The policy in a run's folder (its newest whole checkpoint), an exported or Hugging Face folder, or "hf:NAME".
+
+    A Llama that is like ours becomes our own, unless LoRA is asked for; anything else is read by ``transformers``.
+    Only "hf:NAME" asks the network; nothing is ever unpickled, and no code of a model's is run. LoRA's ``lora_rank``,
+    ``lora_alpha`` and ``seed`` as in :class:`planaria.swarm.huggingface_policy.HuggingFacePolicy`.
+
+    :raises UserError: when something is missing, damaged or does not fit.
+    """
+    folder = _downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
+    foreign = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    if foreign and (lora_rank or not is_ours(folder)):
+        return HuggingFacePolicy(open_model(folder), _tokenizer(folder), lora_rank, lora_alpha, seed)
+    if foreign:
+        return LlamaPolicy(import_model(folder), _tokenizer(folder))
+    saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
+    if saved is None:
+        raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; is the path right?")
+    if lora_rank:
+        raise UserError(f"{folder}: LoRA needs a Hugging Face folder; make one with `planaria export {folder}`")
+    return LlamaPolicy(load_model(saved), Tokenizer.open(folder / "tokenizer.json"))
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, without pickles and code."""
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    """A Hugging Face folder's tokenizer; a completion ends where its settings say, of several ends with the first."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{folder}: no tokenizer.json; save its tokenizer there (the fast kind)")
+    for name in ("generation_config.json", "config.json"):
+        found = _settings(folder / name).get("eos_token_id")
+        end = found[0] if isinstance(found, list) and found else found
+        if isinstance(end, int):
+            return Tokenizer.open(file, end)
+    return Tokenizer.open(file)
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error}); download it again") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,180 @@
+"""Any causal language model of ``transformers`` (extra ``hf``) as a policy, trained whole or by LoRA (``lora``)."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from planaria.data.tokenizer import Tokenizer
+from planaria.errors import UserError
+from planaria.swarm.rollout import Drawn
+from planaria.swarm.wording import Wording
+
+LOGITS = 2**26
+"""numbers of logits at once when a sample's likelihoods are found: 256 MB"""
+
+
+class HuggingFacePolicy(Wording):
+    """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.Policy`).
+
+    With ``lora_rank`` (arXiv 2106.09685) its own weights are frozen and every matrix but the head gets a trained
+    product of rank ``lora_rank``, scaled by ``lora_alpha`` / ``lora_rank`` (alpha: twice the rank unless given), which
+    adds nothing at first; ``seed`` draws it.
+
+    The model is put into evaluation mode, where a token's likelihood is the same whenever it is asked, and its default
+    generation settings are dropped: a repetition penalty would draw from another distribution than the one trained.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0
+    ) -> None:
+        """:raises UserError: when the tokenizer does not fit the model, or LoRA's package or layers are missing."""
+        super().__init__(tokenizer, model.get_input_embeddings().weight.shape[0])
+        config = model.config.get_text_config()
+        self.context: int = getattr(config, "max_position_embeddings", None) or 2**31  # none: positions without limit
+        model.generation_config = type(model.generation_config)(eos_token_id=self.end, pad_token_id=self.end)
+        self._model = model.eval()
+        self.module: nn.Module = _with_lora(model, lora_rank, lora_alpha, seed) if lora_rank else model
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
+        found: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return found
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        max_new: int,
+        temperature: float,
+        top_k: int,
+        generator: torch.Generator,
+    ) -> list[list[Drawn]]:
+        """``count`` completions of every prompt: at most ``max_new`` draws each, the end's among them.
+
+        All have the room that the context leaves the longest prompt. One number of ``generator`` seeds all draws, so
+        that a completion depends on what is sampled beside it; PyTorch's global generator is left as it was.
+        Log-probabilities come from one further forward of the whole rows; at temperature 0 they are the model's own.
+
+        :raises UserError: on an empty prompt, and one that leaves no room.
+        """
+        rows = [list(prompt) for prompt in prompts for _ in range(count)]
+        if not rows or max_new < 1:
+            return [[Drawn((), False)] * count for _ in prompts]
+        longest = max(map(len, rows))
+        if not min(map(len, rows)) or longest >= self.context:
+            raise UserError(f"policy: prompts must have 1 to {self.context - 1} tokens; one has none or {longest}")
+        seed = int(torch.randint(2**62, (), generator=generator))
+        new = self._generate(rows, min(max_new, self.context - longest), temperature, top_k, seed)
+        cut = [ids[: ids.index(self.end) + 1] if self.end in ids else ids for ids in new]
+        logps = self._logps(rows, cut, temperature or 1.0)
+        drawn = [self._drawn(ids, found) for ids, found in zip(cut, logps, strict=True)]
+        return [drawn[start : start + count] for start in range(0, len(rows), count)]
+
+    def export(self, folder: Path) -> None:
+        """Write the model, LoRA's products added to its matrices, and its tokenizer as a Hugging Face folder.
+
+        The folder appears at once and whole.
+
+        :raises UserError: when it exists and is not empty.
+        """
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
+        module: Any = self.module
+        whole = module if module is self._model else copy.deepcopy(module).merge_and_unload()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            made = Path(temporary) / "model"
+            whole.save_pretrained(made)
+            self.tokenizer.save(made / "tokenizer.json")
+            made.replace(folder)
+
+    @torch.no_grad()
+    def _generate(
+        self, rows: list[list[int]], steps: int, temperature: float, top_k: int, seed: int
+    ) -> list[list[int]]:
+        """What ``transformers`` draws after each row, with whatever follows the end."""
+        longest, device = max(map(len, rows)), self._model.device
+        tokens = torch.tensor([[self.end] * (longest - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+        drawn = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
+        how = drawn if temperature else {"do_sample": False}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **how)
+        new: list[list[int]] = out[:, longest:].tolist()
+        return new
+
+    @torch.no_grad()
+    def _logps(self, rows: list[list[int]], new: list[list[int]], temperature: float) -> list[list[float]]:
+        """log softmax(logits / temperature) of each row's ``new`` ids over the whole vocabulary."""
+        whole = [row + ids for row, ids in zip(rows, new, strict=True)]
+        length = max(map(len, whole))
+        tokens = torch.tensor([row + [0] * (length - len(row)) for row in whole], device=self._model.device)
+        found: list[list[float]] = []
+        for part in torch.split(tokens, max(1, LOGITS // (length * self.vocab))):
+            scaled = self.logits(part)[:, :-1].float() / temperature
+            picked = scaled.gather(-1, part[:, 1:, None])[..., 0] - scaled.logsumexp(-1)
+            found += picked.tolist()
+        return [logps[len(row) - 1 : len(row) - 1 + len(ids)] for logps, row, ids in zip(found, rows, new, strict=True)]
+
+    def _drawn(self, ids: list[int], logps: list[float]) -> Drawn:
+        ended = ids[-1] == self.end
+        return Drawn(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
+
+
+def open_model(folder: Path) -> Any:
+    """The causal language model in a Hugging Face folder as ``transformers`` reads it, as fp32.
+
+    From safetensors only, and no code of the folder's is run.
+
+    :raises UserError: when ``transformers`` is missing, or cannot read all of it.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise UserError(
+            f"{folder}: this model needs the package 'transformers'; install it with: pip install 'planaria[hf]'"
+        ) from error
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}: transformers cannot read it ({reason}); is it a causal language model?") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise UserError(f"{folder}: {missing[0]} is missing from its weights; download it again")
+    return model
+
+
+def _with_lora(model: Any, rank: int, alpha: int | None, seed: int) -> nn.Module:
+    """``model`` with trained low-rank products beside its frozen matrices; they are put into the model itself."""
+    if rank < 1:
+        raise UserError(f"policy: a LoRA of rank {rank}; give at least 1, or 0 to train the whole model")
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(
+            "policy: LoRA needs the package 'peft'; install it with: pip install 'planaria[lora]'"
+        ) from error
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha or 2 * rank, target_modules="all-linear", lora_dropout=0.0
+    )
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        module: nn.Module = peft.get_peft_model(model, config).eval()
+    return module
