@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria.checkpoint.stage_file import write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest
 from planaria.config import DataConfig, ModelConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.errors import UserError
-from planaria.model.huggingface import export_model
 from planaria.model.stages import Llama
+from planaria.model.state import StageState
 from planaria.swarm.fingerprints import tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
 from planaria.swarm.policies import LlamaPolicy, open_policy
@@ -42,11 +44,9 @@ def own(tokenizer: Tokenizer) -> LlamaPolicy:
 @pytest.fixture(scope="module")
 def folder(own: LlamaPolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of ``own``."""
-    made = tmp_path_factory.mktemp("exported")
-    own.tokenizer.save(made / "made.json")
-    assert isinstance(own.module, Llama)
-    export_model(own.module, made / "model", made / "made.json", own.end)
-    return made / "model"
+    made = tmp_path_factory.mktemp("exported") / "model"
+    own.export(made)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,19 @@ def test_a_folder_is_opened_as_ours_where_it_is_like_ours(folder: Path, own: Lla
     assert isinstance(found, LlamaPolicy)
     assert weights_fingerprint(found.module) == weights_fingerprint(own.module)
     assert found.tokenizer_fingerprint == own.tokenizer_fingerprint
+
+
+def test_a_runs_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPolicy) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    model = Llama(CONFIG, seed=8)
+    for stage, module in enumerate((model.ends, *model.stages)):
+        weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        write_stage(store.unfinished(3), stage, 3, StageState(weights))
+    store.seal("step-00000003", Manifest(step=3, stages=[0, 1], pipeline_stages=1, model=CONFIG), keep=1)
+    own.tokenizer.save(tmp_path / "tokenizer.json")
+    assert weights_fingerprint(open_policy(str(tmp_path)).module) == weights_fingerprint(model)
+    with pytest.raises(UserError, match="LoRA needs a Hugging Face folder"):
+        open_policy(str(tmp_path), lora_rank=2)
 
 
 def test_any_other_architecture_is_opened_by_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.model.decode import decode
-from planaria.model.huggingface import INDEX, WEIGHTS, import_model, is_ours
+from planaria.model.huggingface import INDEX, WEIGHTS, export_model, import_model, is_ours
 from planaria.model.stages import Llama
 from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
 from planaria.swarm.policy import Policy
@@ -62,6 +63,12 @@ class LlamaPolicy(Wording):
             for row in decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
         ]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer as a Hugging Face folder; :func:`planaria.model.huggingface.export_model`."""
+        with tempfile.TemporaryDirectory() as temporary:
+            self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
+            export_model(self._model, folder, file, self.end)
 
 
 def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0) -> Policy:

@@ -1,0 +1,80 @@
+"""What a peer needs to go on after it was stopped: what it trains, AdamW's moments, its generator and its round.
+
+The file is a stage's (:mod:`planaria.checkpoint.stage_file`), as if the policy were one: safetensors, and either whole
+or as it was before. Parameters that are not trained are not in it; they come from where the policy came from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from planaria.checkpoint.stage_file import read_stage, write_stage
+from planaria.errors import UserError
+from planaria.model.state import StageState
+
+STAGE = 0
+"""the number that a policy's file carries"""
+
+
+class Progress(NamedTuple):
+    """How far a peer had come."""
+
+    round: int
+    updates: int
+    """of the optimizer; every trained parameter has had as many"""
+
+
+def save_state(
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, round: int
+) -> None:
+    """Write all of it durably into ``folder``, over what was there.
+
+    :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
+    """
+    weights = _trained(module)
+    held = {name: optimizer.state[parameter] for name, parameter in weights.items() if parameter in optimizer.state}
+    state = StageState(
+        weights={name: parameter.detach() for name, parameter in weights.items()},
+        moments={name: (known["exp_avg"], known["exp_avg_sq"]) for name, known in held.items()},
+        updates=max((int(known["step"]) for known in held.values()), default=0),
+        rng=generator.get_state(),
+        outer={"round": torch.tensor(round)},
+    )
+    write_stage(folder, STAGE, round, state)
+
+
+def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator) -> Progress:
+    """Become what :func:`save_state` wrote: the same next round, number for number.
+
+    :raises UserError: when the file is missing or damaged, or of another policy; nothing is changed then.
+    """
+    state = read_stage(folder, STAGE)
+    weights = _trained(module)
+    for name in weights.keys() | state.weights.keys():
+        ours = list(weights[name].shape) if name in weights else None
+        found = list(state.weights[name].shape) if name in state.weights else None
+        if ours != found:
+            raise UserError(f"{folder}: {name} is {found} there, {ours} here; resume with the policy that was saved")
+    if state.rng is None or "round" not in state.outer:
+        raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(state.weights[name])
+    optimizer.state.clear()
+    for name, (first, second) in state.moments.items():
+        parameter = weights[name]
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(state.updates), device=parameter.device),
+            "exp_avg": first.to(parameter.device),
+            "exp_avg_sq": second.to(parameter.device),
+        }
+    generator.set_state(state.rng)
+    return Progress(int(state.outer["round"]), state.updates)
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
