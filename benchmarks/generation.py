@@ -105,9 +105,7 @@ def main() -> int:
     ]
     if given.stories is not None:
         rows.append(compare(given.stories.stem, import_llama2c(given.stories), 64, 20, 100, given.repeats))
-    return conclude(
-        NAME, given, rows, ["measured: our tokens a second / theirs"]
-    )
+    return conclude(NAME, given, rows, ["measured: our tokens a second / theirs"])
 
 
 if __name__ == "__main__":
