@@ -1,0 +1,81 @@
+"""The shape that a completion must have to be scored at all: some reasoning, then one answer, then nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.errors import UserError, nearest
+
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True)
+class Form:
+    """The marks around the reasoning and around the answer. Without think marks, all before the answer is reasoning.
+
+    :raises ValueError: for marks that a text could not be read by: one of them empty, or part of another.
+    """
+
+    think_open: str
+    think_close: str
+    answer_open: str
+    answer_close: str
+
+    def __post_init__(self) -> None:
+        marks = self.marks
+        if not (self.answer_open and self.answer_close) or bool(self.think_open) != bool(self.think_close):
+            raise ValueError(f"{self}: a block needs both its marks")
+        if any(one in other for i, one in enumerate(marks) for j, other in enumerate(marks) if i != j):
+            raise ValueError(f"{self}: a mark is part of another")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The marks that a text must hold, in their order."""
+        return tuple(filter(None, (self.think_open, self.think_close, self.answer_open, self.answer_close)))
+
+    def write(self, reasoning: str, answer: str) -> str:
+        """The completion that :func:`parse` reads as these two, if no mark is in either."""
+        return f"{self.think_open}{reasoning}{self.think_close}{self.answer_open}{answer}{self.answer_close}"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What stands between the marks, to the letter."""
+
+    reasoning: str
+    answer: str
+
+
+TAGS = Form("<think>", "</think>", "<answer>", "</answer>")
+BRACKETS = Form("", "", "[", "]")
+FORMS = {"tags": TAGS, "brackets": BRACKETS}
+
+
+def form_named(name: str) -> Form:
+    """The form of that name; UserError with the nearest when there is none."""
+    if name not in FORMS:
+        raise UserError(f"task style {name!r} is not known; {nearest(name, FORMS)}")
+    return FORMS[name]
+
+
+def parse(form: Form, text: str) -> Parsed | None:
+    """The two blocks of a completion; None unless it has exactly the form's shape.
+
+    Every mark stands in the text exactly once and in order, and nothing but white space before, between and after the
+    blocks (without think marks, all before the answer is reasoning). Any text may come; O(len(text)) time.
+    """
+    places: list[int] = []  # where each mark ends
+    for mark in form.marks:
+        at = text.find(mark)
+        if at < (places[-1] if places else 0) or text.find(mark, at + 1) >= 0:
+            return None
+        places.append(at + len(mark))
+    answer = text[places[-2] : places[-1] - len(form.answer_close)]
+    before = text[: places[-2] - len(form.answer_open)]
+    if text[places[-1] :].strip(SPACE):
+        return None
+    if not form.think_open:
+        return Parsed(before, answer)
+    reasoning = text[places[0] : places[1] - len(form.think_close)]
+    outside = before[: places[0] - len(form.think_open)] + before[places[1] :]
+    return None if outside.strip(SPACE) else Parsed(reasoning, answer)

@@ -1,0 +1,99 @@
+"""Exactly one reasoning, exactly one answer, nothing after it: everything else is no completion."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, form_named, parse
+
+any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates and NULs among them
+marked = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "[", "]", " ", "\n", "x", "<"]))
+FORM = st.sampled_from(list(FORMS.values()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>2+2=4</think><answer>4</answer>",
+        "<think>2+2=4</think>\n\n<answer>4</answer>",
+        " <think>2+2=4</think> <answer>4</answer>\r\n\t ",
+    ],
+)
+def test_white_space_around_the_blocks_is_nothing(text: str) -> None:
+    assert parse(TAGS, text) == Parsed("2+2=4", "4")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<answer>4</answer>",
+        "<think>2</think>",
+        "<think>2</think><answer>4</answer>!",
+        "<think>2</think>so<answer>4</answer>",
+        "well <think>2</think><answer>4</answer>",
+        "<think>2</think><answer>4</answer><answer>4</answer>",
+        "<think>2</think><think>2</think><answer>4</answer>",
+        "<think>2<think>2</think><answer>4</answer>",
+        "<think>2</think><answer>4</answer></answer>",
+        "<answer>4</answer><think>2</think>",
+        "<think>2<answer>4</answer></think>",
+        "<think>2<answer></think>4</answer>",
+        "<think>2</think><answer>4",
+        "<THINK>2</THINK><answer>4</answer>",
+        "<think>2</think><answer>4</answer>\0",
+        "<think>2</think><answer>4</answer>\N{NO-BREAK SPACE}",
+    ],
+)
+def test_any_other_shape_is_no_completion(text: str) -> None:
+    assert parse(TAGS, text) is None
+
+
+@pytest.mark.parametrize("text", ["", "4", "[4", "4]", "]4[", "[4][4]", "[[4]]", "[4]]", "[4] so", "[4].", "[4]\0"])
+def test_brackets_stand_once_and_last(text: str) -> None:
+    assert parse(BRACKETS, text) is None
+
+
+def test_without_think_marks_all_before_the_answer_is_reasoning() -> None:
+    assert parse(BRACKETS, " 2+2=4;\n[ 4 ]\n") == Parsed(" 2+2=4;\n", " 4 ")
+    assert parse(BRACKETS, "[]") == Parsed("", "")
+
+
+@given(FORM, st.one_of(any_text, marked.map("".join)))
+def test_no_text_raises_and_what_is_read_is_what_was_written(form: Form, text: str) -> None:
+    parsed = parse(form, text)
+    if parsed is not None:
+        written = form.write(parsed.reasoning, parsed.answer)
+        assert "".join(written.split()) == "".join(text.split())
+        assert parse(form, written) == parsed
+
+
+@given(FORM, any_text, any_text)
+def test_what_is_written_is_read_unless_it_holds_a_mark(form: Form, reasoning: str, answer: str) -> None:
+    clean = not any(mark in part for mark in form.marks for part in (reasoning, answer))
+    assert parse(form, form.write(reasoning, answer)) == (Parsed(reasoning, answer) if clean else None)
+
+
+@pytest.mark.parametrize("form", FORMS.values())
+@pytest.mark.parametrize("unit", ["\0", "\ud800", "<think>", "<answer>", "[", "]", " ", "<", "<think></think>"])
+def test_huge_texts_are_read_in_one_go(form: Form, unit: str) -> None:
+    """A reader that were quadratic would run for hours here."""
+    assert parse(form, unit * 2_000_000) is None
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [("", "", "", "]"), ("", "", "[", ""), ("<", "", "[", "]"), ("", "", "|", "|"), ("<<", "<", "[", "]")],
+)
+def test_marks_that_cannot_be_told_apart_are_refused(marks: tuple[str, str, str, str]) -> None:
+    with pytest.raises(ValueError, match="mark"):
+        Form(*marks)
+
+
+def test_an_unknown_form_is_answered_with_the_nearest() -> None:
+    assert form_named("tags") is TAGS
+    with pytest.raises(UserError, match="did you mean 'brackets'"):
+        form_named("bracket")

@@ -1,0 +1,181 @@
+"""Sums: the same for everyone, scored by the answer alone, and sound only when every word of them is true."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
+
+TWO = Sums()
+WORDS = Sums(style="words")
+numbers = st.integers(0, TWO.training + TWO.held_out - 1)
+tasks = st.builds(Sums, st.integers(2, 18), st.sampled_from(["columns", "words"]))
+
+
+def numbered(prompt: str) -> Problem:
+    return next(p for n in range(TWO.training + TWO.held_out) if (p := TWO.problem(n)).prompt == prompt)
+
+
+CARRIES = numbered("47+85=")
+PLAIN = numbered("23+45=")
+
+
+def test_every_pair_of_two_digits_is_one_problem_and_a_tenth_is_held_out() -> None:
+    problems = [TWO.problem(n) for n in range(TWO.training + TWO.held_out)]
+    assert {p.prompt for p in problems} == {f"{a}+{b}=" for a in range(10, 100) for b in range(10, 100)}
+    assert (TWO.training, TWO.held_out) == (7290, 810)
+    assert all(p.number == n for n, p in enumerate(problems))
+
+
+def test_problems_are_pinned() -> None:
+    """Peers of different releases must mean the same by a number: whoever changes this gives the task another key."""
+    assert [TWO.problem(n).prompt for n in range(4)] == ["59+59=", "51+36=", "46+21=", "23+11="]
+    assert TWO.fingerprint == "35af54bd22c6c755"
+
+
+def test_larger_operands_differ_and_keep_their_digits() -> None:
+    task = Sums(7)
+    drawn = {task.operands(n) for n in range(2000)}
+    assert len(drawn) == 2000
+    assert all(10**6 <= x < 10**7 for pair in drawn for x in pair)
+    assert task.training + task.held_out == 1_000_000
+
+
+def test_solutions_are_written_as_the_style_says() -> None:
+    rng = random.Random(0)
+    assert TWO.solution(CARRIES, rng) == "7+5=12,4+8+1=13;[132]"
+    assert WORDS.solution(CARRIES, rng) == "5+7=12 keep 2 carry 1;8+4+1=13;[132]"
+    assert TWO.solution(PLAIN, rng) == "3+5=8,2+4=6;[68]"
+    assert WORDS.solution(PLAIN, rng) == "5+3=8 keep 8 carry 0;4+2=6;[68]"
+
+
+@given(tasks, tasks, st.integers(0, 7000), st.randoms())
+def test_a_solution_scores_and_is_sound_whoever_checks_it(
+    writer: Sums, reader: Sums, number: int, rng: random.Random
+) -> None:
+    reader = Sums(writer.digits, reader.style)
+    problem = writer.problem(number)
+    text = writer.solution(problem, rng)
+    assert reader.score(problem, text) == 1
+    assert reader.sound(problem, text)
+    assert reader.fingerprint == writer.fingerprint
+
+
+@given(tasks, st.integers(0, 7000), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_a_noisy_solution_is_sound_exactly_when_it_scores(
+    task: Sums, number: int, noise: float, rng: random.Random
+) -> None:
+    problem = task.problem(number)
+    text = task.noisy_solution(problem, rng, noise)
+    assert task.sound(problem, text) == (task.score(problem, text) == 1)
+
+
+def test_as_many_solutions_slip_as_the_noise_says() -> None:
+    rng = random.Random(1)
+    wrong = sum(TWO.score(p, TWO.noisy_solution(p, rng, 0.2)) == 0 for p in map(TWO.problem, range(4000)))
+    assert 0.33 < wrong / 4000 < 0.39  # 1 - 0.8² = 0.36, give or take four standard errors
+
+
+@given(numbers, st.randoms(use_true_random=False))
+def test_a_slip_is_carried_on_into_the_answer(number: int, rng: random.Random) -> None:
+    text = TWO.noisy_solution(TWO.problem(number), rng, 1.0)
+    reasoning, _, answer = text.partition(";")
+    low, high = (int(equation.partition("=")[2]) for equation in reasoning.split(","))
+    carries = int(reasoning.partition(",")[2].partition("=")[0].split("+")[2]) if low >= 10 else 0
+    assert carries == low // 10
+    assert answer == f"[{high * 10 + low % 10}]"
+
+
+@pytest.mark.parametrize(
+    "answer", ["132 ", " 132", "0132", "+132", "132.0", "1 32", "131", "", "132\0", "１３２", "1_32", "-132"]
+)
+def test_only_the_sum_itself_scores(answer: str) -> None:
+    assert TWO.score(CARRIES, f"7+5=12,4+8+1=13;[{answer}]") == 0
+
+
+@pytest.mark.parametrize("text", ["[132]", "zz7+5=12,4+8+1=13;[132]", "2+2=5,7+5=12,4+8+1=13;[132]", "[132]\n"])
+def test_the_reasoning_is_not_scored(text: str) -> None:
+    """What the attacks on a swarm live off: the reward sees the answer alone."""
+    assert TWO.score(CARRIES, text) == 1
+    assert not TWO.sound(CARRIES, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7+5=12,8+4+1=13;[132]",
+        "5+7=12,8+4+1=13;[132]",
+        "7+5=12 keep 2 carry 1;4+8+1=13;[132]",
+    ],
+)
+def test_the_order_of_two_digits_is_free(text: str) -> None:
+    assert TWO.sound(CARRIES, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7+5=12,4+8+1=13;[131]",
+        "7+5=13,4+8+1=13;[132]",
+        "7+5=12,4+8+1=14;[132]",
+        "7+5=12,4+8=12;[132]",
+        "7+5=12,1+4+8=13;[132]",
+        "6+6=12,4+8+1=13;[132]",
+        "4+8=12,7+5+1=13;[132]",
+        "7+5=12;[132]",
+        "7+5=12,4+8+1=13[132]",
+        "7+5=12,4+8+1=13;;[132]",
+        "7+5=12,4+8+1=13,0+0+1=1;[132]",
+        "7+5=12,4+8+1=13;2+2=5;[132]",
+        "7+5=12;4+8+1=13;[132]",
+        "7+5=12 keep 2 carry 0;4+8+1=13;[132]",
+        "7+5=12 keep 3 carry 1;4+8+1=13;[132]",
+        "7+5=12 keep 2 carry 1;4+8+1=13 keep 3 carry 1;[132]",
+        "7+5=12, 4+8+1=13;[132]",
+        "07+5=12,4+8+1=13;[132]",
+        "7+5=12,4+8+1=13;[132] ",
+        "",
+    ],
+)
+def test_one_false_or_needless_word_is_unsound(text: str) -> None:
+    assert not TWO.sound(CARRIES, text)
+
+
+@given(numbers, st.sampled_from([TWO, WORDS]), st.text(min_size=1), st.integers(0, 40), st.randoms())
+def test_nothing_can_be_slipped_into_a_sound_solution(
+    number: int, task: Sums, phrase: str, at: int, rng: random.Random
+) -> None:
+    problem = task.problem(number)
+    text = task.solution(problem, rng)
+    assert not task.sound(problem, text[:at] + phrase + text[at:])
+
+
+@given(numbers, st.text(st.characters(exclude_categories=())))
+def test_no_text_raises(number: int, text: str) -> None:
+    problem = TWO.problem(number)
+    assert TWO.score(problem, text) == 0
+    assert not TWO.sound(problem, text)
+
+
+@pytest.mark.parametrize("number", [-1, 8100])
+def test_there_is_no_problem_beyond_the_last(number: int) -> None:
+    with pytest.raises(ValueError, match="no problem"):
+        TWO.problem(number)
+
+
+def test_other_digits_are_another_task() -> None:
+    assert len({Sums(digits).fingerprint for digits in range(2, 19)}) == 17
+
+
+def test_mistakes_are_answered() -> None:
+    with pytest.raises(UserError, match="did you mean 'columns'"):
+        Sums(style="column")
+    for digits in (0, 1, 19):
+        with pytest.raises(UserError, match="'sums:2' to 'sums:18'"):
+            Sums(digits)
