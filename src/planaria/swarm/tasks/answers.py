@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from planaria.errors import UserError, nearest
 
 SPACE = " \t\r\n"
+MAX_NUMBER = 64  # characters
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,29 @@ def parse(form: Form, text: str) -> Parsed | None:
     reasoning = text[places[0] : places[1] - len(form.think_close)]
     outside = before[: places[0] - len(form.think_open)] + before[places[1] :]
     return None if outside.strip(SPACE) else Parsed(reasoning, answer)
+
+
+def same_answer(reference: str, answer: str) -> bool:
+    """Whether two short answers are the same number or, where the reference is no number, the same text.
+
+    White space around them is nothing. Numbers are compared exactly, as decimals; a currency sign before them, a
+    percent sign after them, thousands separators and zeros after the point change nothing.
+    """
+    number = _number(reference)
+    return reference.strip(SPACE) == answer.strip(SPACE) if number is None else number == _number(answer)
+
+
+def _number(text: str) -> Decimal | None:
+    """The number that a text is, or None; forms like 1e9, 0x10 and 1_000 are none."""
+    text = text.strip(SPACE)
+    if len(text) > MAX_NUMBER:
+        return None
+    sign = text[: text[:1] in ("-", "+")]
+    whole, point, rest = text[len(sign) :].removeprefix("$").removesuffix("%").partition(".")
+    groups = whole.split(",")
+    if len(groups) > 1 and not (1 <= len(groups[0]) <= 3 and all(len(group) == 3 for group in groups[1:])):
+        return None
+    digits = "".join(groups)
+    if not digits + rest or not all(d in "0123456789" for d in digits + rest):
+        return None
+    return Decimal(f"{sign}{digits or 0}{point}{rest}")

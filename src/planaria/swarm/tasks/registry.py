@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from planaria.errors import UserError, nearest
+from planaria.swarm.tasks.answers import form_named
 from planaria.swarm.tasks.base import Task
+from planaria.swarm.tasks.jsonl import open_file, open_hub
 from planaria.swarm.tasks.sums import Sums
 
 
 def open_task(name: str, style: str | None = None) -> Task:
-    """The task of a name: 'sums' or 'sums:DIGITS'.
+    """The task of a name: 'sums', 'sums:DIGITS', 'gsm8k', 'gsm8k:PATH' or 'jsonl:PATH'.
 
-    ``style`` says how its solutions are written (None: the task's own way): 'columns' or 'words' for sums.
+    ``style`` says how its solutions are written (None: the task's own way): 'columns' or 'words' for sums, 'tags' or
+    'brackets' for the others.
 
     :raises UserError: for an unknown name or style, and whatever else keeps the task from being opened.
     """
@@ -30,4 +34,15 @@ def _sums(digits: str, style: str | None) -> Task:
     return Sums(int(digits or 2), style or "columns")
 
 
-_KINDS: dict[str, Callable[[str, str | None], Task]] = {"sums": _sums}
+def _gsm8k(path: str, style: str | None) -> Task:
+    form = form_named(style or "tags")
+    return open_file(f"gsm8k:{path}", Path(path), form) if path else open_hub(form)
+
+
+def _jsonl(path: str, style: str | None) -> Task:
+    if not path:
+        raise UserError("task 'jsonl' names no file; write 'jsonl:PATH'")
+    return open_file(f"jsonl:{path}", Path(path), form_named(style or "tags"))
+
+
+_KINDS: dict[str, Callable[[str, str | None], Task]] = {"sums": _sums, "gsm8k": _gsm8k, "jsonl": _jsonl}

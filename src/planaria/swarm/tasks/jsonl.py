@@ -1,0 +1,93 @@
+"""Questions with worked answers, as GSM8K has them: {"question": …, "answer": "worked text … #### 72"}."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from planaria.errors import UserError
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.answers import TAGS, Form, parse, same_answer
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.records import Record
+
+MARK = "####"
+HUB = ("openai/gsm8k", "main")
+
+
+class Questions:
+    """Questions whose reference answers stand after the last ``####``; the prompt is the question and a line's end.
+
+    An answer is right when it is the same number as the reference or, where that is no number, the same text.
+    """
+
+    def __init__(self, name: str, training: list[Record], held_out: list[Record], form: Form = TAGS) -> None:
+        """:raises UserError: naming file and line, for a record without question, answer or mark."""
+        self.name = name
+        self.form = form
+        self.training = len(training)
+        self.held_out = len(held_out)
+        self._problems: list[Problem] = []
+        self._worked: list[str] = []
+        for record in (*training, *held_out):
+            worked, mark, answer = record.text("answer").rpartition(MARK)
+            if not mark or not answer.strip():
+                raise UserError(f"{record.place}: field 'answer' has no '{MARK} ANSWER' at its end; mend the line")
+            self._problems.append(Problem(len(self._problems), record.text("question") + "\n", answer.strip()))
+            self._worked.append(worked.strip())
+        texts = (text for problem in self._problems for text in (problem.prompt, problem.answer))
+        self._fingerprint = records.fingerprint("questions 1", (*form.marks, str(self.training), *texts))
+
+    def problem(self, number: int) -> Problem:
+        """Question ``number`` in the order of the files; ValueError when there is no such one."""
+        if not 0 <= number < len(self._problems):
+            raise ValueError(f"{self.name} has no problem {number}")
+        return self._problems[number]
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """1 if the answer block holds the reference answer and nothing else, else 0."""
+        parsed = parse(self.form, completion)
+        return float(parsed is not None and same_answer(problem.answer, parsed.answer))
+
+    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+        """The file's worked text and answer in this task's form; None where it holds a mark of the form itself."""
+        text = self.form.write(self._worked[problem.number], problem.answer)
+        return text if parse(self.form, text) else None
+
+    def sound(self, problem: Problem, completion: str) -> None:
+        """Words cannot be checked."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of all questions, answers and marks; where the files lie is no part of it."""
+        return self._fingerprint
+
+
+def open_file(name: str, path: Path, form: Form) -> Questions:
+    """The questions of a file or a folder; UserError as in :func:`records.read_split` and for bad lines."""
+    return Questions(name, *records.read_split(path), form)
+
+
+def open_hub(form: Form) -> Questions:
+    """GSM8K from the Hugging Face hub; its own test split is held out. UserError when it cannot be had."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            "task 'gsm8k' needs the package 'datasets'; install it with: pip install 'planaria[hub]', "
+            "or name local files: 'gsm8k:FOLDER'"
+        ) from error
+    try:
+        rows = [datasets.load_dataset(*HUB, split=split) for split in ("train", "test")]
+    # OSError covers the network (ConnectionError and its kin) and datasets that are not there.
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or name files: 'gsm8k:FOLDER'"
+        ) from error
+    return Questions("gsm8k", _from_hub("train", rows[0]), _from_hub("test", rows[1]), form)
+
+
+def _from_hub(split: str, rows: Iterable[dict[str, object]]) -> list[Record]:
+    return [Record(f"{HUB[0]}, {split} row {number}", row) for number, row in enumerate(rows)]

@@ -1,0 +1,235 @@
+"""Questions from files: the reference is what stands after the mark, and a number is a number however it is spelt."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
+from planaria.swarm.tasks.jsonl import Questions
+from planaria.swarm.tasks.registry import open_task
+
+LINES = [
+    {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},
+    {"question": "What is half of $2,468?", "answer": "Half of it is $1,234.\n#### 1,234"},
+    {"question": "Which is larger, 2 or 3?", "answer": "[3] is.\n#### three"},
+]
+any_text = st.text(st.characters(exclude_categories=()))
+
+
+def written(path: Path, lines: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "ducks.jsonl", LINES)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("18", "18"),
+        ("18", " $18.00\n"),
+        ("18", "18" + " " * 100),
+        ("18", "18."),
+        ("18", "+18"),
+        ("18", "018"),
+        ("1,234", "1234"),
+        ("1234567", "1,234,567"),
+        ("-3", "-$3"),
+        ("50", "50%"),
+        (".5", "0.50"),
+        ("0", "-0"),
+        ("three", "three "),
+        ("0.1", "0.1000000000000000000000000000000000000000"),
+    ],
+)
+def test_the_same_answer_in_another_spelling_is_right(reference: str, answer: str) -> None:
+    assert same_answer(reference, answer)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("18", "18 eggs"),
+        ("18", "the answer is 18"),
+        ("18", "18 18"),
+        ("18", "18" + " " * 100 + "7"),
+        ("18", "1,8"),
+        ("18", "１８"),
+        ("18", "18e0"),
+        ("16", "0x10"),
+        ("18", "1_8"),
+        ("18", "NaN"),
+        ("18", ""),
+        ("0", "."),
+        ("0", ""),
+        ("0", "$%"),
+        ("18", "--18"),
+        ("18", "18.0.0"),
+        ("1234", "12,34"),
+        ("1234", ",1,234"),
+        ("1000", "1,00,0"),
+        ("18", "18" + "0" * 100_000),
+        ("18", "18." + "0" * 100_000),
+        ("0.1", "0.1000000000000000055511151231257827"),
+        ("three", "Three"),
+        ("three", "3"),
+    ],
+)
+def test_anything_else_is_wrong(reference: str, answer: str) -> None:
+    assert not same_answer(reference, answer)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=3))
+def test_separators_and_signs_never_change_a_number(value: object) -> None:
+    assert same_answer(f"{value}", f"{value:,}0")
+
+
+def test_problems_come_in_the_order_of_the_file_and_the_last_tenth_is_held_out(tmp_path: Path) -> None:
+    lines = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(25)]
+    task = open_task(f"jsonl:{written(tmp_path / 'n.jsonl', lines)}")
+    assert (task.training, task.held_out) == (23, 2)
+    assert [task.problem(n).answer for n in range(25)] == [str(n) for n in range(25)]
+    for number in (-1, 25):
+        with pytest.raises(ValueError, match="no problem"):
+            task.problem(number)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "gsm8k"])
+def test_a_folder_is_split_by_its_files(tmp_path: Path, kind: str) -> None:
+    written(tmp_path / "train-a.jsonl", LINES[:2])
+    (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINES[2]).encode()))
+    (tmp_path / "notes.txt").write_text("no problem")
+    task = open_task(f"{kind}:{tmp_path}")
+    assert (task.training, task.held_out) == (2, 1)
+    assert task.problem(2).answer == "three"
+    assert task.name == f"{kind}:{tmp_path}"
+
+
+@pytest.mark.parametrize("style", ["tags", "brackets"])
+def test_worked_answers_score_in_the_form_of_the_style(file: Path, style: str) -> None:
+    task = open_task(f"jsonl:{file}", style)
+    for number in range(2):
+        problem = task.problem(number)
+        text = task.solution(problem, random.Random(0))
+        assert text is not None
+        assert task.score(problem, text) == 1
+        assert task.score(task.problem(1 - number), text) == 0
+        assert task.sound(problem, text) is None
+    assert (task.solution(task.problem(2), random.Random(0)) is None) == (style == "brackets")
+
+
+def test_only_the_answer_block_is_scored(file: Path) -> None:
+    task = open_task(f"jsonl:{file}")
+    problem = task.problem(0)
+    assert task.score(problem, TAGS.write("2+2=5", " 6.0 ")) == 1
+    assert task.score(problem, TAGS.write("6", "7")) == 0
+    assert task.score(problem, TAGS.write("so", "6 or 7")) == 0
+    assert task.score(problem, BRACKETS.write("so", "6")) == 0
+    assert task.score(problem, "#### 6") == 0
+
+
+@given(any_text, any_text)
+def test_no_text_raises(reasoning: str, answer: str) -> None:
+    records_ = [records.Record("here", line) for line in LINES]
+    task = Questions("ducks", records_[:2], records_[2:])
+    for text in (answer, TAGS.write(reasoning, answer)):
+        assert task.score(task.problem(0), text) in (0.0, 1.0)
+
+
+def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Path, file: Path) -> None:
+    elsewhere = written(tmp_path / "copy.jsonl", LINES)
+    changed = written(tmp_path / "changed.jsonl", [LINES[0] | {"answer": "#### 7"}, *LINES[1:]])
+    same = {open_task(f"jsonl:{path}").fingerprint for path in (file, elsewhere)}
+    assert len(same) == 1
+    assert (
+        len(same | {open_task(f"jsonl:{changed}").fingerprint, open_task(f"jsonl:{file}", "brackets").fingerprint}) == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        (b'{"question": "1?", "answer": "1"}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
+        (b'{"question": "1?", "answer": "1 #### "}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
+        (b'{"question": "1?"}', r"ducks.jsonl:4: no field 'answer'.*mend or remove the line"),
+        (b'{"question": 1, "answer": "#### 1"}', r"ducks.jsonl:4: field 'question' holds int, not text"),
+        (b'{"question": ', r"ducks.jsonl:4: not a JSON record"),
+        (b"[1]", r"ducks.jsonl:4: holds a JSON list"),
+        (b"\xff", r"ducks.jsonl:4: not a JSON record"),
+        (b"[" * 100_000, r"ducks.jsonl:4: not a JSON record"),
+        (b" " * (records.MAX_LINE_BYTES + 1), r"ducks.jsonl:4: longer than 1048576 bytes"),
+    ],
+)
+def test_a_bad_line_is_named(file: Path, line: bytes, mend: str) -> None:
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    with pytest.raises(UserError, match=mend):
+        open_task(f"jsonl:{file}")
+
+
+def test_halves_of_surrogate_pairs_do_not_get_in(file: Path) -> None:
+    file.write_text('{"question": "\\ud800?", "answer": "#### \\udc00"}\n' * 2)
+    task = open_task(f"jsonl:{file}")
+    assert task.problem(0).prompt == "??\n"
+
+
+def test_too_much_too_little_and_nothing_are_answered(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"none.jsonl:1: cannot be read"):
+        open_task(f"jsonl:{tmp_path / 'none.jsonl'}")
+    with pytest.raises(UserError, match=r"holds no train\*.jsonl"):
+        open_task(f"gsm8k:{tmp_path}")
+    with pytest.raises(UserError, match="too few problems"):
+        open_task(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[:1])}")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-9])
+    with pytest.raises(UserError, match="cannot be read"):
+        open_task(f"jsonl:{tmp_path / 'cut.jsonl.gz'}")
+    monkeypatch.setattr(records, "MAX_BYTES", 100)
+    with pytest.raises(UserError, match=r"ducks.jsonl:2: more than 100 bytes"):
+        open_task(f"jsonl:{file}")
+
+
+def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, configuration: str, split: str) -> list[dict[str, str]]:
+        assert (name, configuration) == ("openai/gsm8k", "main")
+        return LINES[:2] if split == "train" else LINES[2:]
+
+    errors = types.SimpleNamespace(DatasetsError=RuntimeError)
+    hub = types.SimpleNamespace(load_dataset=load_dataset, exceptions=errors)
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    task = open_task("gsm8k")
+    assert (task.name, task.training, task.held_out) == ("gsm8k", 2, 1)
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    hub.load_dataset = unreachable
+    with pytest.raises(UserError, match=r"no network.*'gsm8k:FOLDER'"):
+        open_task("gsm8k")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"pip install 'planaria\[hub\]'"):
+        open_task("gsm8k")
+
+
+def test_every_worked_answer_of_gsm8k_scores(shared_data: Path) -> None:
+    task = open_task(f"gsm8k:{shared_data / 'gsm8k'}")
+    assert (task.training, task.held_out) == (7473, 1319)
+    for number in range(0, 8792, 7):
+        problem = task.problem(number)
+        text = task.solution(problem, random.Random(0))
+        assert text is not None
+        assert task.score(problem, text) == 1
