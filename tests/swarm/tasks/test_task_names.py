@@ -27,9 +27,18 @@ def test_a_style_changes_what_is_written_and_nothing_else() -> None:
         ("sums:", "ends in a colon"),
         ("sums:two", "write 'sums:3' for three"),
         ("sums:²", "write 'sums:3' for three"),
+        ("jsonl", "write 'jsonl:PATH'"),
+        ("programs", "write 'programs:PATH'"),
+        ("gsm8", "did you mean 'gsm8k'"),
         ("sums:99", "'sums:2' to 'sums:18'"),
     ],
 )
 def test_mistaken_names_are_answered(name: str, mend: str) -> None:
     with pytest.raises(UserError, match=mend):
         open_task(name)
+
+
+def test_a_style_of_another_task_is_answered() -> None:
+    for name, mend in (("sums", "did you mean|known here"), ("jsonl:x", "known"), ("programs:x", "leave it out")):
+        with pytest.raises(UserError, match=mend):
+            open_task(name, "prose")

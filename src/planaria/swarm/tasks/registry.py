@@ -9,14 +9,15 @@ from planaria.errors import UserError, nearest
 from planaria.swarm.tasks.answers import form_named
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.jsonl import open_file, open_hub
+from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sums import Sums
 
 
 def open_task(name: str, style: str | None = None) -> Task:
-    """The task of a name: 'sums', 'sums:DIGITS', 'gsm8k', 'gsm8k:PATH' or 'jsonl:PATH'.
+    """The task of a name: 'sums', 'sums:DIGITS', 'gsm8k', 'gsm8k:PATH', 'jsonl:PATH' or 'programs:PATH'.
 
     ``style`` says how its solutions are written (None: the task's own way): 'columns' or 'words' for sums, 'tags' or
-    'brackets' for the others.
+    'brackets' for questions; programs have no styles.
 
     :raises UserError: for an unknown name or style, and whatever else keeps the task from being opened.
     """
@@ -45,4 +46,17 @@ def _jsonl(path: str, style: str | None) -> Task:
     return open_file(f"jsonl:{path}", Path(path), form_named(style or "tags"))
 
 
-_KINDS: dict[str, Callable[[str, str | None], Task]] = {"sums": _sums, "gsm8k": _gsm8k, "jsonl": _jsonl}
+def _programs(path: str, style: str | None) -> Task:
+    if not path:
+        raise UserError("task 'programs' names no file; write 'programs:PATH'")
+    if style is not None:
+        raise UserError(f"task style {style!r} is not known to programs, which have none; leave it out")
+    return Programs(Path(path))
+
+
+_KINDS: dict[str, Callable[[str, str | None], Task]] = {
+    "sums": _sums,
+    "gsm8k": _gsm8k,
+    "jsonl": _jsonl,
+    "programs": _programs,
+}

@@ -1,0 +1,139 @@
+"""Programs against tests: what a completion says must work, and is run to find out.
+
+A line of the file is one problem, in the shape of MBPP ({"text", "test_list", "code"}), of HumanEval ({"prompt",
+"entry_point", "test", "canonical_solution"}), or of OpenMathInstruct ({"question", "expected_answer"}), where the last
+line that the program prints is its answer. Programs run in a cage; ``sandbox.py`` says what it does not protect.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.errors import UserError
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.answers import SPACE, same_answer
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.records import Record, read_split, whole
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, protections, run
+
+FENCE = "```"
+OPENING = "```python"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One problem of a file, and how a program for it is checked: by its tests or by what it prints."""
+
+    prompt: str
+    answer: str
+    printed: bool
+    """``answer`` is what must be printed; else it is the tests"""
+    solution: str | None
+
+
+class Programs:
+    """Problems whose answers are programs, written as the one ``python`` block of a completion that ends with it."""
+
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        """:raises UserError: where programs cannot be locked up, and naming file and line for a bad record."""
+        if "seccomp" not in protections():
+            raise UserError(f"task 'programs:{path}': strangers' programs can only be locked up on Linux; run it there")
+        training, held_out = read_split(path)
+        self.name = f"programs:{path}"
+        self.training = len(training)
+        self.held_out = len(held_out)
+        self._limits = limits
+        self._checked = [_checked(record) for record in (*training, *held_out)]
+        texts = (text for one in self._checked for text in (one.prompt, one.answer, str(one.printed)))
+        self._fingerprint = records.fingerprint("programs 1", (str(limits), str(self.training), *texts))
+
+    def problem(self, number: int) -> Problem:
+        """Problem ``number`` in the order of the files; its answer are the tests. ValueError if there is none."""
+        if not 0 <= number < len(self._checked):
+            raise ValueError(f"{self.name} has no problem {number}")
+        return Problem(number, self._checked[number].prompt, self._checked[number].answer)
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """1 if the completion's program passes, else 0. It runs for up to the time limit."""
+        program = program_of(completion)
+        if program is None:
+            return 0.0
+        if not self._checked[problem.number].printed:
+            return float(run(program, problem.answer, self._limits).kind == "ok")
+        outcome = run(program, limits=self._limits)
+        lines = outcome.printed.strip(SPACE).split("\n")
+        return float(outcome.kind == "ok" and same_answer(problem.answer, lines[-1]))
+
+    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+        """The file's own program as a completion, if it has one and it can be written as one."""
+        program = self._checked[problem.number].solution
+        text = f"{OPENING}\n{program}\n{FENCE}"
+        return text if program is not None and program_of(text) is not None else None
+
+    def sound(self, problem: Problem, completion: str) -> None:
+        """What a program does besides passing its tests cannot be told."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of all problems, tests and limits; where the files lie is no part of it."""
+        return self._fingerprint
+
+
+def program_of(completion: str) -> str | None:
+    """The program of a completion: the lines between its only two fences, which it must end with; else None.
+
+    A fence is a line that begins with three backticks, the first one ```` ```python ````, the second one bare.
+    """
+    lines = completion.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.startswith(FENCE)]
+    if len(fences) != 2 or "\n".join(lines[fences[1] + 1 :]).strip(SPACE):
+        return None
+    if [lines[number].rstrip(SPACE) for number in fences] != [OPENING, FENCE]:
+        return None
+    return "\n".join(lines[fences[0] + 1 : fences[1]])
+
+
+def _checked(record: Record) -> Checked:
+    """A record in any of the shapes; UserError when it has none of them."""
+    for field, read in _SHAPES.items():
+        if field in record.fields:
+            return read(record)
+    raise UserError(
+        f"{record.place}: no field of {', '.join(_SHAPES)}, which say how to check; mend or remove the line"
+    )
+
+
+def _with_asserts(record: Record) -> Checked:
+    tests = record.fields["test_list"]
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+        raise UserError(f"{record.place}: field 'test_list' is no list of tests; mend or remove the line")
+    tests = [whole(test) for test in tests]
+    # One test is shown, since it alone says what the function is called.
+    prompt = f"{record.text('text')}\nIt must pass: {tests[0]}\n"
+    setup = record.text("test_setup_code") if "test_setup_code" in record.fields else ""
+    return Checked(prompt, "\n".join((setup, *tests)), False, _perhaps(record, "code"))
+
+
+def _with_check(record: Record) -> Checked:
+    prompt = record.text("prompt")
+    body = _perhaps(record, "canonical_solution")
+    tests = f"{record.text('test')}\ncheck({record.text('entry_point')})\n"
+    return Checked(prompt, tests, False, None if body is None else prompt + body)
+
+
+def _with_print(record: Record) -> Checked:
+    return Checked(record.text("question") + "\n", record.text("expected_answer"), True, None)
+
+
+def _perhaps(record: Record, field: str) -> str | None:
+    return record.text(field).replace("\r\n", "\n") if field in record.fields else None
+
+
+_SHAPES: dict[str, Callable[[Record], Checked]] = {
+    "test_list": _with_asserts,
+    "entry_point": _with_check,
+    "expected_answer": _with_print,
+}

@@ -1,0 +1,279 @@
+"""A stranger's program ends in one of four ways, and none of them touches anything outside of its cage."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planaria.swarm.tasks import cage
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+
+pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+landlocked = pytest.mark.skipif("landlock" not in protections(), reason="this kernel has no Landlock")
+SHORT = Limits(seconds=0.4)
+
+
+def failure(program: str, tests: str = "") -> str:
+    """Why a program failed by its own doing."""
+    outcome = run(program, tests)
+    assert outcome.kind == "failed", outcome
+    return outcome.reason
+
+
+def test_a_program_that_passes_its_tests_is_ok() -> None:
+    outcome = run("def double(x):\n    return 2 * x\nprint('so')", "assert double(3) == 6")
+    assert outcome == Outcome("ok", printed="so\n")
+
+
+def test_programs_find_the_standard_library_and_can_start_threads() -> None:
+    program = """
+import collections, dataclasses, datetime, decimal, fractions, functools, hashlib, heapq, itertools, json, math
+import random, re, statistics, string, threading, typing
+@dataclasses.dataclass
+class Pair:
+    a: "typing.List[int]"
+heard = []
+thread = threading.Thread(target=heard.append, args=[hashlib.sha256(b"").hexdigest()[:4]])
+thread.start()
+thread.join()
+print(heard[0], Pair([1]), __name__, datetime.datetime.now().year > 2000, random.random() < 1)
+"""
+    assert run(program).printed == "e3b0 Pair(a=[1]) __main__ True True\n"
+
+
+def test_sets_are_printed_in_one_order_everywhere() -> None:
+    assert len({run("print({str(n) for n in range(50)})").printed for _ in range(2)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "reason"),
+    [
+        ("x = 2", "assert x == 1", "tests: AssertionError:"),
+        ("x = ", "", "program: SyntaxError"),
+        ("1 / 0", "", "program: ZeroDivisionError: division by zero"),
+        ("import nothing_of_that_name", "", "program: ModuleNotFoundError"),
+        ("import planaria", "", "program: ModuleNotFoundError"),
+        ("raise KeyboardInterrupt", "", "program: KeyboardInterrupt"),
+        ("class E(Exception):\n  def __str__(self): 1 / 0\nraise E", "", "program: an exception that cannot be told"),
+        ("raise ValueError('a\\nb\\x1b[0m')", "", "program: ValueError: a b [0m"),
+        ("\ud800", "", "program: SyntaxError"),
+        ("\0", "", "program: SyntaxError"),
+        ("import sys; sys.stdout.close()", "", "program: ValueError"),
+        ("x" * (LIMITS.program + 1), "", f"the program is longer than {LIMITS.program} bytes"),
+        ("y" * 100 + " = 1", "1 / 0\n#" + "z" * 300_000, "tests: ZeroDivisionError"),
+    ],
+)
+def test_a_failure_is_told_in_one_line(program: str, tests: str, reason: str) -> None:
+    said = failure(program, tests)
+    assert said.startswith(reason)
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.exit(0)",
+        "raise SystemExit",
+        "import os; os._exit(0)",
+        "import sys\nprint('ok'); sys.stderr.write('ready\\nok'); sys.exit()",
+        "import builtins\nbuiltins.exec = builtins.compile = print",
+        "def f():\n  raise SystemExit(0)",
+        "import os\ndef f():\n  os._exit(0)",
+        "import os\nfor n in range(3, 64):\n  try: os.write(n, b'0' * 32)\n  except OSError: pass",
+        "import os\nfor n in range(64):\n  try: os.close(n)\n  except OSError: pass\nf = int",
+    ],
+)
+def test_leaving_before_the_tests_is_not_passing_them(program: str) -> None:
+    assert failure(program, "assert f() == 0")
+
+
+def test_the_word_that_proves_the_tests_is_not_there_to_be_found() -> None:
+    program = f"""
+import gc, os, sys
+frame, seen = sys._getframe(), [*sys.argv, *os.environ.values(), *gc.get_objects()]
+while frame:
+    seen += [*frame.f_locals.values(), *frame.f_globals.values()]
+    frame = frame.f_back
+print([x for x in seen if isinstance(x, (str, bytes)) and len(x) == {cage.WORD} and x.isalnum()])
+"""
+    assert run(program, "pass").printed == "[]\n"
+
+
+def test_without_tests_a_program_may_say_that_it_is_done() -> None:
+    assert run("import sys\nprint(7)\nsys.exit()") == Outcome("ok", printed="7\n")
+    assert failure("import sys; sys.exit(1)") == "program: SystemExit: 1"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import time; time.sleep(1000)",
+        "import signal\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n  except OSError: pass\n"
+        "while True: pass",
+        "import os\nfor n in range(64):\n  try: os.close(n)\n  except OSError: pass\nwhile True: pass",
+        "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+    ],
+)
+def test_what_never_ends_is_ended(program: str) -> None:
+    assert run(program, limits=SHORT) == Outcome("timeout", "it was not done after 0.4 s")
+
+
+def test_a_crash_is_told_by_its_signal() -> None:
+    assert run("import ctypes; ctypes.string_at(0)") == Outcome("killed", "it died of signal 11")
+
+
+@pytest.mark.parametrize("program", ["x = 'a' * 10**10", "x = []\nwhile True: x.append('a' * 10**7)"])
+def test_memory_is_bounded(program: str) -> None:
+    assert failure(program) == "program: MemoryError:"
+
+
+def test_what_is_printed_is_bounded() -> None:
+    flood = "import os\nfor _ in range(2**14): os.write(1, b'a' * 2**16)"
+    assert run(flood) == Outcome("killed", "it printed more than 65536 bytes")
+    assert run("print('a' * 65535)").kind == "ok"
+    assert run("import sys; sys.stdout.buffer.write(b'\\xff')") == Outcome("ok", printed="\N{REPLACEMENT CHARACTER}")
+
+
+def attempts(*lines: str) -> dict[str, str]:
+    """What each of some lines of Python comes to in a cage: the error of the system, or that it was done."""
+    program = f"""
+import fcntl, mmap, multiprocessing, os, resource, signal, socket, subprocess, threading, time
+for line in {lines!r}:
+    try:
+        exec(line)
+        print("done")
+    except OSError as error:
+        print(type(error).__name__, error.errno)
+"""
+    outcome = run(program)
+    assert outcome.kind == "ok", outcome
+    return dict(zip(lines, outcome.printed.splitlines(), strict=True))
+
+
+def test_nothing_outside_can_be_touched() -> None:
+    came_to = attempts(
+        "for _ in range(20):\n  if not os.fork(): os._exit(0)",
+        "if not os.fork():\n  os.setsid()\n  if not os.fork(): time.sleep(5)",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.execv('/bin/true', ['true'])",
+        "subprocess.run(['true'])",
+        "multiprocessing.get_context('fork').Process(target=print).start()",
+        "os.setsid()",
+        "os.kill(os.getppid(), 0)",
+        "signal.pthread_kill(threading.get_ident(), 0)",
+        "fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())",
+        "socket.socket()",
+        "socket.socket(socket.AF_UNIX)",
+        "socket.create_connection(('127.0.0.1', 9))",
+        "socket.socketpair()",
+        "open('here', 'w')",
+        "open('/dev/null', 'r+')",
+        "os.mkdir('here')",
+        "os.chmod('.', 0)",
+        "os.symlink('/', 'here')",
+        "os.chown('.', 1, 1)",
+        "os.truncate(os.__file__, 0)",
+        "os.remove('no such file')",
+        "os.rename('no such file', 'there')",
+        "os.utime('.')",
+        "os.chdir('/')",
+        "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
+        "os.nice(1)",
+        "os.memfd_create('here')",
+        "mmap.mmap(-1, 2**31)",
+        "time.sleep(0)",
+    )
+    *touched, harmless = came_to.items()
+    assert harmless[1] == "done"
+    refused = {"PermissionError 13", "OSError 38", "OSError 12"}
+    assert [line for line, answer in touched if answer not in refused] == []
+
+
+@landlocked
+def test_nothing_of_its_keeper_can_be_read() -> None:
+    files = ["/etc/passwd", "/proc/self/environ", f"/proc/{os.getpid()}/environ", "/dev/zero", __file__]
+    folders = [".", "/tmp", "/", "/proc", str(Path(__file__).parent)]
+    looks = [f"open({place!r})" for place in files] + [f"os.listdir({place!r})" for place in folders]
+    assert set(attempts(*looks).values()) == {"PermissionError 13"}
+
+
+def test_a_program_knows_nothing_of_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "word")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    outcome = run("import os, sys\nprint(dict(os.environ), os.path.dirname(os.getcwd()), sys.argv[1:], len(sys.path))")
+    assert outcome.printed.split() == ["{}", str(tmp_path), "[]", "3"]
+    assert not run("import sys\nprint([p for p in sys.path if 'site-packages' in p])").printed.strip("[]\n")
+
+
+def test_every_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for program in ("", "1 / 0", "while True: pass", "import os; os._exit(1)"):
+        run(program, limits=Limits(seconds=0.3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cage_that_cannot_be_started_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys._base_executable", str(tmp_path / "python"), raising=False)
+    assert run("").reason.startswith("its process could not be started")
+    monkeypatch.setattr("sys._base_executable", "/bin/true", raising=False)
+    assert run("").reason.startswith("its process could not be locked up")
+
+
+def test_what_is_in_force_is_known() -> None:
+    assert {"limits", "privileges", "seccomp"} <= set(protections())
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(st.characters(exclude_categories=())))
+def test_no_text_raises(text: str) -> None:
+    assert run(text, limits=SHORT).kind in ("ok", "failed", "timeout", "killed")
+
+
+def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
+    """What a seccomp filter answers: as much of classic BPF as there is in it."""
+    data = struct.pack("<IIQ6Q", call, audit, 0, *(arguments + [0] * 6)[:6])
+    instructions, at, value = list(struct.iter_unpack("<HBBI", code)), 0, 0
+    while True:
+        kind, where_true, where_false, constant = instructions[at]
+        at += 1
+        if kind == cage.ANSWER:
+            return constant
+        if kind == cage.LOAD:
+            (value,) = struct.unpack_from("<I", data, constant)
+        else:
+            holds = {cage.EQUAL: value == constant, cage.ABOVE: value > constant, cage.ANY_BIT: bool(value & constant)}
+            at += where_true if holds[kind] else where_false
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        # execve, execveat, socket, kill, tgkill, ptrace, unlinkat, fchmodat, openat2, clone3, io_uring_setup, setrlimit
+        ("x86_64", [59, 322, 41, 62, 234, 101, 263, 268, 437, 435, 425, 160]),
+        ("aarch64", [221, 281, 198, 129, 131, 117, 35, 53, 437, 435, 425, 164]),
+    ],
+)
+def test_the_filter_lets_through_what_is_listed_and_no_more(name: str, calls: list[int]) -> None:
+    machine = cage.MACHINES[name]
+    code = cage.program_filter(machine)
+
+    def answer(call: int, *arguments: int) -> int:
+        return carry_out(code, machine.audit, call, list(arguments))
+
+    assert {answer(call) for call in machine.allowed.values()} == {cage.ALLOW}
+    assert {answer(call) for call in (*calls, 2**30 + 59, 10**6)} == {cage.ABSENT}
+    assert carry_out(code, 0x40000003, 3, []) == cage.KILL
+    assert answer(machine.clone, 0x10F00) == cage.ALLOW
+    assert answer(machine.clone, 17) == cage.REFUSED
+    openat, fcntl = {"x86_64": (257, 72), "aarch64": (56, 25)}[name]
+    assert answer(openat, 0, 0, os.O_CLOEXEC) == cage.ALLOW
+    for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC):
+        assert answer(openat, 0, 0, flag | os.O_CLOEXEC) == cage.REFUSED
+    assert (answer(fcntl, 1, 3), answer(fcntl, 1, 10)) == (cage.ALLOW, cage.REFUSED)
