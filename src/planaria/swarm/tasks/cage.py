@@ -203,10 +203,11 @@ def main() -> None:
     program_bytes, tests_bytes, seconds, memory = HEAD.unpack(exactly(HEAD.size))
     program, tests = exactly(program_bytes), exactly(tests_bytes)
     word, report, nowhere = os.dup(0), os.dup(2), os.open(os.devnull, os.O_RDWR)
+    ready = READY + b" " + lock_up(seconds, memory) + b"\n"
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 2)
     os.environ.clear()
-    write(report, READY + b" " + lock_up(seconds, memory) + b"\n")
+    write(report, ready)
     failure = carry_out(program, tests)
     try:
         flush()

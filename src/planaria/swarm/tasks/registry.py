@@ -8,16 +8,18 @@ from pathlib import Path
 from planaria.errors import UserError, nearest
 from planaria.swarm.tasks.answers import form_named
 from planaria.swarm.tasks.base import Task
+from planaria.swarm.tasks.gym import Gym
 from planaria.swarm.tasks.jsonl import open_file, open_hub
 from planaria.swarm.tasks.programs import Programs
 from planaria.swarm.tasks.sums import Sums
 
 
 def open_task(name: str, style: str | None = None) -> Task:
-    """The task of a name: 'sums', 'sums:DIGITS', 'gsm8k', 'gsm8k:PATH', 'jsonl:PATH' or 'programs:PATH'.
+    """The task of a name: 'sums', 'sums:DIGITS', 'gym:NAME', 'gsm8k', 'gsm8k:PATH', 'jsonl:PATH' or
+    'programs:PATH'.
 
     ``style`` says how its solutions are written (None: the task's own way): 'columns' or 'words' for sums, 'tags' or
-    'brackets' for questions; programs have no styles.
+    'brackets' for gym and questions; programs have no styles.
 
     :raises UserError: for an unknown name or style, and whatever else keeps the task from being opened.
     """
@@ -33,6 +35,12 @@ def _sums(digits: str, style: str | None) -> Task:
     if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 4):
         raise UserError(f"task 'sums:{digits}': {digits!r} is no number of digits; write 'sums:3' for three")
     return Sums(int(digits or 2), style or "columns")
+
+
+def _gym(kind: str, style: str | None) -> Task:
+    if not kind:
+        raise UserError("task 'gym' names no kind of problem; write 'gym:NAME', for instance 'gym:chain_sum'")
+    return Gym(kind, form_named(style or "tags"))
 
 
 def _gsm8k(path: str, style: str | None) -> Task:
@@ -56,6 +64,7 @@ def _programs(path: str, style: str | None) -> Task:
 
 _KINDS: dict[str, Callable[[str, str | None], Task]] = {
     "sums": _sums,
+    "gym": _gym,
     "gsm8k": _gsm8k,
     "jsonl": _jsonl,
     "programs": _programs,

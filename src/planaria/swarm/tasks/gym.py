@@ -1,0 +1,109 @@
+"""Procedural problems from the package ``reasoning-gym`` (the extra ``gym``): about eighty kinds, each without end.
+
+Every peer makes a problem and its reference from the number, and scores with the package's own scorer. A scorer reads
+strangers' text, and a problem must be the same on every machine, so what cannot be trusted with either is refused by
+name; the lists below hold what a reading and a trial of version 0.1.25 found.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import random
+from typing import Any
+
+from planaria.errors import UserError, nearest
+from planaria.swarm.tasks import records
+from planaria.swarm.tasks.answers import SPACE, TAGS, Form, parse
+from planaria.swarm.tasks.base import Problem
+
+SEED = 1
+TRAINING, HELD_OUT = 9_000, 1_000
+MAX_ANSWER = 4096
+"""characters; nothing longer is shown to a scorer"""
+ENOUGH = 0.999
+"""Scores below it are partial. Some scorers measure a distance, and rounding keeps them from a full 1."""
+KEPT = 256
+"""problems at hand, so that a group of completions makes theirs once"""
+
+CODE = "its scorer carries out answers as code, so a peer's answer could do anything on this machine"
+ENDLESS = "a short answer can keep its scorer busy for hours"
+WRONG = "its scorer takes wrong answers for right ones"
+VARIES = "its problems differ from one process to the next, so peers could not mean the same one"
+REFUSED = {
+    # eval
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), CODE),
+    # sympy's parse_expr, which is eval too
+    **dict.fromkeys(("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24"), CODE),
+    "simple_integration": CODE,
+    # 1e999999999 as a fraction, F+999999999 as a move
+    **dict.fromkeys(("coin_flip", "rubiks_cube", "rush_hour"), ENDLESS),
+    # any text at all; nan
+    **dict.fromkeys(("game_of_life_halting", "complex_arithmetic"), WRONG),
+    # the order of a set, a clock, a random number without a seed
+    **dict.fromkeys(("codeio", "isomorphic_strings", "knight_swap", "list_functions"), VARIES),
+    **dict.fromkeys(("ransom_note", "word_ladder"), VARIES),
+    "composite": "it is made of others; name one of those",
+}
+# What scorers raise on answers that they did not expect, as found by trying; a wrong answer is all that it means.
+RAISED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class Gym:
+    """One kind of reasoning-gym's problems, with its own settings; the prompt is the question and a line's end.
+
+    Problems are drawn, so that in a small kind a held-out one may happen to be among the training problems too.
+    """
+
+    def __init__(self, kind: str, form: Form = TAGS) -> None:
+        """:raises UserError: without the package, and for an unknown kind or one that is refused."""
+        if kind in REFUSED:
+            raise UserError(f"task 'gym:{kind}' is refused: {REFUSED[kind]}; take another")
+        try:
+            from reasoning_gym.factory import DATASETS, create_dataset
+        except ImportError as error:
+            raise UserError(
+                f"task 'gym:{kind}' needs the package 'reasoning-gym'; install it with: pip install 'planaria[gym]'"
+            ) from error
+        if kind not in DATASETS:
+            raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
+        self.name = f"gym:{kind}"
+        self.form = form
+        self.training = TRAINING
+        self.held_out = HELD_OUT
+        self._dataset: Any = create_dataset(kind, seed=SEED, size=TRAINING + HELD_OUT)
+        self._entry = functools.lru_cache(KEPT)(self._dataset.__getitem__)
+
+    def problem(self, number: int) -> Problem:
+        """Problem ``number``, which is the dataset's item of that index; ValueError when there is no such one."""
+        if not 0 <= number < self.training + self.held_out:
+            raise ValueError(f"{self.name} has no problem {number}")
+        entry = self._entry(number)
+        # Where there are many right answers there is no reference; the scorer checks with what else is in the entry.
+        answer = entry["answer"]
+        return Problem(number, f"{entry['question']}\n", "" if answer is None else str(answer))
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """1 if the dataset's scorer gives the answer block its full score, else 0; there are no partial scores."""
+        parsed = parse(self.form, completion)
+        if parsed is None or len(answer := parsed.answer.strip(SPACE)) > MAX_ANSWER:
+            return 0.0
+        try:
+            return float(self._dataset.score_answer(answer, self._entry(problem.number)) >= ENOUGH)
+        except RAISED:
+            return 0.0
+
+    def solution(self, problem: Problem, rng: random.Random) -> str | None:
+        """The reference answer without any reasoning; None where there is none, or this form cannot hold it."""
+        text = self.form.write("", problem.answer)
+        return text if problem.answer and self.score(problem, text) == 1 else None
+
+    def sound(self, problem: Problem, completion: str) -> None:
+        """Words cannot be checked."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of the kind, the form and the package's version, which decides on all problems and scores."""
+        version = importlib.metadata.version("reasoning-gym")
+        bounds = (str(bound) for bound in (SEED, TRAINING, HELD_OUT, MAX_ANSWER, ENOUGH))
+        return records.fingerprint("gym 1", (self.name, version, *bounds, *self.form.marks))

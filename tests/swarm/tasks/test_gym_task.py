@@ -1,0 +1,202 @@
+"""reasoning-gym's problems: the same by number for everyone, and scored without trusting the text that is scored."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.tasks import gym
+from planaria.swarm.tasks.answers import BRACKETS, TAGS
+from planaria.swarm.tasks.gym import Gym
+from planaria.swarm.tasks.registry import open_task
+
+pytest.importorskip("reasoning_gym")
+KINDS = ("chain_sum", "game_of_life", "boxnet", "prime_factorization", "spell_backward", "propositional_logic")
+TASKS = {kind: Gym(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_problem_is_the_same_whatever_was_asked_before(kind: str) -> None:
+    numbers = [0, 1, 8_999, 9_000, 9_999]
+    forwards = [TASKS[kind].problem(n) for n in numbers]
+    other = Gym(kind)
+    backwards = [other.problem(n) for n in reversed(numbers)]
+    assert forwards == backwards[::-1]
+    assert len({p.prompt for p in forwards}) == 5
+    assert other.fingerprint == TASKS[kind].fingerprint
+
+
+def test_references_score_and_others_do_not() -> None:
+    task = TASKS["chain_sum"]
+    for number in range(50):
+        problem = task.problem(number)
+        text = task.solution(problem, random.Random(0))
+        assert text == TAGS.write("", problem.answer)
+        assert task.score(problem, text) == 1
+        assert task.score(problem, TAGS.write("2+2=5", f" {problem.answer}\n")) == 1
+        assert task.score(problem, TAGS.write("", f"{int(problem.answer) + 1}")) == 0
+        assert task.score(problem, TAGS.write("", f"it is {problem.answer}")) == 0
+        assert task.score(problem, problem.answer) == 0
+        assert task.sound(problem, text) is None
+
+
+def test_problems_with_many_right_answers_have_no_reference() -> None:
+    task = TASKS["boxnet"]
+    problem = task.problem(3)
+    assert problem.answer == ""
+    assert task.solution(problem, random.Random(0)) is None
+
+
+def test_partial_scores_are_none() -> None:
+    task = TASKS["spell_backward"]
+    problem = task.problem(0)
+    nearly = problem.answer[:-1] + ("x" if problem.answer[-1] != "x" else "y")
+    assert 0.5 < task._dataset.score_answer(nearly, task._entry(0)) < 1
+    assert task.score(problem, TAGS.write("", nearly)) == 0
+
+
+def test_a_solution_that_the_form_cannot_hold_is_none() -> None:
+    task = Gym("game_of_life", BRACKETS)
+    assert task.problem(0).answer.startswith("[[")
+    assert task.solution(task.problem(0), random.Random(0)) is None
+    assert TASKS["game_of_life"].solution(task.problem(0), random.Random(0)) is not None
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.integers(0, 20),
+    st.one_of(
+        st.text(st.characters(exclude_categories=())),
+        st.recursive(
+            st.sampled_from(["1", "{}", "null", '"a"', "nan", "1e999"]), lambda x: st.builds("[{}]".format, x)
+        ),
+    ),
+)
+def test_no_text_raises(kind: str, number: int, text: str) -> None:
+    task = TASKS[kind]
+    problem = task.problem(number)
+    for completion in (text, TAGS.write("", text)):
+        assert task.score(problem, completion) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [("boxnet", "1"), ("prime_factorization", "x"), ("game_of_life", "{}")],
+)
+def test_an_answer_at_which_the_scorer_breaks_is_wrong(kind: str, answer: str) -> None:
+    task = TASKS[kind]
+    with pytest.raises(gym.RAISED):
+        task._dataset.score_answer(answer, task._entry(0))
+    assert task.score(task.problem(0), TAGS.write("", answer)) == 0
+
+
+def test_scorers_are_not_shown_long_answers() -> None:
+    task = TASKS["propositional_logic"]
+    task._dataset.score_answer = lambda answer, entry: 1.0
+    try:
+        assert task.score(task.problem(0), TAGS.write("", "(" * gym.MAX_ANSWER)) == 1
+        assert task.score(task.problem(0), TAGS.write("", "(" * (gym.MAX_ANSWER + 1))) == 0
+    finally:
+        del task._dataset.score_answer
+
+
+def test_every_kind_that_may_carry_out_an_answer_is_refused() -> None:
+    """Fails when a new version of the package brings an eval to where nobody has looked."""
+    from reasoning_gym.factory import DATASETS
+
+    looked_at = {
+        "basic_arithmetic",  # its own problem
+        "bf",  # its own problem, into another language
+        "bitwise_arithmetic",  # its own problem
+        "number_sorting",  # its own reference
+        "propositional_logic",  # a parser of its own, by the name of sympy's
+    }
+    dangerous = {"eval", "exec", "parse_expr", "sympify", "compile", "__import__"}
+    found = set()
+    for name, (cls, _) in DATASETS.items():
+        tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))  # type: ignore[arg-type]
+        calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)} - {"re.compile"}
+        if {call.rpartition(".")[2] for call in calls} & dangerous:
+            found.add(name)
+    assert {name for name, why in gym.REFUSED.items() if why == gym.CODE} <= found
+    assert found - set(gym.REFUSED) <= looked_at
+
+
+def test_every_name_that_is_refused_is_one() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    assert set(gym.REFUSED) <= set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("gym:chain_sun", "did you mean 'chain_sum'"),
+        ("gym:", "ends in a colon"),
+        ("gym", "write 'gym:NAME'"),
+        ("gym:countdown", "carries out answers as code"),
+        ("gym:coin_flip", "busy for hours"),
+        ("gym:game_of_life_halting", "wrong answers for right ones"),
+        ("gym:word_ladder", "differ from one process to the next"),
+        ("gym:composite", "name one of those"),
+    ],
+)
+def test_names_that_cannot_be_had_are_answered(name: str, mend: str) -> None:
+    with pytest.raises(UserError, match=mend):
+        open_task(name)
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
+    with pytest.raises(UserError, match=r"pip install 'planaria\[gym\]'"):
+        open_task("gym:chain_sum")
+
+
+def test_the_style_is_the_form() -> None:
+    task = open_task("gym:chain_sum", "brackets")
+    problem = task.problem(0)
+    assert task.score(problem, f"[{problem.answer}]") == 1
+    assert task.fingerprint != TASKS["chain_sum"].fingerprint
+    for number in (-1, 10_000):
+        with pytest.raises(ValueError, match="no problem"):
+            task.problem(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_kinds_are_the_same_in_every_process() -> None:
+    """Sets are in another order in each; three problems of each kind, asked for in two orders."""
+    program = """
+import hashlib, json, sys
+from reasoning_gym.factory import DATASETS
+from planaria.swarm.tasks.gym import REFUSED, Gym
+seen = {}
+for kind in sorted(set(DATASETS) - set(REFUSED)):
+    task = Gym(kind)
+    for number in eval(sys.argv[1]):
+        problem = task.problem(number)
+        seen[f"{kind} {number}"] = hashlib.sha256(repr((problem, task._entry(number))).encode()).hexdigest()
+print(json.dumps(seen, sort_keys=True))
+"""
+    path = str(Path(gym.__file__).parents[3])
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program, order],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for seed, order in (("1", "(0, 7, 9999)"), ("2", "(9999, 7, 0)"))
+    ]
+    assert said[0] == said[1]
