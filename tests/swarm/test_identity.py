@@ -1,0 +1,118 @@
+"""Who a peer is: a key in a file that its owner alone can read."""
+
+from __future__ import annotations
+
+import pickle
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.identity import Identity, peer_id, verify
+
+ONE = Identity.fresh()
+# RFC 8032, section 7.1, test 3
+SECRET = "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7"
+PUBLIC = "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025"
+SIGNATURE = (
+    "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac"
+    "18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a"
+)
+
+
+@given(st.binary(max_size=300))
+def test_what_was_signed_is_verified_and_nothing_else(data: bytes) -> None:
+    signature = ONE.sign(data)
+    assert len(signature) == 64 and signature == ONE.sign(data)
+    assert verify(ONE.public, signature, data)
+    assert not verify(ONE.public, signature, data + b"\0")
+    assert not verify(Identity.fresh().public, signature, data)
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_a_key_or_signature_of_any_bytes_is_only_wrong(public: bytes, signature: bytes) -> None:
+    assert not verify(public, signature, b"data")
+    assert not verify(ONE.public, signature, b"data")
+    assert not verify(public, ONE.sign(b"data"), b"data")
+
+
+def test_signatures_are_those_of_the_standard() -> None:
+    assert verify(bytes.fromhex(PUBLIC), bytes.fromhex(SIGNATURE), bytes.fromhex("af82"))
+
+
+def test_an_id_is_a_digest_of_the_public_key() -> None:
+    assert peer_id(bytes.fromhex(PUBLIC)) == "dac073e0123bdea59dd9b3bda9cf6037"
+    assert peer_id(ONE.public) == ONE.peer != Identity.fresh().peer
+
+
+def test_a_kept_identity_is_the_same_next_time(tmp_path: Path) -> None:
+    first = Identity.kept(tmp_path / "deep" / "peer.pem")
+    again = Identity.kept(tmp_path / "deep" / "peer.pem")
+    assert first.peer == again.peer and first.sign(b"x") == again.sign(b"x")
+
+
+def test_the_key_file_is_its_owners_alone_and_nothing_else_is_left(tmp_path: Path) -> None:
+    Identity.kept(tmp_path / "peer.pem")
+    assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
+    assert stat.S_IMODE((tmp_path / "peer.pem").stat().st_mode) == 0o600
+
+
+def test_many_who_make_the_same_file_at_once_get_the_same_identity(tmp_path: Path) -> None:
+    got = []
+    ready = threading.Barrier(8)
+
+    def make() -> None:
+        ready.wait()
+        got.append(Identity.kept(tmp_path / "peer.pem").peer)
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8 and len(set(got)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["peer.pem"]
+
+
+def test_no_text_of_an_identity_shows_its_private_half(tmp_path: Path) -> None:
+    one = Identity.kept(tmp_path / "peer.pem")
+    key = load_pem_private_key((tmp_path / "peer.pem").read_bytes(), None)
+    secret = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()).hex()
+    shown = f"{one!r} {one} {vars(one)}"
+    assert one.peer in shown and secret not in shown
+    with pytest.raises(TypeError):
+        pickle.dumps(one)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    Identity.kept(tmp_path / "peer.pem")
+    (tmp_path / "peer.pem").chmod(mode)
+    with pytest.raises(UserError, match="chmod 600"):
+        Identity.kept(tmp_path / "peer.pem")
+
+
+def curve() -> bytes:
+    key = generate_private_key(SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff" * 9000, curve()], ids=["empty", "text", "long", "other"])
+def test_a_file_that_is_no_key_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "peer.pem"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(UserError, match=str(path)):
+        Identity.kept(path)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_is_no_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a file"):
+        Identity.kept(tmp_path)

@@ -1,0 +1,33 @@
+"""Messages for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import Completion, Farewell, Group, Hello, Rollouts, Rules
+
+RUN = "0123456789abcdef" * 2
+TOKENIZER = "00112233aabbccdd"
+
+
+def rollouts(who: Identity, run: str = RUN, round: int = 3, **changes: Any) -> Rollouts:
+    completions = (
+        Completion(text="3 + 4 = 7 [7]", ended=True, ids=(1, 2, 3), logps=(-0.5, -1e-6, 0.0)),
+        Completion(text="né \U0001f9e0 \0", ended=False),
+    )
+    words = {"tokenizer": TOKENIZER, "weights": "", "groups": (Group(problem=7, completions=completions),)}
+    return Rollouts(run=run, peer=who.peer, round=round, **(words | changes))
+
+
+def hello(who: Identity, run: str = RUN, **changes: Any) -> Hello:
+    words = {"name": "a peer", "tokenizer": TOKENIZER, "model": "llama, 2 layers", "joined": 0}
+    return Hello(run=run, peer=who.peer, key=who.public.hex(), **(words | changes))
+
+
+def farewell(who: Identity, run: str = RUN, after: int = 5) -> Farewell:
+    return Farewell(run=run, peer=who.peer, after=after)
+
+
+def rules(who: Identity, **content: Any) -> Rules:
+    return Rules(peer=who.peer, nonce="ab" * 16, rules=content or {"task": "sums", "group": 12, "loss": {"clip": 0.2}})
