@@ -19,7 +19,7 @@ from planaria.swarm.identity import Identity, peer_id, verify
 
 VERSION: Final = 1
 LAST_ROUND = 999_999
-NOT_JSON = "not JSON"
+NOT_JSON, NOT_READABLE = "not JSON", "not readable"
 _SIGNED = b"planaria swarm 1\0"
 _MANY_ERRORS = 100
 

@@ -1,0 +1,274 @@
+"""The board of a run: a place that all peers read and where each appends what it says, under its own id.
+
+::
+
+    {board}/rules.json                              what the run is, by whoever founded it
+    {board}/peers/{peer id}/hello.json              a peer takes part
+    {board}/peers/{peer id}/rounds/{round}.json     its completions of a round, six digits
+    {board}/peers/{peer id}/farewell.json           it left
+
+Nothing is ever replaced. The board is only a place: who wrote what is known by signatures, and a message counts only
+under the id, the run and the round that are in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from planaria.errors import UserError
+from planaria.swarm.difference import difference
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import (
+    LAST_ROUND,
+    BadMessage,
+    Farewell,
+    Hello,
+    Limits,
+    Message,
+    Rollouts,
+    Rules,
+    seal,
+    unseal,
+)
+from planaria.swarm.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
+from planaria.swarm.store import Retry, Store
+
+_LIMITS, _RETRY = Limits(), Retry()
+_PEER = re.compile("[0-9a-f]{32}")
+_SMALL = 2**16
+"""bytes of anything but completions"""
+
+
+class AlreadyThere(Exception):
+    """Something else was published there before, perhaps by this very peer before it was restarted: read it."""
+
+
+class Board:
+    """A board as one peer sees it. It writes under its own id only; without an identity it only reads."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity | None,
+        limits: Limits,
+        known: Iterable[str],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._store, self._identity, self._limits = store, identity, limits
+        self._small = replace(limits, message_bytes=_SMALL)
+        self._clock, self._sleep = clock, sleep
+        self._rules: Rules | None = None
+        self._known = {*known} | ({identity.peer} if identity else set())
+        self._hellos: dict[str, Hello] = {}
+        self._farewells: dict[str, Farewell] = {}
+        self._secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
+        self._looks = 0
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        identity: Identity | None = None,
+        limits: Limits = _LIMITS,
+        *,
+        known: Iterable[str] = (),
+        retry: Retry = _RETRY,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Board:
+        """The board at a URL or in a folder, which need not be there yet.
+
+        ``known`` are ids of peers met before, such as before a restart: they are looked at first.
+
+        :raises UserError: when the URL is of a kind that cannot be used here.
+        """
+        return cls(Store(url, retry, clock, sleep), identity, limits, known, clock, sleep)
+
+    @property
+    def rules(self) -> Rules:
+        """What the run is.
+
+        :raises UserError: when nobody has founded one here, or its rules cannot be read.
+        """
+        if self._rules is None:
+            try:
+                self._rules = self._read("rules.json", Rules, self._small)
+            except BadMessage as error:
+                raise UserError(f"{self._store.place}/rules.json: {error.reason}; found the run elsewhere") from None
+        if self._rules is None:
+            raise UserError(f"{self._store.place}: no run has been founded here; check the place, or found one")
+        return self._rules
+
+    def found(self, rules: Mapping[str, JsonValue]) -> Rules:
+        """Found a run with these rules, or take part in the one that was founded here with equal ones.
+
+        :raises UserError: when it was founded with others: the message names the first key that differs.
+        """
+        me = self._me
+        mine = Rules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
+        if self._store.write("rules.json", self._sealed(mine, Rules, self._small)):
+            self._rules = mine
+        if what := difference(mine.rules, self.rules.rules):
+            raise UserError(
+                f"{self._store.place}: this run was founded with other rules: {what}; take those, or found your own "
+                f"run at another place"
+            )
+        return self.rules
+
+    def join(self, hello: Hello) -> Hello:
+        """Take part. The hello on the board, which is an earlier one if this peer had joined before.
+
+        :raises UserError: when it had joined with another tokenizer, or has left.
+        """
+        mine, place = self._me.peer, self._store.place
+        path = self._place(mine, "hello.json")
+        raw = self._sealed(hello, Hello, self._small)
+        try:
+            left = self._read(self._place(mine, "farewell.json"), Farewell, self._small, mine)
+            there = hello if self._store.write(path, raw) else self._read(path, Hello, self._small, mine)
+        except BadMessage as error:
+            raise UserError(
+                f"{place}: what lies under this peer's id is {error.reason}; take another identity"
+            ) from None
+        if left or there is None or there.tokenizer != hello.tokenizer:
+            why = "has left this run" if left else "joined with another tokenizer, or its hello is lost"
+            raise UserError(f"{place}: peer {mine} {why}; take another identity")
+        return there
+
+    def publish(self, rollouts: Rollouts) -> None:
+        """Append this peer's completions of a round; publishing the same again does nothing.
+
+        :raises UserError: when other peers would refuse it.
+        :raises AlreadyThere: when something else is there.
+        """
+        path = self._place(self._me.peer, f"rounds/{rollouts.round:06d}.json")
+        self._append(path, self._sealed(rollouts, Rollouts, self._limits))
+
+    def leave(self, farewell: Farewell) -> None:
+        """Say goodbye; raises as ``publish`` does."""
+        path = self._place(self._me.peer, "farewell.json")
+        self._append(path, self._sealed(farewell, Farewell, self._small))
+
+    def peers(self) -> Census:
+        """Everybody who takes part, by verified messages.
+
+        Once read, a hello or farewell stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
+        those known first, then a draw among the others by a secret of this peer's. So nobody can make an id that comes
+        before others', and whoever is not drawn is in the next draw.
+        """
+        refused: dict[str, str] = {}
+        names = set(self._store.folders("peers", _PEER)) - self._hellos.keys()
+        seats = self._limits.peers - len(self._hellos.keys() - self._farewells.keys())
+        drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
+        self._looks += 1
+        for peer in drawn:
+            self._take(peer, "hello.json", Hello, self._hellos, refused)
+        for peer in self._hellos.keys() - self._farewells.keys():
+            self._take(peer, "farewell.json", Farewell, self._farewells, refused)
+        return Census(dict(sorted(self._hellos.items())), dict(self._farewells), refused, len(names) - len(drawn))
+
+    def read(self, peer: str, round: int) -> Rollouts | None:
+        """A peer's completions of a round, None if they are not there yet.
+
+        :raises BadMessage: when something else is there; "not JSON" may be a part of what will be there.
+        """
+        if not 0 <= round <= LAST_ROUND:
+            raise ValueError(f"no round {round}")
+        return self._read(self._place(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer, round)
+
+    def gather(self, round: int, peers: Iterable[str]) -> Gathered:
+        """One look at what ``peers`` sent for a round."""
+        found, missing, refused = {}, [], {}
+        for peer in sorted(set(peers)):
+            try:
+                message = self.read(peer, round)
+            except BadMessage as error:
+                refused[peer] = error.reason
+                continue
+            if message is None:
+                missing.append(peer)
+            else:
+                found[peer] = message
+        return Gathered(found, tuple(missing), refused)
+
+    def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
+        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.rounds.decide`).
+
+        What was found once is not read again.
+
+        :raises RoundStalled: when less than the quorum came in time.
+        """
+        began, everyone = self._clock(), frozenset(peers)
+        seen = Gathered({}, tuple(everyone), {})
+        while True:
+            seen = seen.updated(self.gather(round, seen.open))
+            elapsed = self._clock() - began
+            match decide(everyone, seen.found.keys(), seen.settled.keys(), elapsed, terms):
+                case Decision.CLOSE:
+                    return seen
+                case Decision.STALLED:
+                    why = dict.fromkeys(seen.missing, "sent nothing") | seen.refused
+                    raise RoundStalled(self.rules.run, round, seen.found, why, terms.quorum)
+            self._sleep(min(poll_s, until_next(elapsed, terms)))
+
+    @property
+    def _me(self) -> Identity:
+        if self._identity is None:
+            raise ValueError(f"{self._store.place} was opened to read only")
+        return self._identity
+
+    def _place(self, peer: str, name: str) -> str:
+        if not _PEER.fullmatch(peer):
+            raise ValueError(f"{peer!r} is no peer id")
+        return f"peers/{peer}/{name}"
+
+    def _order(self, peer: str) -> tuple[bool, bytes]:
+        return peer not in self._known, hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
+
+    def _read(
+        self, path: str, kind: type[Message], limits: Limits, peer: str | None = None, round: int | None = None
+    ) -> Message | None:
+        raw = self._store.read(path, limits.message_bytes)
+        run = None if kind is Rules else self.rules.run
+        return None if raw is None else unseal(raw, limits, kind, peer=peer, run=run, round=round)
+
+    def _take(
+        self, peer: str, name: str, kind: type[Message], into: dict[str, Message], refused: dict[str, str]
+    ) -> None:
+        try:
+            message = self._read(self._place(peer, name), kind, self._small, peer)
+        except BadMessage as error:
+            refused[peer] = error.reason
+        else:
+            if message is not None:
+                into[peer] = message
+
+    def _sealed(self, message: Message, kind: type[Message], limits: Limits) -> bytes:
+        """The envelope, read as others will read it."""
+        raw = seal(self._me, message)
+        run = None if kind is Rules else self.rules.run
+        try:
+            unseal(raw, limits, kind, peer=self._me.peer, run=run)
+        except BadMessage as error:
+            why = f"other peers would refuse these {message.kind}: {error.reason}"
+            raise UserError(f"{self._store.place}: {why}; their limits are {limits}") from None
+        return raw
+
+    def _append(self, path: str, raw: bytes) -> None:
+        if self._store.write(path, raw):
+            return
+        try:
+            there = self._store.read(path, len(raw))
+        except BadMessage:
+            there = None
+        if there != raw:
+            raise AlreadyThere(f"{self._store.place}/{path}: something else is there, and nothing is ever replaced")

@@ -1,0 +1,206 @@
+"""Where a board lies: a folder or an object store, seen through fsspec as bounded reads and writes that never replace.
+
+Every call that fails is tried again for a while. That nothing is there, or that something is there already, is an
+answer and no failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import fsspec.core
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from planaria.errors import RunStopped, UserError
+from planaria.swarm.message import NOT_READABLE, BadMessage
+from planaria.swarm.whole import appear
+
+_ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
+"""what s3fs lets through when there is no connection: no OSError, and known only where s3fs is installed"""
+_LONGEST_PAUSE_S = 15.0
+T = TypeVar("T")
+
+
+class BoardUnreachable(RunStopped):
+    """The store of a board failed every time."""
+
+    def __init__(self, place: str, call: str, tries: int, last: Exception) -> None:
+        super().__init__(f"{place}: {call} failed {tries} times, last with {type(last).__name__}: {last}")
+        self.place, self.call, self.tries, self.last = place, call, tries, last
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a failing call is tried. It does not bound a call that never returns; that is up to the store."""
+
+    tries: int = 6
+    seconds: float = 60.0
+    """no try starts later"""
+    first_s: float = 0.5
+    """pause before the second try; it doubles, give or take a half, up to 15 s"""
+
+
+class Store:
+    """A place on fsspec; paths are relative to it and made of ``/`` and names that the caller vouches for."""
+
+    def __init__(self, url: str, retry: Retry, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        """:raises UserError: when the place is of a kind that cannot be used here."""
+        self.place = re.sub(r"//[^/@]*@", "//", url)  # no password in messages
+        self._retry, self._clock, self._sleep = retry, clock, sleep
+        self._system, root = self._try("opening", lambda: _system(url, self.place))
+        self._local = isinstance(self._system, LocalFileSystem)
+        self._root = os.path.realpath(root) if self._local else root.rstrip("/")
+
+    def read(self, path: str, most: int) -> bytes | None:
+        """What lies at ``path``, None if nothing does.
+
+        :raises BadMessage: when it is "not a file", "not readable", or "oversized": of more than ``most`` bytes.
+        """
+        act = self._read_file if self._local else self._read_object
+        try:
+            data = self._try("reading", lambda: act(f"{self._root}/{path}", most))
+        except FileNotFoundError:
+            return None
+        except (IsADirectoryError, NotADirectoryError):
+            raise BadMessage("not a file") from None
+        if len(data) > most:
+            raise BadMessage("oversized")
+        return data
+
+    def write(self, path: str, data: bytes) -> bool:
+        """Whether ``data`` is now at ``path``; False, and nothing is written, if something was there already.
+
+        :raises UserError: when no folder can be where the path needs one.
+        """
+        act = self._write_file if self._local else self._write_object
+        try:
+            return self._try("writing", lambda: act(f"{self._root}/{path}", data))
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            raise UserError(f"{self.place}: not there, and not to be made from here; make it first") from None
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise UserError(f"{self.place}: {path} cannot be written; remove what lies in its way ({error})") from None
+
+    def folders(self, path: str, pattern: re.Pattern[str]) -> list[str]:
+        """Names of the folders in ``path`` that ``pattern`` matches whole; links are no folders."""
+        act = self._list_folder if self._local else self._list_prefix
+        try:
+            return self._try("listing", lambda: act(f"{self._root}/{path}", pattern))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _try(self, call: str, act: Callable[[], T]) -> T:
+        began, pause = self._clock(), self._retry.first_s
+        tries = 1
+        while True:
+            try:
+                return act()
+            except _ANSWERS:
+                raise
+            except _failures() as error:
+                wait = pause * random.uniform(0.5, 1.5)
+                if tries >= self._retry.tries or self._clock() + wait - began > self._retry.seconds:
+                    raise BoardUnreachable(self.place, call, tries, error) from error
+            self._sleep(wait)
+            pause, tries = min(2 * pause, _LONGEST_PAUSE_S / 1.5), tries + 1
+
+    def _read_file(self, path: str, most: int) -> bytes:
+        """Neither through links nor from devices: a stranger may have put them there."""
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or os.path.realpath(path) != path:
+                raise BadMessage("not a file")
+            if status.st_size > most:
+                raise BadMessage("oversized")
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                return file.read(most + 1)
+        except PermissionError:
+            raise BadMessage(NOT_READABLE) from None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise BadMessage("not a file") from None
+            raise
+
+    def _read_object(self, path: str, most: int) -> bytes:
+        self._system.invalidate_cache()
+        try:
+            about = self._system.info(path)
+            if about["type"] != "file":
+                raise BadMessage("not a file")
+            size = about.get("size")
+            if size is not None and size > most:
+                raise BadMessage("oversized")
+            if size == 0:  # there is no range of nothing
+                return b""
+            return bytes(self._system.cat_file(path, start=0, end=most + 1))
+        except PermissionError:
+            raise BadMessage(NOT_READABLE) from None
+
+    def _write_file(self, path: str, data: bytes) -> bool:
+        folder = Path(path).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(error.errno, "no folder", str(folder)) from None
+        if os.path.realpath(folder) != str(folder):
+            raise NotADirectoryError(errno.ELOOP, "a link", str(folder))
+        return appear(Path(path), data, 0o666)
+
+    def _write_object(self, path: str, data: bytes) -> bool:
+        """One put, on the condition that nothing is there.
+
+        The look before it is for stores that know no conditions, and for a put that failed although it arrived.
+        """
+        self._system.invalidate_cache()
+        try:
+            self._system.info(path)
+        except (FileNotFoundError, PermissionError):  # some stores deny what is not there
+            pass
+        else:
+            return False
+        if not self._system.async_impl:  # others have no folders, or would make a bucket of a misspelt name
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.pipe_file(path, data, mode="create")
+        return True
+
+    def _list_folder(self, path: str, pattern: re.Pattern[str]) -> list[str]:
+        if os.path.realpath(path) != path:
+            return []
+        with os.scandir(path) as entries:
+            return [e.name for e in entries if pattern.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+
+    def _list_prefix(self, path: str, pattern: re.Pattern[str]) -> list[str]:
+        self._system.invalidate_cache()
+        entries = self._system.ls(path, detail=True)
+        names = {e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"}
+        return [name for name in names if pattern.fullmatch(name)]
+
+
+def _system(url: str, place: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL and the path on it; nothing of it is cached."""
+    if "::" in url:
+        raise UserError(f"{place}: a board cannot lie behind another file system; name the store itself")
+    try:
+        system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+    except ImportError as error:
+        raise UserError(f"{place}: {error}; for S3 `pip install planaria[s3]`") from None
+    except ValueError as error:
+        raise UserError(f"{place}: {error}; name a folder, or a URL such as s3://bucket/run") from None
+    return system, root
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in _FOREIGN)
+    return (OSError, *(kind for kind in loaded if kind is not None))

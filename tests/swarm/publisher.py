@@ -1,0 +1,40 @@
+"""A peer in a process of its own: `publisher.py BOARD KEY ROUNDS CHARACTERS [hang]`.
+
+It publishes big messages, one a round. With "hang" it stops for good when the last round's is written, but has no name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from words import hello, rollouts
+
+from planaria.swarm.board import Board
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import Completion, Group
+
+
+def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:
+    who = Identity.kept(Path(key))
+    board = Board.open(place, who)
+    run = board.found({"task": "sums"}).run
+    board.join(hello(who, run))
+    groups = (Group(problem=0, completions=(Completion(text="x" * characters, ended=True),) * 60),)
+    print("joined", flush=True)
+    for round in range(rounds):
+        if hang and round == rounds - 1:
+            os.fsync = hung  # type: ignore[assignment]
+        board.publish(rollouts(who, run, round, groups=groups))
+    print("done", flush=True)
+
+
+def hung(_: int) -> None:
+    print("hung", flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:] == ["hang"])

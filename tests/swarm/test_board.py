@@ -1,0 +1,219 @@
+"""The board of a run among peers that mean well: what one appends all read, once and for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from boards import RULES, Clock, member, place
+from hypothesis import given
+from hypothesis import strategies as st
+from words import farewell, hello, rollouts
+
+from planaria.errors import UserError
+from planaria.swarm.board import AlreadyThere, Board
+from planaria.swarm.difference import difference
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import Completion, Group, Limits
+from planaria.swarm.rounds import RoundStalled, Terms
+
+KINDS = ("folder", "memory", "scratch")
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    stores.Scratch.clear()
+    return place(request.param, tmp_path)
+
+
+def test_what_one_appends_others_read(url: str) -> None:
+    (first, one), (second, two) = member(url), member(url)
+    run = first.rules.run
+    assert second.rules == first.rules and first.rules.rules == RULES
+    assert first.read(two.peer, 0) is None
+    sent = rollouts(two, run, 0)
+    second.publish(sent)
+    assert first.read(two.peer, 0) == sent
+    gathered = first.gather(0, [one.peer, two.peer])
+    assert (gathered.found, gathered.missing, gathered.refused) == ({two.peer: sent}, (one.peer,), {})
+    assert Board.open(url).read(two.peer, 0) == sent  # whoever only looks
+
+
+def test_everybody_who_joined_is_known_to_all(url: str) -> None:
+    boards = [member(url) for _ in range(4)]
+    for board, _ in boards:
+        census = board.peers()
+        assert set(census.hellos) == {who.peer for _, who in boards}
+        assert (census.farewells, census.refused, census.left_out) == ({}, {}, 0)
+
+
+def test_a_peer_that_left_is_expected_no_more(url: str) -> None:
+    (first, one), (second, two) = member(url), member(url)
+    second.leave(farewell(two, first.rules.run, after=3))
+    census = first.peers()
+    assert census.members(3) == {one.peer, two.peer} and census.members(4) == {one.peer}
+    with pytest.raises(UserError, match="has left this run"):
+        second.join(hello(two, first.rules.run))
+
+
+def test_a_round_is_published_once(url: str) -> None:
+    board, who = member(url)
+    run = board.rules.run
+    board.publish(rollouts(who, run, 0))
+    board.publish(rollouts(who, run, 0))
+    for groups in ((), (Group(problem=1, completions=(Completion(text="y" * 999, ended=True),)),)):
+        with pytest.raises(AlreadyThere, match=r"rounds/000000\.json"):
+            board.publish(rollouts(who, run, 0, groups=groups))
+    assert board.read(who.peer, 0) == rollouts(who, run, 0)
+
+
+def test_other_rules_are_refused_and_the_first_difference_is_named(url: str) -> None:
+    member(url)
+    for rules, words in (
+        (RULES | {"loss": {"clip": 0.3}}, "loss.clip is 0.2 there and 0.3 here"),
+        (RULES | {"group": 12.0}, "group is 12 there and 12.0 here"),
+        (RULES | {"extra": 1}, "extra is only here"),
+        ({"task": "sums", "group": 12}, "loss is only there"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Board.open(url, Identity.fresh()).found(rules)
+
+
+json_values: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), json_values), st.dictionaries(st.text(max_size=3), json_values))
+def test_rules_differ_in_something_that_can_be_shown_or_not_at_all(mine: Any, theirs: Any) -> None:
+    assert difference(mine, mine) is None
+    said = difference(mine, theirs)
+    assert (said is None) == (difference(theirs, mine) is None)
+    assert said is None or (said.isascii() and said.isprintable())
+    assert said is not None or repr(sorted(mine)) == repr(sorted(theirs))
+
+
+def test_where_nobody_founded_a_run_there_is_none(url: str) -> None:
+    one = Identity.fresh()
+    for act in (lambda: Board.open(url).rules, lambda: Board.open(url, one).join(hello(one))):
+        with pytest.raises(UserError, match="no run has been founded here"):
+            act()
+
+
+def test_joining_again_gives_the_earlier_hello(url: str) -> None:
+    board, who = member(url)
+    run = board.rules.run
+    again = Board.open(url, who)
+    assert again.join(hello(who, run, joined=7, name="new name")) == hello(who, run)
+    with pytest.raises(UserError, match="another tokenizer"):
+        again.join(hello(who, run, tokenizer="f" * 16))
+
+
+def test_what_others_would_refuse_is_not_published(url: str) -> None:
+    board, who = member(url, limits=Limits(message_bytes=2000, groups=1))
+    other = Identity.fresh()
+    run = board.rules.run
+    group = Group(problem=1, completions=(Completion(text="x" * 2000, ended=True),))
+    with pytest.raises(UserError, match="oversized"):
+        board.publish(rollouts(who, run, groups=(group,)))
+    small = [Group(problem=n, completions=(Completion(text="x", ended=True),)) for n in range(2)]
+    with pytest.raises(UserError, match="too many groups"):
+        board.publish(rollouts(who, run, groups=tuple(small)))
+    with pytest.raises(UserError, match="another run"):
+        board.publish(rollouts(who, "f" * 32))
+    with pytest.raises(ValueError, match="cannot speak for"):
+        board.publish(rollouts(other, run))
+    with pytest.raises(ValueError, match="read only"):
+        Board.open(url).publish(rollouts(who, run))
+    assert board.read(who.peer, 3) is None
+
+
+@pytest.mark.parametrize("peer", ["", "..", "../" + "a" * 29, "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 31 + "/"])
+def test_no_path_leads_elsewhere(url: str, peer: str) -> None:
+    board, _ = member(url)
+    with pytest.raises(ValueError, match="no peer id"):
+        board.read(peer, 0)
+    for round in (-1, 10**6):
+        with pytest.raises(ValueError, match="no round"):
+            board.read("a" * 32, round)
+
+
+def test_a_round_closes_when_everyone_is_there(url: str) -> None:
+    """The second message comes after 2.5 s, the third after 4.5 s."""
+    (_, one), (second, two), (third, three) = member(url), member(url), member(url)
+    run = second.rules.run
+
+    def happen(now: float) -> None:
+        if now >= 2.5:
+            second.publish(rollouts(two, run, 1))
+        if now >= 4.5:
+            third.publish(rollouts(three, run, 1))
+
+    clock = Clock(happen)
+    first, _ = member(url, one, clock)
+    first.publish(rollouts(one, run, 1))
+    closed = first.wait(1, [one.peer, two.peer, three.peer], Terms(quorum=1, timeout_s=60, patience_s=90))
+    assert set(closed.found) == {one.peer, two.peer, three.peer} and not closed.missing and clock.now == 5.0
+
+
+def test_after_the_timeout_the_quorum_is_enough_and_below_it_patience_ends(url: str) -> None:
+    (board, one), (_, two) = member(url), member(url)
+    board.publish(rollouts(one, board.rules.run, 1))
+    everyone = [one.peer, two.peer]
+    clock = Clock()
+    first, _ = member(url, one, clock)
+    closed = first.wait(1, everyone, Terms(quorum=1, timeout_s=2.5, patience_s=9))
+    assert set(closed.found) == {one.peer} and closed.missing == (two.peer,)
+    assert clock.naps == [1.0, 1.0, 0.5]
+    clock = Clock()
+    first, _ = member(url, one, clock)
+    with pytest.raises(RoundStalled, match=f"missing: {two.peer[:8]} \\(sent nothing\\)") as stalled:
+        first.wait(1, everyone, Terms(quorum=2, timeout_s=2.5, patience_s=4), poll_s=2)
+    assert clock.now == 4.0
+    assert (stalled.value.round, stalled.value.there) == (1, (one.peer,))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nosuch://x", "name a folder"),
+        ("simplecache::memory://x", "behind another file system"),
+        ("filecache::s3://user:secret@x", "behind another file system"),
+    ],
+)
+def test_places_that_cannot_be_boards_are_named(url: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        Board.open(url)
+    assert "secret" not in str(error.value)
+
+
+def test_peers_known_are_looked_at_first_and_others_by_turns(url: str) -> None:
+    """A board with room for four: two old friends, whom a crowd cannot push out, and the crowd."""
+    friends = [member(url)[1] for _ in range(2)]
+    crowd = [member(url)[1] for _ in range(12)]
+    limits = replace(Limits(), peers=4)
+    met = set()
+    for _ in range(40):
+        census = Board.open(url, limits=limits, known=[friend.peer for friend in friends]).peers()
+        assert len(census.hellos) == 4 and census.left_out == 10
+        assert {friend.peer for friend in friends} <= set(census.hellos)
+        met |= set(census.hellos)
+    assert len(met) > 10  # who is drawn depends on a secret of whoever looks
+    own = [set(Board.open(url, crowd[0], limits).peers().hellos) for _ in range(3)]
+    assert own[0] == own[1] == own[2] and crowd[0].peer in own[0]  # and on nothing else
+
+
+def test_empty_folders_of_peers_do_not_keep_newcomers_out_for_ever(tmp_path: Path) -> None:
+    board, _ = member(str(tmp_path), limits=Limits(peers=8))
+    for n in range(100):
+        (tmp_path / "peers" / f"{n:032x}").mkdir()
+    _, newcomer = member(str(tmp_path))
+    looks = 0
+    while newcomer.peer not in board.peers().hellos:
+        looks += 1
+        assert looks < 500  # each look finds it with a chance of 7 in 101

@@ -1,0 +1,209 @@
+"""A board that strangers write to: what they put there is refused with a reason, and nobody stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import stores
+from boards import RULES, Clock, member, place
+from words import farewell, hello, rollouts
+
+from planaria.errors import UserError
+from planaria.swarm.board import AlreadyThere, Board
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import BadMessage, Limits, seal
+from planaria.swarm.rounds import Terms
+
+
+def at(root: Path, who: Identity, round: int) -> Path:
+    path = root / "peers" / who.peer / "rounds" / f"{round:06d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def why(board: Board, who: Identity, round: int = 0) -> str:
+    with pytest.raises(BadMessage) as refusal:
+        board.read(who.peer, round)
+    assert board.gather(round, [who.peer]).refused == {who.peer: refusal.value.reason}
+    return refusal.value.reason
+
+
+def test_a_message_counts_in_its_own_place_only(tmp_path: Path) -> None:
+    board, one = member(str(tmp_path / "here"))
+    other, two = member(str(tmp_path / "there"), one)[0], Identity.fresh()
+    board.publish(rollouts(one, board.rules.run, 3))
+    sent = at(tmp_path / "here", one, 3)
+    shutil.copy(sent, at(tmp_path / "here", one, 4))
+    assert why(board, one, 4) == "replayed"
+    shutil.copy(sent, at(tmp_path / "here", two, 3))
+    assert why(board, two, 3) == "forged"
+    shutil.copy(sent, at(tmp_path / "there", one, 3))
+    assert why(other, one, 3) == "another run"
+    shutil.copy(sent.parents[1] / "hello.json", at(tmp_path / "here", one, 5))
+    assert why(board, one, 5) == "malformed: kind"
+
+
+def test_a_forged_or_changed_message_is_refused(tmp_path: Path) -> None:
+    board, one = member(str(tmp_path))
+    liar, run = Identity.fresh(), board.rules.run
+    at(tmp_path, one, 0).write_bytes(seal(liar, rollouts(liar, run, 0)))
+    assert why(board, one) == "forged"
+    words = json.loads(seal(one, rollouts(one, run, 1)))
+    at(tmp_path, one, 1).write_text(json.dumps(words | {"body": words["body"].replace("3 + 4", "3 + 5")}))
+    assert why(board, one, 1) == "forged"
+
+
+def test_a_hello_or_farewell_of_another_run_or_peer_counts_for_nothing(tmp_path: Path) -> None:
+    (board, one), (_, two) = member(str(tmp_path / "here")), member(str(tmp_path / "there"))
+    ghost = tmp_path / "here" / "peers" / two.peer
+    shutil.copytree(tmp_path / "there" / "peers" / two.peer, ghost)
+    (tmp_path / "here" / "peers" / one.peer / "farewell.json").write_bytes(seal(two, farewell(two, board.rules.run)))
+    census = board.peers()
+    assert set(census.hellos) == {one.peer} and not census.farewells
+    assert census.refused == {two.peer: "another run", one.peer: "forged"}
+
+
+def test_whatever_lies_where_a_message_should_lie_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    board, me = member(str(tmp_path), limits=Limits(message_bytes=5000))
+    odd = [Identity.fresh() for _ in range(8)]
+    at(tmp_path, odd[0], 0).mkdir()
+    at(tmp_path, odd[1], 0).symlink_to("/dev/zero")
+    os.mkfifo(at(tmp_path, odd[2], 0))
+    at(tmp_path, odd[3], 0).symlink_to(at(tmp_path, odd[3], 0))
+    at(tmp_path, odd[4], 0).parent.rmdir()
+    (tmp_path / "peers" / odd[4].peer / "rounds").write_text("no folder")
+    (tmp_path / "peers" / odd[5].peer).symlink_to(tmp_path / "peers" / odd[5].peer)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(at(tmp_path, odd[6], 0).relative_to(tmp_path)))
+    at(tmp_path, odd[7], 0).write_bytes(b"x" * 5001)
+    reasons = board.gather(0, [who.peer for who in odd]).refused
+    assert [reasons[who.peer] for who in odd] == ["not a file"] * 7 + ["oversized"]
+    board.publish(rollouts(me, board.rules.run, 0))
+    closed = board.wait(0, [me.peer, *(who.peer for who in odd)], Terms(quorum=1, timeout_s=50, patience_s=90))
+    assert set(closed.found) == {me.peer} and len(closed.refused) == 8  # and at once: its clock never moved
+
+
+def test_a_file_that_may_not_be_read_is_one_peers_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, one = member(str(tmp_path))
+    board.publish(rollouts(one, board.rules.run, 0))
+
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(os, "open", denied)  # root, who may run this, is denied nothing
+    assert why(board, one) == "not readable"
+
+
+def test_links_lead_nowhere(tmp_path: Path) -> None:
+    """Neither those of a stranger to a whole peer nor those in the way of what is written."""
+    board, one = member(str(tmp_path / "board"))
+    real, who = member(str(tmp_path / "elsewhere"))
+    (tmp_path / "board" / "peers" / who.peer).symlink_to(tmp_path / "elsewhere" / "peers" / who.peer)
+    assert set(board.peers().hellos) == {one.peer}
+    real.publish(rollouts(who, real.rules.run, 0))
+    assert why(board, who) == "not a file"
+    (tmp_path / "board" / "peers" / one.peer / "rounds").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="remove what lies in its way"):
+        board.publish(rollouts(one, board.rules.run, 0))
+    assert not (tmp_path / "000000.json").exists()
+
+
+def test_a_board_may_itself_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    board, one = member(str(tmp_path / "link"))
+    assert set(board.peers().hellos) == {one.peer}
+
+
+def test_thousands_of_foreign_files_are_passed_over(tmp_path: Path) -> None:
+    board, one = member(str(tmp_path))
+    rng = random.Random(3)
+    for n in range(3000):
+        match n % 4:
+            case 0:
+                (tmp_path / "peers" / rng.randbytes(16).hex()).mkdir()
+            case 1:
+                (tmp_path / "peers" / rng.randbytes(16).hex()).touch()
+            case 2:
+                (tmp_path / "peers" / rng.randbytes(20).hex()).mkdir()
+            case _:
+                (tmp_path / "peers" / f"{n} ‮\n\x1b[31m é").mkdir()
+    os.mkdir(os.fsencode(tmp_path / "peers") + b"/\xff\xfe")  # noqa: PTH102
+    census = board.peers()
+    assert set(census.hellos) == {one.peer} and not census.refused
+    assert census.left_out == 751 - 256
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"\x00" * 500, b"nonsense"])
+def test_what_may_be_half_of_a_message_is_waited_for_and_refused_when_the_round_closes(
+    tmp_path: Path, junk: bytes
+) -> None:
+    _, two = member(str(tmp_path))
+    clock = Clock()
+    board, one = member(str(tmp_path), clock=clock)
+    board.publish(rollouts(one, board.rules.run, 0))
+    at(tmp_path, two, 0).write_bytes(junk)
+    terms = Terms(quorum=1, timeout_s=5, patience_s=9)
+    closed = board.wait(0, [one.peer, two.peer], terms)
+    assert set(closed.found) == {one.peer} and closed.refused == {two.peer: "not JSON"} and clock.now == 5
+
+
+def test_rubbish_in_a_peers_own_place_is_named_when_it_writes(tmp_path: Path) -> None:
+    board, one = member(str(tmp_path))
+    at(tmp_path, one, 0).write_bytes(b"rubbish")
+    with pytest.raises(AlreadyThere):
+        board.publish(rollouts(one, board.rules.run, 0))
+    new = Identity.fresh()
+    (tmp_path / "peers" / new.peer).mkdir()
+    (tmp_path / "peers" / new.peer / "hello.json").write_bytes(b"rubbish")
+    with pytest.raises(UserError, match="not JSON; take another identity"):
+        board_of(new, tmp_path).join(hello(new, board.rules.run))
+
+
+def test_rules_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rules.json").write_text("{}")
+    for act in (lambda b: b.rules, lambda b: b.found(RULES)):
+        with pytest.raises(UserError, match=r"rules\.json: malformed: key"):
+            act(board_of(Identity.fresh(), tmp_path))
+
+
+def board_of(who: Identity, root: Path) -> Board:
+    return Board.open(str(root), who)
+
+
+def test_what_a_stranger_called_its_rules_is_shown_in_plain_letters(tmp_path: Path) -> None:
+    Board.open(str(tmp_path), Identity.fresh()).found({"a": "\x1b[31m" + "‮" * 500})
+    with pytest.raises(UserError) as error:
+        Board.open(str(tmp_path), Identity.fresh()).found({"a": "b"})
+    assert str(error.value).isascii() and str(error.value).isprintable() and len(str(error.value)) < 400
+
+
+def test_a_message_that_is_too_large_is_never_fetched(tmp_path: Path) -> None:
+    stores.Scratch.clear()
+    url = place("scratch", tmp_path)
+    board, one = member(url, limits=Limits(message_bytes=3000))
+    stores.Scratch().pipe_file(f"{url}/peers/{one.peer}/rounds/000000.json", b"x" * 3001)
+    stores.Scratch.calls.clear()
+    assert why(board, one) == "oversized"
+    assert {call for call, _ in stores.Scratch.calls} == {"info"}
+
+
+def test_no_more_than_the_limit_is_fetched_when_the_size_is_a_lie(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stores.Scratch.clear()
+    board, one = member(place("scratch", tmp_path), limits=Limits(message_bytes=3000))
+    asked = []
+    monkeypatch.setattr(stores.Scratch, "info", lambda *_, **__: {"type": "file", "size": None})
+    monkeypatch.setattr(
+        stores.Scratch, "cat_file", lambda _, path, start, end, **__: asked.append((start, end)) or b"x" * (end - start)
+    )
+    assert why(board, one) == "oversized"
+    assert set(asked) == {(0, 3001)}

@@ -1,0 +1,237 @@
+"""A board on stores that fail, lag and show half of things, and among processes that are killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import stores
+from boards import RULES, Clock, member, place
+from words import farewell, rollouts
+
+from planaria.errors import UserError
+from planaria.swarm.board import AlreadyThere, Board
+from planaria.swarm.identity import Identity
+from planaria.swarm.message import BadMessage
+from planaria.swarm.rounds import Terms
+from planaria.swarm.store import BoardUnreachable, Retry
+
+
+def test_a_store_that_fails_now_and_then_loses_nothing(tmp_path: Path) -> None:
+    """Six peers, thirty rounds; a tenth of the calls fail, and half of those have happened nevertheless."""
+    stores.Flaky.clear()
+    url = place("flaky", tmp_path)
+    boards = [member(url, retry=Retry(tries=12)) for _ in range(6)]
+    run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
+    for round in range(30):
+        for board, who in boards:
+            board.publish(rollouts(who, run, round))
+        for board, _ in boards:
+            closed = board.wait(round, everyone, Terms(quorum=6, timeout_s=5, patience_s=9))
+            assert closed.found == {who.peer: rollouts(who, run, round) for _, who in boards}
+    boards[0][0].leave(farewell(boards[0][1], run))
+    assert set(boards[1][0].peers().farewells) == {boards[0][1].peer}
+
+
+def test_a_store_that_is_gone_is_named_after_some_tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stores.Flaky.clear()
+    clock = Clock()
+    monkeypatch.setattr(stores.Flaky, "chance", 0.0)
+    board, one = member(place("flaky", tmp_path), clock=clock, retry=Retry(tries=5, seconds=60, first_s=1))
+    monkeypatch.setattr(stores.Flaky, "chance", 1.0)
+    for act in (lambda: board.read(one.peer, 0), board.peers, lambda: board.publish(rollouts(one, board.rules.run))):
+        clock.naps.clear()
+        with pytest.raises(BoardUnreachable, match=r"flaky://.*failed 5 times, last with") as failure:
+            act()
+        assert failure.value.tries == 5 and isinstance(failure.value.last, OSError)
+        pauses = [1.0, 2.0, 4.0, 8.0]
+        assert all(0.5 * p <= nap <= 1.5 * p for p, nap in zip(pauses, clock.naps, strict=True))
+        assert clock.naps != pauses  # not all peers come back at the same moment
+
+
+def test_trying_again_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stores.Flaky.clear()
+    monkeypatch.setattr(stores.Flaky, "chance", 1.0)
+    clock = Clock()
+    options = Retry(tries=10**6, seconds=100)
+    board = Board.open(place("flaky", tmp_path), retry=options, clock=clock, sleep=clock.sleep)
+    with pytest.raises(BoardUnreachable):
+        board.peers()
+    assert 80 < clock.now <= 100 and max(clock.naps) <= 15
+
+
+def test_that_nothing_is_there_is_an_answer(tmp_path: Path) -> None:
+    clock = Clock()
+    for url in (str(tmp_path), place("scratch", tmp_path)):
+        board, one = member(url, clock=clock)
+        assert board.read(one.peer, 5) is None
+    assert not clock.naps
+
+
+def test_what_object_stores_raise_without_a_connection_is_a_failure_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class NoConnection(Exception):
+        pass
+
+    library = ModuleType("botocore.exceptions")
+    library.BotoCoreError = NoConnection  # type: ignore[attr-defined]
+    board, one = member(place("scratch", tmp_path), retry=Retry(tries=3))
+
+    def info(*_: object) -> None:
+        raise NoConnection("no route to host")
+
+    monkeypatch.setattr(stores.Scratch, "info", info)
+    with pytest.raises(NoConnection):
+        board.read(one.peer, 0)
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", library)
+    with pytest.raises(BoardUnreachable, match="failed 3 times, last with NoConnection: no route"):
+        board.read(one.peer, 0)
+
+
+def test_a_bucket_that_is_not_there_is_not_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")
+
+    monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
+    with pytest.raises(UserError, match="make it first"):
+        Board.open(place("scratch", tmp_path), Identity.fresh()).found(RULES)
+
+
+def test_a_store_that_shows_things_late_and_by_halves_is_waited_for(tmp_path: Path) -> None:
+    stores.Late.clear()
+    url = place("late", tmp_path)
+    (first, one), (second, two) = member(url), member(url)
+    run = first.rules.run
+    for board, who in ((first, one), (second, two)):
+        board.publish(rollouts(who, run, 0))
+    seen = []
+    for _ in range(12):
+        try:
+            seen.append(second.read(one.peer, 0))
+        except BadMessage as error:
+            seen.append(error.reason)
+    assert [s for n, s in enumerate(seen) if n == 0 or s != seen[n - 1]] == [None, "not JSON", rollouts(one, run, 0)]
+    closed = first.wait(0, [one.peer, two.peer], Terms(quorum=2, timeout_s=50, patience_s=50))
+    assert closed.found == {who.peer: rollouts(who, run, 0) for who in (one, two)}
+
+
+def test_folders_without_hard_links_are_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    board, one = member(str(tmp_path))
+    sent = rollouts(one, board.rules.run, 0)
+    board.publish(sent)
+    board.publish(sent)
+    with pytest.raises(AlreadyThere):
+        board.publish(rollouts(one, board.rules.run, 0, groups=()))
+    assert board.read(one.peer, 0) == sent and not hidden(tmp_path)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, one = member(str(tmp_path), retry=Retry(tries=2))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BoardUnreachable, match="No space left on device"):
+        board.publish(rollouts(one, board.rules.run, 0))
+    assert board.read(one.peer, 0) is None and not hidden(tmp_path)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def hidden(root: Path) -> list[Path]:
+    """Files that are being written, or were when their writer died."""
+    return [path for path in root.rglob(".*") if path.is_file()]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts publishers; none outlives the test."""
+    with ExitStack() as stack:
+
+        def begin(*arguments: object) -> subprocess.Popen[str]:
+            command = [sys.executable, str(Path(__file__).with_name("publisher.py")), *map(str, arguments)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def heard(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    assert word in iter(lambda: process.stdout.readline().strip(), ""), f"it ended without {word!r}"
+
+
+def test_two_processes_that_publish_at_once_found_one_run_and_show_whole_messages_only(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    root, rounds = tmp_path / "board", 12
+    processes = [start(root, tmp_path / f"{n}.pem", rounds, 8000) for n in range(2)]
+    for process in processes:
+        heard(process, "joined")
+    board, both = Board.open(str(root)), {Identity.kept(tmp_path / f"{n}.pem").peer for n in range(2)}
+    assert set(board.peers().hellos) == both
+    left = {(peer, round) for peer in both for round in range(rounds)}
+    while any(process.poll() is None for process in processes):
+        left -= there(board, left)
+    assert there(board, left) == left
+    assert [process.wait() for process in processes] == [0, 0] and not hidden(root)
+
+
+def there(board: Board, places: set[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Those of the places with a message; one that is not whole, or not valid, fails the test (``read`` raises)."""
+    return {(peer, round) for peer, round in places if board.read(peer, round) is not None}
+
+
+def test_of_a_message_whose_writer_is_killed_when_it_lacks_only_its_name_nothing_is_seen(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    root = tmp_path / "board"
+    process = start(root, tmp_path / "key.pem", 3, 30_000, "hang")
+    heard(process, "hung")
+    board, peer = Board.open(str(root)), Identity.kept(tmp_path / "key.pem").peer
+    assert board.read(peer, 2) is None
+    process.kill()
+    process.wait()
+    assert [path.stat().st_size > 10**6 for path in hidden(root)] == [True]
+    assert [board.read(peer, round) is not None for round in range(3)] == [True, True, False]
+    again = start(root, tmp_path / "key.pem", 3, 30_000)
+    assert again.wait() == 0  # and it publishes the same again, and what was missing
+    assert board.read(peer, 2) is not None
+
+
+def test_whenever_a_writer_is_killed_a_message_is_whole_or_not_there(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Killed as soon as a file is seen that has no name yet; it may get one in that very moment."""
+    cut = 0
+    for trial in range(6):
+        root, key = tmp_path / f"board{trial}", tmp_path / "key.pem"
+        process = start(root, key, 500, 30_000)
+        heard(process, "joined")
+        rounds = root / "peers" / Identity.kept(key).peer / "rounds"
+        while len(list(rounds.glob("*.json"))) < trial or not hidden(rounds):
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+        board = Board.open(str(root))
+        names = sorted(path.name for path in rounds.glob("*.json"))
+        assert names == [f"{round:06d}.json" for round in range(len(names))]
+        assert all(board.read(Identity.kept(key).peer, round) is not None for round in range(len(names)))
+        assert board.read(Identity.kept(key).peer, len(names)) is None
+        cut += bool(hidden(rounds))
+    assert cut, "no writer was ever killed in the middle"
