@@ -49,6 +49,18 @@ class Scratch(MemoryFileSystem):
         super().pipe_file(path, value, mode, **kwargs)
 
 
+Scratch.clear()
+
+
+class Plain(Scratch):
+    """A store that knows no conditions: what is put replaces what was there."""
+
+    protocol = "plain"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, **kwargs)
+
+
 class Flaky(Scratch):
     """Every tenth call fails, on average; of the writes that fail half have arrived."""
 

@@ -20,7 +20,7 @@ from planaria.swarm.identity import Identity
 from planaria.swarm.message import Completion, Group, Limits
 from planaria.swarm.rounds import RoundStalled, Terms
 
-KINDS = ("folder", "memory", "scratch")
+KINDS = ("folder", "memory", "scratch", "plain")
 
 
 @pytest.fixture(params=KINDS)

@@ -106,7 +106,8 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     board, one = member(str(tmp_path / "board"))
     real, who = member(str(tmp_path / "elsewhere"))
     (tmp_path / "board" / "peers" / who.peer).symlink_to(tmp_path / "elsewhere" / "peers" / who.peer)
-    assert set(board.peers().hellos) == {one.peer}
+    census = board.peers()
+    assert set(census.hellos) == {one.peer} and not census.refused
     real.publish(rollouts(who, real.rules.run, 0))
     assert why(board, who) == "not a file"
     (tmp_path / "board" / "peers" / one.peer / "rounds").symlink_to(tmp_path)
@@ -193,6 +194,13 @@ def test_a_message_that_is_too_large_is_never_fetched(tmp_path: Path) -> None:
     stores.Scratch.calls.clear()
     assert why(board, one) == "oversized"
     assert {call for call, _ in stores.Scratch.calls} == {"info"}
+
+
+def test_a_file_that_is_too_large_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, one = member(str(tmp_path), limits=Limits(message_bytes=3000))
+    at(tmp_path, one, 0).write_bytes(b"x" * 3001)
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+    assert why(board, one) == "oversized"
 
 
 def test_no_more_than_the_limit_is_fetched_when_the_size_is_a_lie(

@@ -101,6 +101,7 @@ def test_a_bucket_that_is_not_there_is_not_made(monkeypatch: pytest.MonkeyPatch,
         raise FileNotFoundError("NoSuchBucket")
 
     monkeypatch.setattr(stores.Scratch, "pipe_file", missing)
+    monkeypatch.setattr(stores.Scratch, "makedirs", lambda *_, **__: pytest.fail("it may make a bucket"))
     with pytest.raises(UserError, match="make it first"):
         Board.open(place("scratch", tmp_path), Identity.fresh()).found(RULES)
 
