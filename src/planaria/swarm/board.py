@@ -115,8 +115,7 @@ class Board:
         """
         me = self._me
         mine = Rules(peer=me.peer, nonce=secrets.token_hex(16), rules=dict(rules))
-        if self._store.write("rules.json", self._sealed(mine, Rules, self._small)):
-            self._rules = mine
+        self._store.write("rules.json", self._sealed(mine, Rules, self._small))
         if what := difference(mine.rules, self.rules.rules):
             raise UserError(
                 f"{self._store.place}: this run was founded with other rules: {what}; take those, or found your own "
