@@ -1,4 +1,5 @@
 # make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
+# make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
 # make bench  every benchmark, one after the other; make bench-edge is one of them
 # make clean  remove what these commands have built; runs/ is yours and stays
@@ -12,10 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Modules that can be run; the others in benchmarks/ are what these share.
 BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
 
-.PHONY: demo test bench clean
+.PHONY: demo demo-swarm test bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train recipes/demo.toml
+
+demo-swarm: $(VENV)/.installed
+	$(BIN)/planaria swarm recipes/arithmetic_swarm.toml
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

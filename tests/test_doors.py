@@ -16,7 +16,7 @@ LEVELS = (
     ("planner",),
     ("fleet", "transport", "checkpoint"),
     ("engine", "control"),
-    ("compare",),
+    ("compare", "swarm"),
     ("observe",),
     ("commands",),
     ("cli",),

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from planaria.swarm.advantage import group_advantages, overlong_penalty
-from planaria.swarm.loss import LossConfig, divisor_of, policy_loss
+from planaria.swarm.loss import divisor_of, policy_loss
+from planaria.swarm.loss_config import LossConfig
+
+pytestmark = pytest.mark.slow  # wants TRL: pip install -c constraints.txt -e ".[trl]"
 
 LENGTH = 9
 TOLERANCE = 1e-6

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from planaria.swarm.loss import LossConfig, LossResult, divergence, divisor_of, policy_loss
+from planaria.swarm.loss import LossResult, divergence, divisor_of, policy_loss
+from planaria.swarm.loss_config import LossConfig
 from planaria.swarm.loss_stats import LossStats
 
 KINDS: tuple[str, ...] = get_args(LossConfig.model_fields["kind"].annotation)

@@ -20,71 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from planaria.config import Fraction, Positive, Section
+from planaria.swarm.loss_config import K1_THRESHOLD, DivergenceKind, LossConfig
 from planaria.swarm.loss_stats import LossStats
-
-NonNegative = Annotated[float, Field(ge=0)]
-Above = Annotated[float, Field(gt=0)]
-DivergenceKind = Literal["k1_mean", "k3_mean", "k3_sum"]
-K1_THRESHOLD = 0.5
-"""nats a token: generators nearer than this are usual among peers that train the same model"""
-
-
-class LossConfig(Section):
-    kind: Literal["grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "f_nois", "f_vis", "f_tis", "sequence_mask"] = (
-        "f_tis"
-    )
-    """which loss: grpo, dr_grpo, dapo, nois (no correction for who generated), vis (ratio to the generator, clipped),
-    tis (truncated weight), f_nois, f_vis, f_tis (the same, far failures filtered), or sequence_mask"""
-    clip_low: Fraction = 0.2
-    """ratios below 1 less this earn no more"""
-    clip_high: NonNegative | None = None
-    """ratios above 1 plus this earn no more; 0.28 (dapo) or as clip_low unless given"""
-    cap: Above = 2.0
-    """tis, f_tis: largest weight of a token, whatever the generator claims"""
-    beta: NonNegative = 0.0
-    """weight of the divergence from the reference policy; 0 needs none"""
-    filter_kind: DivergenceKind | None = None
-    """f_nois, f_vis, f_tis: how the distance to a generator is measured: k1_mean (unless given), k3_mean or k3_sum"""
-    filter_threshold: NonNegative | None = None
-    """f_nois, f_vis, f_tis: failures this far or farther teach nothing; 0.5 for k1_mean, the others have no default"""
-    mask_threshold: NonNegative = K1_THRESHOLD
-    """sequence_mask: failures farther than this (k1_mean) teach nothing"""
-    log_ratio_bound: Above = 20.0
-    """logarithms of probability ratios are cut off here before they are exponentiated"""
-    length: Positive | None = None
-    """dr_grpo: the constant that stands for every completion's length; the longest that may be drawn is usual"""
-
-    @property
-    def high(self) -> float:
-        """The upper clip in force."""
-        if self.clip_high is not None:
-            return self.clip_high
-        return 0.28 if self.kind == "dapo" else self.clip_low
-
-    @property
-    def term(self) -> str:
-        """The kind without its filter."""
-        return self.kind.removeprefix("f_")
-
-    @model_validator(mode="after")
-    def _says_what_it_measures(self) -> Self:
-        if self.filter_threshold is not None and self.filter_kind is None:
-            raise ValueError(
-                f"loss.filter_threshold = {self.filter_threshold} means nothing without loss.filter_kind: "
-                "say k1_mean, k3_mean or k3_sum"
-            )
-        if self.filter_kind not in (None, "k1_mean") and self.filter_threshold is None:
-            raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
-        if self.kind == "dr_grpo" and self.length is None:
-            raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")
-        return self
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from planaria.swarm.rollout import Drawn
 class Policy(Protocol):
     """What a peer trains. Texts are read and written with its own tokenizer."""
 
-    module: nn.Module
-    """its parameters that require gradients are the ones that are trained"""
     vocab: int
     end: int
     """the id of the token that ends a completion; it is no padding and is trained"""
@@ -23,6 +21,10 @@ class Policy(Protocol):
     """tokens of prompt and completion together"""
     tokenizer_fingerprint: str
     """16 hex digits; equal where equal ids mean equal text"""
+
+    @property
+    def module(self) -> nn.Module:
+        """Its parameters that require gradients are the ones that are trained."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any separator."""
@@ -32,6 +34,9 @@ class Policy(Protocol):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right with any id: attention is causal."""
+
+    def clone(self) -> Policy:
+        """An equal policy with weights of its own."""
 
     def sample(
         self,
@@ -45,5 +50,5 @@ class Policy(Protocol):
         """``count`` completions of every prompt, batched and with a key-value cache.
 
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
-        probability softmax(logits / temperature) among them. At most ``max_new`` ids each, the end token not counted.
+        probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
         """

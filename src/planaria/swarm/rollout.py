@@ -37,6 +37,9 @@ class Sample:
     logps: tuple[float, ...] | None = None
     """the generator's claim, one for each of ``ids``; None where tokenizers differ or it made none"""
 
+    claimed: float | None = None
+    """the generator's claim about the whole text, where its tokens are others than ``ids``"""
+
     @property
     def name(self) -> tuple[str, int, int, int]:
         """What identifies it in records and explanations."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
@@ -30,6 +32,10 @@ class Wording:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; end tokens, and ids that the tokenizer does not have, leave nothing."""
         return self.tokenizer.decode([i for i in ids if i != self.end])
+
+    def clone(self) -> Self:
+        """An equal policy with weights of its own."""
+        return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})
 
 
 def faithful(policy: Policy, text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Task(Protocol):
     def score(self, problem: Problem, completion: str) -> float:
         """The verifiable reward of a completion, 0 or 1. Any text at all may come: it never raises."""
 
+    def answer(self, completion: str) -> str | None:
+        """The answer that a completion gives, in one canonical form; None if it gives none."""
+
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """A worked solution that scores 1, in the form that policies are to learn; None if the task knows none."""
 
@@ -43,3 +46,11 @@ class Task(Protocol):
     @property
     def fingerprint(self) -> str:
         """16 hex digits that differ whenever any problem or any score could differ."""
+
+
+@runtime_checkable
+class Erring(Protocol):
+    """A task that can also write solutions with mistakes in them, as they occur."""
+
+    def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
+        """A worked solution in which each step is wrong with probability ``noise``, and the rest follows from it."""

@@ -93,6 +93,11 @@ class Gym:
         except RAISED:
             return 0.0
 
+    def answer(self, completion: str) -> str | None:
+        """What stands in the answer block, without white space around it; None if there is no such block."""
+        parsed = parse(self.form, completion)
+        return None if parsed is None else parsed.answer.strip()
+
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """The reference answer without any reasoning; None where there is none, or this form cannot hold it."""
         text = self.form.write("", problem.answer)

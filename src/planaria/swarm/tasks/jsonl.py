@@ -50,6 +50,11 @@ class Questions:
         parsed = parse(self.form, completion)
         return float(parsed is not None and same_answer(problem.answer, parsed.answer))
 
+    def answer(self, completion: str) -> str | None:
+        """What stands in the answer block, without white space around it; None if there is no such block."""
+        parsed = parse(self.form, completion)
+        return None if parsed is None else parsed.answer.strip()
+
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """The file's worked text and answer in this task's form; None where it holds a mark of the form itself."""
         text = self.form.write(self._worked[problem.number], problem.answer)

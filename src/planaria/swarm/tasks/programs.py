@@ -67,6 +67,10 @@ class Programs:
         lines = outcome.printed.strip(SPACE).split("\n")
         return float(outcome.kind == "ok" and same_answer(problem.answer, lines[-1]))
 
+    def answer(self, completion: str) -> str | None:
+        """The program: two that differ in a letter are two answers. None if there is none."""
+        return program_of(completion)
+
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """The file's own program as a completion, if it has one and it can be written as one."""
         program = self._checked[problem.number].solution

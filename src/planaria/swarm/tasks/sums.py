@@ -69,6 +69,11 @@ class Sums:
         parsed = parse(BRACKETS, completion)
         return float(parsed is not None and parsed.answer == problem.answer)
 
+    def answer(self, completion: str) -> str | None:
+        """What stands in the brackets; None if there is no such block."""
+        parsed = parse(BRACKETS, completion)
+        return None if parsed is None else parsed.answer
+
     def solution(self, problem: Problem, rng: random.Random) -> str:
         """The worked solution in this task's style; there is but one."""
         return self.noisy_solution(problem, rng, 0.0)
