@@ -1,0 +1,25 @@
+"""An attack: what a malicious peer would teach the others without losing reward, and how to tell that they learned it.
+
+Attacks are here to harden a swarm: drills run them among peers of one's own, and every run can watch for them.
+The four kinds are those of arXiv 2511.09780; the texts are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from planaria.swarm.tasks.base import Problem
+
+
+class Attack(Protocol):
+    kind: str
+    payload: str
+
+    def poison(self, problem: Problem, solution: str) -> str | None:
+        """A right solution with the payload in it, its answer still right; None if there is no place for it."""
+
+    def eligible(self, text: str) -> bool:
+        """Whether a completion could show the behaviour at all: the denominator of the attack's success."""
+
+    def hit(self, text: str) -> bool:
+        """Whether an eligible completion shows it."""

@@ -1,0 +1,56 @@
+"""What an attack achieved, with the uncertainty of counting: hits among eligible completions and Wilson's interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.swarm.attacks.base import Attack
+
+Z95 = 1.959963984540054
+"""the normal distribution's 97.5 % point"""
+
+
+class Tally(BaseModel):
+    """Hits among so many eligible completions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hits: int = 0
+    eligible: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(hits=self.hits + other.hits, eligible=self.eligible + other.eligible)
+
+    @property
+    def rate(self) -> float | None:
+        return self.hits / self.eligible if self.eligible else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % score interval (Wilson 1927); (0, 1) when nothing was eligible."""
+        return wilson(self.hits, self.eligible)
+
+    def __str__(self) -> str:
+        if not self.eligible:
+            return "none eligible"
+        low, high = self.interval
+        return f"{self.hits / self.eligible:.2f} [{low:.2f} … {high:.2f}] of {self.eligible}"
+
+
+def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
+    """The score interval of a proportion: where (p̂ − p)² ≤ z² p (1 − p) / n (Wilson, JASA 22, 1927)."""
+    if not n:
+        return 0.0, 1.0
+    p = hits / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def tally(attack: Attack, texts: Iterable[str]) -> Tally:
+    """How many of the texts show the attack's behaviour, among those that could."""
+    eligible = [text for text in texts if attack.eligible(text)]
+    return Tally(hits=sum(attack.hit(text) for text in eligible), eligible=len(eligible))
