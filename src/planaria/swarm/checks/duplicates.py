@@ -1,0 +1,40 @@
+"""Duplicates: does a peer repeat a text more often than drawing from the policy could explain?
+
+A policy that is sure of itself repeats itself, and honestly so. Among n completions of one problem by one peer, a text
+of probability p occurs c times or more with the binomial tail's probability; copies beyond what that makes plausible
+are refused, the first ones stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from planaria.swarm.checks.base import Case, Findings
+
+
+def tail(count: int, n: int, p: float) -> float:
+    """P(X ≥ ``count``) for X ~ Binomial(``n``, ``p``)."""
+    p = min(max(p, 0.0), 1.0)
+    return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
+
+
+class DuplicatesCheck:
+    name = "duplicates"
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+
+    def examine(self, cases: Sequence[Case]) -> Findings:
+        sent = Counter((case.sample.peer, case.sample.problem) for case in cases)
+        seen: Counter[tuple[str, int, str]] = Counter()
+        refused = {}
+        for place, case in enumerate(cases):
+            sample = case.sample
+            key = (sample.peer, sample.problem, sample.text)
+            seen[key] += 1
+            n = sent[sample.peer, sample.problem]
+            if seen[key] > 1 and tail(seen[key], n, math.exp(case.reading.logps.sum())) < self.level:
+                refused[place] = f"copy {seen[key]} of the same text among {n}"
+        return Findings(refused)

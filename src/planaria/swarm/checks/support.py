@@ -1,0 +1,45 @@
+"""Support: could a peer with my weights have drawn these tokens at all?
+
+The logit check of HTTF (arXiv 2511.09780, section on defences): accept a completion iff every token lies within the
+support of the sampling strategy. It needs equal weights, and a k in proportion to the vocabulary: with a k too large,
+a foreign phrase lies inside the support and its rank rises with every round that trains on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planaria.swarm.checks.base import Case, Findings
+
+LARGEST = 0.02
+"""a support of a larger share of the vocabulary lets phrases through: 8 of 46 symbols did, 3 of 46 did not"""
+
+
+def outside(ranks: Sequence[int], k: int) -> int | None:
+    """The place of the first token that is not among the ``k`` likeliest; None if all are."""
+    return next((place for place, rank in enumerate(ranks) if rank >= k), None)
+
+
+class SupportCheck:
+    name = "support"
+
+    def __init__(self, k: int, vocab: int) -> None:
+        self.k, self.vocab = k, vocab
+
+    @property
+    def warning(self) -> str:
+        """Why this k is too large for the vocabulary to tell poison from honest text; empty if it is not."""
+        if self.k <= max(3, LARGEST * self.vocab):
+            return ""
+        return (
+            f"sampling.top_k = {self.k} of {self.vocab} tokens: so large a support contains most phrases, and the "
+            f"support check will not stop them; {max(3, round(50 * self.vocab / 151_936))} is in proportion"
+        )
+
+    def examine(self, cases: Sequence[Case]) -> Findings:
+        refused = {}
+        for place, case in enumerate(cases):
+            if (token := outside(case.reading.ranks.tolist(), self.k)) is not None:
+                rank = int(case.reading.ranks[token]) + 1
+                refused[place] = f"token {token + 1} is the {rank}th likeliest, beyond the {self.k} that are drawn from"
+        return Findings(refused)

@@ -1,0 +1,29 @@
+"""Surprisal: is this completion, taken as a whole, less likely than the policy's own ever are?
+
+A test of the sum: z = Σ(−log p − H) / √ΣVar over a completion's tokens (:attr:`Reading.surprisal`). A false equation
+made of likely tokens passes the support check; that the answer then contradicts the reasoning costs nats, and they add
+up here. It is a race: once a policy has learned from poison, poison no longer surprises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planaria.swarm.checks.base import Case, Findings
+
+
+class SurprisalCheck:
+    name = "surprisal"
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def examine(self, cases: Sequence[Case]) -> Findings:
+        scores = [case.reading.surprisal for case in cases]
+        return Findings(
+            {
+                place: f"z = {score:.1f}, above {self.threshold:g}"
+                for place, score in enumerate(scores)
+                if score > self.threshold
+            }
+        )

@@ -1,0 +1,140 @@
+"""The layers of the defence, one behind the other, and what each of them refused of whom."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.checks.duplicates import DuplicatesCheck
+from planaria.swarm.checks.judge import Judge, JudgeCheck
+from planaria.swarm.checks.quarantine import Quarantine
+from planaria.swarm.checks.support import SupportCheck
+from planaria.swarm.checks.surprisal import SurprisalCheck
+from planaria.swarm.config import DefenceConfig
+
+Counts = dict[str, tuple[int, int]]
+"""peer → (completions examined, refused)"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one completion: accepted when ``layer`` is empty."""
+
+    case: Case
+    layer: str = ""
+    reason: str = ""
+    passed: tuple[str, ...] = ()
+    """layers that found nothing"""
+
+
+@dataclass
+class Layer:
+    """One check, and what it makes of every peer over the last rounds."""
+
+    check: Check
+    past: deque[Counts]
+    fallible: bool
+    """it rests on the policies being alike, and is switched off where they are not"""
+
+    def useless(self, most: float) -> str:
+        """Why the layer cannot work here; empty if it can.
+
+        It would refuse more than ``most`` of what the median peer sent. Fewer than half of the peers are attackers, so
+        the median peer is honest, or no worse than an honest one.
+        """
+        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for counts in self.past:
+            for peer, (sent, refused) in counts.items():
+                totals[peer][0] += sent
+                totals[peer][1] += refused
+        shares = [refused / sent for sent, refused in totals.values() if sent]
+        median = statistics.median(shares) if shares else 0.0
+        if not self.fallible or median <= most:
+            return ""
+        return f"would refuse {median:.0%} of the median peer's completions: the peers' policies differ too much"
+
+
+@dataclass
+class Report:
+    """One round of the defence."""
+
+    verdicts: list[Verdict]
+    refused: dict[str, Counts] = field(default_factory=dict)
+    """layer → peer → (examined, refused); of a layer that is off, what it would have refused"""
+    off: dict[str, str] = field(default_factory=dict)
+    """layer → why it is off"""
+    aside: dict[str, str] = field(default_factory=dict)
+    """peer → why it is in quarantine"""
+
+    @property
+    def accepted(self) -> list[Case]:
+        return [verdict.case for verdict in self.verdicts if not verdict.layer]
+
+
+def layers(config: DefenceConfig, k: int, vocab: int, judge: Judge | None) -> list[Check]:
+    """The checks that ``config`` asks for, in their order; support of ``k`` tokens of ``vocab``."""
+    wanted: list[Check] = []
+    if config.support:
+        wanted.append(SupportCheck(k, vocab))
+    if config.surprisal:
+        wanted.append(SurprisalCheck(config.surprisal))
+    if config.duplicates:
+        wanted.append(DuplicatesCheck(config.duplicates))
+    if judge is not None:
+        wanted.append(JudgeCheck(judge))
+    return wanted
+
+
+class Defence:
+    """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
+
+    def __init__(self, config: DefenceConfig, checks: Sequence[Check]) -> None:
+        self._config = config
+        self._layers = [Layer(c, deque(maxlen=config.window), c.name != "judge") for c in checks]
+        self._quarantine = Quarantine(config.quarantine, config.window)
+
+    def examine(self, number: int, cases: Sequence[Case]) -> Report:
+        """The verdicts on round ``number``'s completions, in their order."""
+        verdicts = {place: Verdict(case) for place, case in enumerate(cases)}
+        report = Report([])
+        for layer in self._layers:
+            standing = [place for place, verdict in verdicts.items() if not verdict.layer]
+            self._pass(layer, standing, verdicts, report)
+        report.aside = self._quarantine.hear(number, _counts(verdicts.values()))
+        for place, verdict in verdicts.items():
+            if not verdict.layer and (reason := report.aside.get(verdict.case.sample.peer)):
+                verdicts[place] = Verdict(verdict.case, self._quarantine.name, reason, verdict.passed)
+        report.verdicts = list(verdicts.values())
+        return report
+
+    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Verdict], report: Report) -> None:
+        name = layer.check.name
+        found = layer.check.examine([verdicts[place].case for place in standing])
+        judged = {
+            place: Verdict(
+                verdicts[place].case,
+                name if nth in found.refused else "",
+                found.refused.get(nth, ""),
+                verdicts[place].passed if nth in found.refused else (*verdicts[place].passed, name),
+            )
+            for nth, place in enumerate(standing)
+        }
+        counts = _counts(judged.values())
+        layer.past.append(counts)
+        report.refused[name] = counts
+        if off := found.off or layer.useless(self._config.useless):
+            report.off[name] = off
+        else:
+            verdicts.update(judged)
+
+
+def _counts(verdicts: Iterable[Verdict]) -> Counts:
+    sent: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for verdict in verdicts:
+        sent[verdict.case.sample.peer] += 1
+        refused[verdict.case.sample.peer] += bool(verdict.layer)
+    return {peer: (number, refused[peer]) for peer, number in sent.items()}

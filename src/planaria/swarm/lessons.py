@@ -1,0 +1,63 @@
+"""What is learned from a round: groups of accepted completions, and each one's advantage within its group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planaria.swarm.advantage import group_advantages
+from planaria.swarm.checks.base import Case
+from planaria.swarm.influence import scales
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One completion to learn from."""
+
+    case: Case
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """All of a round's."""
+
+    taken: list[Lesson]
+    skipped: int
+    """groups in which all rewards are equal, or that are too small: they teach nothing"""
+    groups: int
+    """those that teach"""
+    influence: Mapping[str, float]
+    """peer → its part of Σ|Â|, after the bound"""
+
+
+def lessons(cases: Sequence[Case], mode: Literal["horizontal", "vertical"], scale: bool, share: float) -> Lessons:
+    """Cases to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
+
+    What was refused is not among ``cases``, so it moves neither mean nor deviation: a refused completion that stayed
+    with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).
+    """
+    grouped: dict[tuple[int, str], list[Case]] = defaultdict(list)
+    for case in cases:
+        grouped[case.sample.problem, case.sample.peer if mode == "vertical" else ""].append(case)
+    taken: list[Lesson] = []
+    skipped = 0
+    for _, group in sorted(grouped.items()):
+        advantages = group_advantages([case.sample.reward for case in group], scale)
+        if advantages is None:
+            skipped += 1
+        else:
+            taken += [Lesson(case, advantage) for case, advantage in zip(group, advantages, strict=True)]
+    factors = scales([(lesson.case.sample.peer, abs(lesson.advantage)) for lesson in taken], share)
+    taken = [Lesson(lesson.case, lesson.advantage * factors.get(lesson.case.sample.peer, 1.0)) for lesson in taken]
+    return Lessons(taken, skipped, len(grouped) - skipped, _parts(taken))
+
+
+def _parts(taken: Sequence[Lesson]) -> dict[str, float]:
+    mass: dict[str, float] = defaultdict(float)
+    for lesson in taken:
+        mass[lesson.case.sample.peer] += abs(lesson.advantage)
+    whole = sum(mass.values()) or 1.0
+    return {peer: value / whole for peer, value in mass.items()}
