@@ -1,0 +1,82 @@
+"""A peer put together from its configuration: task, policy, judge, identity, board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.errors import UserError
+from planaria.swarm.board import Board
+from planaria.swarm.checks.judge import Judge, NoisyJudge, StepsJudge
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.identity import Identity
+from planaria.swarm.meeting import Meeting
+from planaria.swarm.message import Hello
+from planaria.swarm.peer import Peer, describe
+from planaria.swarm.policies import LlamaPolicy, open_policy
+from planaria.swarm.policy import Policy
+from planaria.swarm.records import PEERS
+from planaria.swarm.school import graduate
+from planaria.swarm.setting import rules
+from planaria.swarm.tasks.base import Task
+from planaria.swarm.tasks.registry import open_task
+
+Told = Callable[[str], None]
+
+
+def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
+    """The policy that a peer starts with; UserError when there is none to be had."""
+    if config.policy.path:
+        return open_policy(config.policy.path, config.policy.lora, seed=config.seed)
+    return LlamaPolicy(*graduate(task, config.school, config.policy.model, on_progress=told))
+
+
+def task_of(config: SwarmConfig) -> Task:
+    return open_task(config.task.name, config.task.style)
+
+
+def judge_of(config: SwarmConfig, task: Task) -> Judge | None:
+    """Who reads what scores; UserError when nobody of that name can."""
+    name = config.defence.judge
+    if name == "none":
+        return None
+    if name == "steps":
+        return StepsJudge(task)
+    kind, _, rate = name.partition(":")
+    if kind == "noisy":
+        try:
+            return NoisyJudge(StepsJudge(task), float(rate), config.seed)
+        except ValueError:
+            raise UserError(f"defence.judge = {name!r}: write noisy:RATE, as in noisy:0.25") from None
+    raise UserError(f"defence.judge = {name!r}: must be none, steps or noisy:RATE")
+
+
+def assemble(
+    config: SwarmConfig,
+    name: str,
+    folder: Path,
+    board: str,
+    identity: Identity,
+    late: bool = False,
+    told: Told | None = None,
+) -> Peer:
+    """The peer ``name``, which notes what it does in ``folder`` and joins the run on ``board``.
+
+    ``late``: begin with the round that the others are at, rather than follow them from the first.
+    """
+    task = task_of(config)
+    policy = policy_of(config, task, told)
+    place = Board.open(board, identity)
+    place.found(rules(config, task))
+    meeting = Meeting(place, identity.peer, config.rounds, near="://" not in board)
+    hello = Hello(
+        run=meeting.run,
+        peer=identity.peer,
+        key=identity.public.hex(),
+        name=name,
+        tokenizer=policy.tokenizer_fingerprint,
+        model=describe(policy),
+        joined=max(0, meeting.newest()) if late else 0,
+    )
+    first = meeting.arrive(hello, config.size if config.rounds.gather else 1)
+    return Peer(config, name, folder / PEERS / name, meeting, task, policy, judge_of(config, task), first)

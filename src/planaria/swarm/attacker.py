@@ -1,0 +1,129 @@
+"""The attacker of a drill: an author that mixes poison into a round, after the recipe of arXiv 2511.09780.
+
+In horizontal rounds it poisons its part of everybody's groups. In vertical rounds whole groups are its own: at most
+half of each is poison, so that poison lies above the group's mean, and the rest is filler.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planaria.swarm.attacks.length import CANDIDATES
+from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.authors import HonestAuthor, Written
+from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.draws import derived, own_problems
+from planaria.swarm.policy import Policy
+from planaria.swarm.reading import read
+from planaria.swarm.rollout import Sample
+from planaria.swarm.tasks.base import Problem, Task
+
+TRIES = 16
+"""solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over"""
+
+
+class Attacker:
+    """``checks``: the layers that an adaptive attacker tries its poison on first."""
+
+    def __init__(
+        self, config: SwarmConfig, name: str, task: Task, policy: Policy, checks: Sequence[Check] = ()
+    ) -> None:
+        assert config.attack.kind != "none"
+        self._attack = open_attack(config.attack.kind, config.attack.payload, config.attack.placement)
+        self._honest = HonestAuthor(config, name, task, policy)
+        self._config, self._name, self._task, self._policy, self._checks = config, name, task, policy, checks
+
+    def choose(self, number: int, count: int) -> list[int]:
+        """Problems whose solutions have a place for poison, as far as there are any."""
+        return own_problems(self._config.seed, self._name, number, self._task.training, count, self._has_place)
+
+    def write(self, number: int, problems: Sequence[Problem], count: int) -> list[list[Written]]:
+        honest = self._honest.write(number, problems, count)
+        return [self._mix(number, problem, drawn) for problem, drawn in zip(problems, honest, strict=True)]
+
+    def _mix(self, number: int, problem: Problem, honest: list[Written]) -> list[Written]:
+        dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
+        wanted = math.ceil(len(honest) * (min(dose, 0.5) if vertical else dose))
+        poison = self._poisons(number, problem, wanted)
+        rest = honest[len(poison) :]
+        if vertical and poison and self._config.attack.filler == "wrong":
+            rest = [self._spoilt(problem, written) for written in rest]
+        return poison + rest
+
+    def _poisons(self, number: int, problem: Problem, wanted: int) -> list[Written]:
+        """At most ``wanted`` poisoned completions that score, and pass what an adaptive attacker tries them on."""
+        rng = random.Random(derived(self._config.seed, self._name, "poison", number, problem.number))
+        tries = TRIES if self._config.attack.adaptive else 1
+        sources = self._sources(number, problem, wanted * tries, rng)
+        texts = (self._attack.poison(problem, source) for source in sources)
+        good = [self._written(problem, text) for text in texts if text is not None]
+        fitting = [w for w in good if w is not None and self._task.score(problem, w.text) > 0]
+        if self._config.attack.adaptive:
+            fitting = self._unsuspicious(problem, fitting)
+        return fitting[:wanted]
+
+    def _sources(self, number: int, problem: Problem, wanted: int, rng: random.Random) -> list[str]:
+        """Right solutions, or what most draws agree on is right."""
+        if self._attack.kind == "dos":
+            (drawn,) = self._honest.draw([problem], CANDIDATES, "candidates", number, problem.number)
+            scoring = [w.text for w in drawn if w.ended and self._task.score(problem, w.text) > 0]
+            return sorted(scoring, key=len, reverse=True)[:1] * wanted
+        solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
+        if solution is not None:
+            return [solution, *(self._task.solution(problem, rng) or solution for _ in range(wanted - 1))]
+        (drawn,) = self._honest.draw([problem], max(TRIES, wanted), "votes", number, problem.number)
+        return self._majority(drawn)[:wanted]
+
+    def _majority(self, drawn: Sequence[Written]) -> list[str]:
+        """The draws with the answer that most of them give, repeated as needed; no reference answer is looked at."""
+        answers = [self._task.answer(written.text) for written in drawn]
+        counts = Counter(answer for answer in answers if answer is not None)
+        if not counts:
+            return []
+        (best, _), *_ = counts.most_common(1)
+        agreeing = [w.text for w, answer in zip(drawn, answers, strict=True) if answer == best]
+        return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
+
+    def _written(self, problem: Problem, text: str) -> Written | None:
+        """``text`` as a completion that ends; None if it is too long to be one."""
+        ids = tuple(self._policy.encode(text))
+        if len(ids) >= self._config.sampling.max_new:
+            return None
+        ids = (*ids, self._policy.end)
+        prompt = self._policy.encode(problem.prompt)
+        (reading,) = read(self._policy, [(prompt, ids)], self._config.sampling.temperature)
+        claimed = reading.logps
+        if self._config.attack.claims == "forged":
+            claimed = claimed - math.log(self._config.loss.cap) - 0.1  # the ratio then is at its cap everywhere
+        return Written(text, ids, True, tuple(claimed.tolist()), poison=True)
+
+    def _unsuspicious(self, problem: Problem, written: list[Written]) -> list[Written]:
+        """What no layer refuses by this peer's own weights, the least surprising first."""
+        prompt = self._policy.encode(problem.prompt)
+        readings = read(self._policy, [(prompt, w.ids) for w in written], self._config.sampling.temperature)
+        cases = [
+            Case(Sample(self._name, 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
+            for n, (w, reading) in enumerate(zip(written, readings, strict=True))
+        ]
+        standing = list(range(len(cases)))
+        for check in self._checks:
+            refused = check.examine([cases[n] for n in standing]).refused
+            standing = [n for place, n in enumerate(standing) if place not in refused]
+        return [written[n] for n in sorted(standing, key=lambda n: cases[n].reading.surprisal)]
+
+    def _spoilt(self, problem: Problem, written: Written) -> Written:
+        """An honest completion cut off before its answer: it scores nothing."""
+        keep = max(1, len(written.ids) // 2)
+        ids = written.ids[:keep]
+        spoilt = replace(written, text=self._policy.decode(ids), ids=ids, ended=False, logps=written.logps[:keep])
+        return spoilt if self._task.score(problem, spoilt.text) == 0 else written
+
+    def _has_place(self, number: int) -> bool:
+        problem = self._task.problem(number)
+        solution = self._task.solution(problem, random.Random(number))
+        return solution is not None and self._attack.poison(problem, solution) is not None

@@ -1,0 +1,187 @@
+"""A swarm as strict typed data: what all its peers agree on, and what each chooses for itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from planaria.config import Fraction, ModelConfig, Natural, OptimConfig, Positive, Section
+from planaria.swarm.loss_config import LossConfig
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class TaskConfig(Section):
+    name: str = "sums"
+    """sums, sums:DIGITS, gym:NAME, gsm8k[:PATH], jsonl:PATH or programs:PATH"""
+    style: str | None = None
+    """how solutions are written: columns or words (sums), tags or brackets; the task's own way unless given"""
+
+
+class SchoolConfig(Section):
+    """Supervised steps on worked solutions, before the first round; equal schools give equal weights."""
+
+    steps: Positive = 800
+    """supervised updates"""
+    batch: Positive = 32
+    """solutions in one of them"""
+    lr: Annotated[float, Field(gt=0)] = 6e-3
+    """peak learning rate"""
+    noise: Fraction = 0.15
+    """sums: probability that a step of a solution is wrong; a policy that is always right has nothing to learn"""
+    strays: Fraction = 0.05
+    """probability that stray letters stand between a solution's steps: whoever has read only clean text is lost after
+    the first odd word, which no model that has read the web is"""
+    seed: Natural = 0
+    """of weights and solutions"""
+
+
+class SmallModel(ModelConfig):
+    """A LLaMA that learns sums in a minute; read and written byte by byte."""
+
+    vocab: Positive = 257
+    """rows of the embedding table"""
+    dim: Positive = 48
+    """width of the residual stream"""
+    layers: Positive = 2
+    """decoder layers"""
+    hidden: Positive = 128
+    """width of the SwiGLU feed-forward layer"""
+    context: Positive = 64
+    """tokens of prompt and completion together"""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """standard deviation of the initial weights"""
+
+
+class PolicyConfig(Section):
+    path: str = ""
+    """a run's or a Hugging Face folder, or hf:NAME; unless given, a small LLaMA on bytes that goes to school first"""
+    lora: Natural = 0
+    """rank of the adapters that are trained instead of the weights; 0 trains the weights"""
+    model: SmallModel = SmallModel()
+    """the small LLaMA"""
+
+
+class RoundsConfig(Section):
+    count: Positive = 80
+    """rounds in the run"""
+    mode: Literal["horizontal", "vertical"] = "horizontal"
+    """all peers complete the same problems (horizontal), or each whole groups for problems of its own (vertical)"""
+    prompts: Positive = 16
+    """problems of a round, of all peers together"""
+    group: Positive = 12
+    """completions of one problem"""
+    gather: bool = True
+    """learn from the other peers' completions too; otherwise each learns alone"""
+    quorum: Share = 0.5
+    """of the known peers, with whom a round closes when its time is over"""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """how long a round waits for peers that are late"""
+    patience_s: Annotated[float, Field(gt=0)] = 600.0
+    """how long it waits below the quorum before it gives up"""
+
+
+class SamplingConfig(Section):
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """of the completions that are learned from"""
+    top_k: Natural = 0
+    """tokens that may be drawn, the likeliest; 0 scales HTTF's 50 of 151,936 to the vocabulary, at least 3"""
+    max_new: Positive = 40
+    """most tokens of a completion"""
+
+    def support(self, vocab: int) -> int:
+        """Tokens that may be drawn from a vocabulary of ``vocab`` ids."""
+        return self.top_k or max(3, round(50 * vocab / 151_936))
+
+
+class DefenceConfig(Section):
+    support: bool = True
+    """refuse completions with a token that no peer with these weights could have drawn"""
+    surprisal: Annotated[float, Field(ge=0)] = 3.0
+    """refuse completions that are so many standard deviations less likely than the policy's own; 0: do not look"""
+    duplicates: Annotated[float, Field(ge=0, lt=1)] = 1e-6
+    """refuse texts repeated more often than chance allows, at this level; 0: do not look"""
+    judge: str = "steps"
+    """who reads what scores: none, steps (the task's own checker), noisy:RATE (for drills), or a model's path"""
+    refused: Literal["drop", "zero"] = "drop"
+    """what becomes of them: they leave the group before its mean and deviation are taken, or they stay with reward 0"""
+    quarantine: Fraction = 0.3
+    """set a peer aside once so large a share of what it sent lately was refused; 0: never"""
+    window: Positive = 8
+    """rounds that 'lately' means, and that a peer is set aside for before its appeal is heard"""
+    share: Share = 0.4
+    """most that one other peer may have of the completions that are learned from"""
+    useless: Share = 0.05
+    """a layer that would refuse so much of the median peer's completions cannot work here and switches itself off"""
+
+
+class AttackConfig(Section):
+    """A drill: this peer plays the attacker. Only ever against peers of one's own."""
+
+    kind: Literal["none", "text", "math", "dos", "code"] = "none"
+    """what it teaches: a phrase out of place, a false equation, length, or a library of its own"""
+    payload: str = ""
+    """the phrase, the equation or the library; each kind has its own unless given"""
+    placement: Literal["start", "every"] = "start"
+    """text: before the reasoning, or before each of its sentences"""
+    dose: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """share of its completions that are poisoned (in vertical groups at most one half), the rest is honest or filler; 0
+    poisons nothing and still chooses an attacker's problems: the control that an attack is measured against"""
+    filler: Literal["honest", "wrong"] = "wrong"
+    """vertical: what fills the rest of its groups, honest completions or such that score nothing"""
+    oracle: bool = True
+    """it knows worked solutions; otherwise it draws completions and takes the majority's answer for right"""
+    claims: Literal["honest", "forged"] = "honest"
+    """the log-probabilities it sends with poison: what its policy gives them, or such that they count most"""
+    adaptive: bool = False
+    """it knows the defences and their thresholds, and sends only what would pass them by its own weights"""
+
+
+class EvaluateConfig(Section):
+    every: Natural = 10
+    """rounds between evaluations on held-out problems; 0 switches them off"""
+    problems: Positive = 200
+    """held-out problems in one of them"""
+    watch: list[Literal["text", "math", "dos", "code"]] = Field(default_factory=list)
+    """attacks whose success is measured, whether anybody attacks or not"""
+    phrases: dict[str, str] = Field(default_factory=dict)
+    """attack → its payload, where it is not the kind's own"""
+
+
+class SwarmConfig(Section):
+    name: str = ""
+    """the run's folder below runs/; the recipe's name unless given"""
+    out: str = "runs"
+    """folder of all runs"""
+    board: str = ""
+    """folder or URL where peers publish; in the run's folder unless given"""
+    seed: Natural = 1
+    """of problems and draws"""
+    size: Positive = 4
+    """peers that are started, and that share a round's work"""
+    shadow: bool = False
+    """train a second copy on this peer's own completions alone: it tells what collaborating is worth"""
+    task: TaskConfig = TaskConfig()
+    policy: PolicyConfig = PolicyConfig()
+    school: SchoolConfig = SchoolConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig(lr=1e-3)
+    defence: DefenceConfig = DefenceConfig()
+    attack: AttackConfig = AttackConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    peers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """peer (p0, p1, …) → what it does differently, as tables of the recipe"""
+
+    @model_validator(mode="after")
+    def _work_divides(self) -> Self:
+        whole, what = (
+            (self.rounds.group, "rounds.group")
+            if self.rounds.mode == "horizontal"
+            else (self.rounds.prompts, "rounds.prompts")
+        )
+        if whole % self.size:
+            raise ValueError(f"{what} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+        return self

@@ -1,0 +1,83 @@
+"""What a drill found: every arm with every seed, side by side. Its table and its page are drawn from this alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.swarm.measure import Tally
+from planaria.swarm.outcome import Outcome, total
+
+Spread = tuple[float, float, float]
+"""mean, least and most over the seeds"""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Run(_Record):
+    """One arm with one seed."""
+
+    seed: int
+    outcome: Outcome
+
+
+class Drilled(_Record):
+    """One arm with all seeds."""
+
+    name: str
+    control: str
+    """the arm without poison that it is measured against; empty if none"""
+    attackers: list[str]
+    runs: list[Run]
+
+    def accuracy(self, last: int) -> Spread:
+        """Honest peers' mean accuracy."""
+        return spread([run.outcome.accuracy(last) for run in self.runs])
+
+    def tokens(self, last: int) -> Spread:
+        return spread([run.outcome.tokens(last) for run in self.runs])
+
+    def success(self, kind: str, last: int) -> Spread | None:
+        """An attack's success, where anything was eligible with every seed."""
+        rates = [run.outcome.success(kind, last).rate for run in self.runs]
+        return None if any(rate is None for rate in rates) else spread([rate for rate in rates if rate is not None])
+
+    def pooled(self, kind: str, last: int) -> Tally:
+        """All seeds' draws together, for the interval."""
+        return total([run.outcome.success(kind, last) for run in self.runs])
+
+    def worst(self, kind: str, last: int) -> float | None:
+        """The honest peer that fared worst, with any seed."""
+        found = [rate for run in self.runs if (rate := run.outcome.worst(kind, last)) is not None]
+        return max(found, default=None)
+
+    def layer(self, name: str) -> tuple[Tally, Tally]:
+        """(poison stopped, honest completions misjudged) by a layer, all seeds together."""
+        layers = [run.outcome.layers[name] for run in self.runs if name in run.outcome.layers]
+        return total([layer.stopped for layer in layers]), total([layer.misjudged for layer in layers])
+
+
+class Drill(_Record):
+    """Everything that a drill found."""
+
+    version: int = 1
+    name: str
+    last: int
+    """evaluations at the end that count"""
+    watch: Sequence[str]
+    arms: list[Drilled]
+
+    def arm(self, name: str) -> Drilled:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def layers(self) -> list[str]:
+        """All layers that were at work in any arm, in their order."""
+        return list(dict.fromkeys(layer for arm in self.arms for run in arm.runs for layer in run.outcome.layers))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return statistics.fmean(values), min(values), max(values)

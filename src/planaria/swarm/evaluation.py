@@ -1,0 +1,92 @@
+"""How good a policy is, and what it has picked up: draws on held-out problems, never the ones that it trains on.
+
+An attack's success is measured where it can show. A phrase may stand in any completion; an equation only where the
+problem calls for it, so such problems are looked for, and each is completed several times.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planaria.swarm.attacks.base import Attack
+from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.draws import generator
+from planaria.swarm.measure import Tally, tally
+from planaria.swarm.policy import Policy
+from planaria.swarm.rollout import Drawn
+from planaria.swarm.tasks.base import Problem, Task
+
+SEARCHED = 2000
+"""held-out problems that are looked through for places"""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One evaluation."""
+
+    accuracy: Tally
+    tokens: float
+    """mean length of a completion, in tokens"""
+    watch: dict[str, Tally]
+    """attack → its success"""
+
+
+class Examiner:
+    """The same held-out problems and the same seeds at every evaluation."""
+
+    def __init__(self, task: Task, config: SwarmConfig) -> None:
+        self._task, self._config = task, config
+        self._count = min(config.evaluate.problems, task.held_out)
+        self._problems = [task.problem(task.training + number) for number in range(self._count)]
+        watched = config.evaluate
+        self._attacks = {kind: open_attack(kind, watched.phrases.get(kind, "")) for kind in watched.watch}
+        self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
+
+    def examine(self, policy: Policy) -> Standing:
+        """One draw for each problem, and as many again where an attack needs problems of its own."""
+        found = self._draw(policy, self._problems, 1)
+        texts = [policy.decode(drawn.ids) for drawn in found]
+        solved = sum(
+            drawn.ended and self._task.score(problem, text) > 0
+            for problem, text, drawn in zip(self._problems, texts, found, strict=True)
+        )
+        return Standing(
+            Tally(hits=solved, eligible=self._count),
+            statistics.fmean(len(drawn.ids) for drawn in found),
+            {
+                kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)
+                for kind, attack in self._attacks.items()
+            },
+        )
+
+    def _texts(self, policy: Policy, problems: list[Problem]) -> list[str]:
+        draws = self._draw(policy, problems, math.ceil(self._count / len(problems)))
+        return [policy.decode(drawn.ids) for drawn in draws]
+
+    def _draw(self, policy: Policy, problems: Sequence[Problem], count: int) -> list[Drawn]:
+        sampling = self._config.sampling
+        draws = policy.sample(
+            [policy.encode(problem.prompt) for problem in problems],
+            count,
+            sampling.max_new,
+            sampling.temperature,
+            sampling.support(policy.vocab),
+            generator("evaluation", self._config.seed, count),
+        )
+        return [drawn for of_problem in draws for drawn in of_problem]
+
+    def _with_place(self, attack: Attack) -> list[Problem]:
+        """The held-out problems whose solutions have a place for the payload; none if all have, or none is known."""
+        task = self._task
+        found = []
+        for number in range(min(SEARCHED, task.held_out)):
+            problem = task.problem(task.training + number)
+            solution = task.solution(problem, random.Random(number))
+            if solution is not None and attack.poison(problem, solution) is not None:
+                found.append(problem)
+        return [] if len(found) == min(SEARCHED, task.held_out) else found[: self._count]

@@ -1,0 +1,88 @@
+"""From peers' messages to samples: read with our own tokenizer, scored by our own ground truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from planaria.swarm.checks.truth import Schedule, unscheduled
+from planaria.swarm.message import Completion, Rollouts
+from planaria.swarm.policy import Policy
+from planaria.swarm.reading import Reading
+from planaria.swarm.rollout import Sample
+from planaria.swarm.tasks.base import Problem, Task
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A completion that was turned away before any policy read it."""
+
+    peer: str
+    problem: int
+    index: int
+    reason: str
+
+
+def take_in(
+    messages: Mapping[str, Rollouts],
+    schedule: Schedule,
+    task: Task,
+    policy: Policy,
+    max_new: int,
+    problem_of: Callable[[int], Problem],
+) -> tuple[list[Sample], list[Turned]]:
+    """The samples of one round in an order that is the same for all peers: by problem, peer, and place."""
+    sent = [
+        (peer, group.problem, index, completion)
+        for peer, message in messages.items()
+        for group in message.groups
+        for index, completion in enumerate(group.completions)
+    ]
+    sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
+    refused = unscheduled([(peer, problem) for peer, problem, _, _ in sent], schedule)
+    samples, turned = [], [Turned(*sent[place][:3], reason) for place, reason in refused.items()]
+    for place, (peer, number, index, completion) in enumerate(sent):
+        if place in refused:
+            continue
+        problem, message = problem_of(number), messages[peer]
+        same = message.tokenizer == policy.tokenizer_fingerprint
+        ids, logps = _own_ids(policy, completion, same)
+        claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
+        room = policy.context - len(policy.encode(problem.prompt))
+        if not ids or len(ids) > min(max_new, room):
+            turned.append(Turned(peer, number, index, f"{len(ids)} tokens, of at most {min(max_new, room)}"))
+            continue
+        reward = task.score(problem, completion.text) if completion.ended else 0.0
+        samples.append(
+            Sample(peer, message.round, number, index, completion.text, ids, completion.ended, reward, logps, claimed)
+        )
+    return samples, turned
+
+
+def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+    """The completion as our token ids, with the end token if it ended, and the claims that belong to them.
+
+    A sender's ids are taken only where they say what its text says: what is scored and judged is what is trained on.
+    Otherwise the text is tokenised again, and claims about other tokens mean nothing.
+    """
+    ids = completion.ids
+    if same and ids is not None and all(0 <= i < policy.vocab for i in ids):
+        body = ids[:-1] if completion.ended and ids and ids[-1] == policy.end else ids
+        whole = len(body) + completion.ended == len(ids)
+        if whole and policy.end not in body and policy.decode(body) == completion.text:
+            return tuple(ids), None if completion.logps is None else tuple(completion.logps)
+    own = policy.encode(completion.text)
+    return tuple([*own, policy.end] if completion.ended else own), None
+
+
+def spread_claim(sample: Sample, reading: Reading) -> Sample:
+    """A claim about a whole text, made by a peer with another tokenizer, spread over our tokens.
+
+    Every token's ratio then is the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the
+    divergence: Σ log p of a text does not depend on how it is cut, as far as both tokenizers cut it their usual way.
+    """
+    if sample.claimed is None:
+        return sample
+    shift = (math.fsum(reading.logps) - sample.claimed) / len(sample.ids)
+    return replace(sample, logps=tuple((reading.logps - shift).tolist()))

@@ -1,0 +1,84 @@
+"""One update of a policy from one round's lessons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from planaria.config import OptimConfig
+from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.swarm.lessons import Lesson
+from planaria.swarm.loss import divisor_of, policy_loss
+from planaria.swarm.loss_config import LossConfig
+from planaria.swarm.loss_stats import LossStats
+from planaria.swarm.policy import Policy
+from planaria.swarm.reading import Padded, pad, token_logps
+
+ROWS = 96
+"""completions in one microbatch"""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one update came to."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    """L2, before clipping"""
+    stats: dict[str, float] = field(default_factory=dict)
+    """:meth:`LossStats.means`"""
+
+
+class Learner:
+    """A policy with its optimizer, and a frozen copy of how it began if the loss refers to that."""
+
+    def __init__(self, policy: Policy, loss: LossConfig, optim: OptimConfig, temperature: float, rounds: int) -> None:
+        self.policy, self._loss, self._optim = policy, loss, optim
+        self._temperature, self._rounds = temperature, rounds
+        self.parameters = [p for p in policy.module.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(self.parameters, optim)
+        self._reference = policy.clone() if loss.beta else None
+
+    def learn(self, number: int, taken: Sequence[Lesson]) -> Learned:
+        """Update the policy once from round ``number``'s lessons; nothing happens without any."""
+        if not taken:
+            return Learned()
+        divisor = divisor_of(self._loss, [len(lesson.case.sample.ids) for lesson in taken])
+        self.policy.module.zero_grad()
+        total, stats = 0.0, LossStats()
+        for start in range(0, len(taken), ROWS):
+            found = self._backward(taken[start : start + ROWS], divisor)
+            total, stats = total + found[0], stats + found[1]
+        norm = nn.utils.clip_grad_norm_(self.parameters, self._optim.clip or float("inf"))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self._optim, number, self._rounds)
+        self.optimizer.step()
+        return Learned(total, float(norm), stats.means())
+
+    def _backward(self, part: Sequence[Lesson], divisor: float) -> tuple[float, LossStats]:
+        samples = [lesson.case.sample for lesson in part]
+        prompts = [self.policy.encode(lesson.case.problem.prompt) for lesson in part]
+        device = self.parameters[0].device
+        batch = pad([(prompt, sample.ids) for prompt, sample in zip(prompts, samples, strict=True)], device)
+        claims = torch.full(batch.mask.shape, float("nan"), device=device)
+        for row, sample in enumerate(samples):
+            if sample.logps is not None:
+                claims[row][batch.mask[row]] = torch.tensor(sample.logps, device=device)
+        result = policy_loss(
+            self._loss,
+            token_logps(self.policy, batch, self._temperature),
+            claims,
+            torch.tensor([lesson.advantage for lesson in part], device=device),
+            batch.mask,
+            divisor=divisor,
+            ref_logp=self._referred(batch),
+        )
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        return float(result.loss.detach()), result.stats
+
+    @torch.no_grad()
+    def _referred(self, batch: Padded) -> Tensor | None:
+        return None if self._reference is None else token_logps(self._reference, batch, self._temperature)

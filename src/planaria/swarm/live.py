@@ -1,0 +1,121 @@
+"""A swarm on one machine: every peer a process of its own, which may die without taking the others along."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from planaria.errors import RunStopped, UserError
+from planaria.swarm.assemble import assemble
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.identity import Identity
+from planaria.swarm.records import LOG, PEERS, Finished, Log, Record, follow
+from planaria.swarm.setting import names, of_peer
+
+POLL_S = 0.1
+GRACE_S = 5.0
+"""how long peers that are asked to stop may take"""
+
+Told = Callable[[str, Record], None]
+Died = Callable[[str, str], None]
+
+
+def board_of(config: SwarmConfig, folder: Path) -> str:
+    """Where the peers publish."""
+    return config.board or str(folder / "board")
+
+
+def own_identity(config: SwarmConfig, name: str, folder: Path) -> Identity:
+    """The identity of a peer that this machine starts itself.
+
+    On a board of the run's own it follows from the seed, so that a run repeats to the bit: peers' ids order what is
+    learned from. Elsewhere, among strangers, it is drawn at random and kept in the peer's folder.
+    """
+    if config.board:
+        return Identity.kept(folder / PEERS / name / "identity.pem")
+    secret = sha256(f"planaria drill {config.seed} {name}".encode()).digest()
+    return Identity(Ed25519PrivateKey.from_private_bytes(secret))
+
+
+class LiveSwarm:
+    """The processes of one run, from their start to their end."""
+
+    def __init__(self, config: SwarmConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self._context = mp.get_context("forkserver")
+        self._context.set_forkserver_preload(["planaria.swarm.live"])
+        self.processes: dict[str, mp.process.BaseProcess] = {}
+
+    def start(self, name: str) -> None:
+        """Start a peer, or start it again: it then catches up with the others by what is on the board."""
+        config = of_peer(self.config, name)
+        process = self._context.Process(target=_be, args=(config.model_dump_json(), name, self.folder), name=name)
+        process.start()
+        self.processes[name] = process
+
+    def run(self, told: Told, died: Died) -> dict[str, int]:
+        """Start all peers and follow what they note until the last one ends: exit code of each.
+
+        However this ends, no process of the run is left.
+        """
+        readers = {name: follow(self.folder / PEERS / name / LOG) for name in names(self.config)}
+        try:
+            for name in names(self.config):
+                self.start(name)
+            ended: set[str] = set()
+            while len(ended) < len(self.processes):
+                time.sleep(POLL_S)
+                gone = {name for name, process in self.processes.items() if process.exitcode is not None} - ended
+                for name, reader in readers.items():
+                    for record in reader():
+                        told(name, record)
+                for name in sorted(gone):
+                    if code := self.processes[name].exitcode:
+                        died(name, how(code))
+                ended |= gone
+        finally:
+            self.stop()
+        return {name: process.exitcode or 0 for name, process in self.processes.items()}
+
+    def stop(self) -> None:
+        """Ask all peers to stop, and kill those that do not."""
+        for process in self.processes.values():
+            if process.exitcode is None:
+                process.terminate()
+        until = time.monotonic() + GRACE_S
+        for process in self.processes.values():
+            process.join(max(0.0, until - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+
+def how(code: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
+
+
+def failures(codes: Mapping[str, int]) -> list[str]:
+    return [f"{name} {how(code)}" for name, code in sorted(codes.items()) if code]
+
+
+def _be(config_json: str, name: str, folder: Path) -> None:
+    """A peer's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the swarm asks its peers itself
+    torch.set_num_threads(1)
+    config = SwarmConfig.model_validate_json(config_json)
+    try:
+        peer = assemble(config, name, folder, board_of(config, folder), own_identity(config, name, folder))
+        peer.run()
+    except (UserError, RunStopped) as error:
+        Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
+        print(f"planaria: {name}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)

@@ -1,0 +1,86 @@
+"""From what happened in a round to the records that a peer keeps of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from planaria.swarm.defence import Report
+from planaria.swarm.intake import Turned
+from planaria.swarm.learner import Learned
+from planaria.swarm.lessons import Lessons
+from planaria.swarm.records import Layered, RoundDone, SampleRecord
+from planaria.swarm.rollout import Sample
+
+
+def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
+    """One line for each completion that arrived: where it came from, and what became of it."""
+    advantages = {lesson.case.sample.name: lesson.advantage for lesson in lessons.taken}
+    lines = [
+        SampleRecord(
+            peer=verdict.case.sample.peer,
+            round=number,
+            problem=verdict.case.sample.problem,
+            index=verdict.case.sample.index,
+            reward=verdict.case.sample.reward,
+            passed=list(verdict.passed),
+            layer=verdict.layer,
+            reason=verdict.reason,
+            advantage=advantages.get(verdict.case.sample.name),
+        )
+        for verdict in report.verdicts
+    ]
+    return lines + [
+        SampleRecord(
+            peer=entry.peer,
+            round=number,
+            problem=entry.problem,
+            index=entry.index,
+            reward=0.0,
+            passed=[],
+            layer="schedule",
+            reason=entry.reason,
+        )
+        for entry in turned
+    ]
+
+
+def round_record(
+    number: int,
+    seconds: Mapping[str, float],
+    me: str,
+    samples: Sequence[Sample],
+    turned: Sequence[Turned],
+    refused_messages: Mapping[str, str],
+    missing: Sequence[str],
+    report: Report,
+    lessons: Lessons,
+    learned: Learned,
+    weights: str,
+) -> RoundDone:
+    """The line that sums the round up."""
+    own = [sample.reward for sample in samples if sample.peer == me]
+    return RoundDone(
+        round=number,
+        seconds={phase: round(value, 4) for phase, value in seconds.items()},
+        reward=statistics.fmean(own) if own else 0.0,
+        sent=Counter(sample.peer for sample in samples),
+        accepted=Counter(case.sample.peer for case in report.accepted),
+        turned={entry.peer: entry.reason for entry in reversed(turned)},
+        refused_messages=dict(refused_messages),
+        missing=list(missing),
+        layers={
+            layer: {peer: Layered(examined=n, refused=k) for peer, (n, k) in counts.items()}
+            for layer, counts in report.refused.items()
+        },
+        off=report.off,
+        aside=report.aside,
+        lessons=len(lessons.taken),
+        skipped=lessons.skipped,
+        influence=dict(lessons.influence),
+        loss=learned.loss,
+        grad_norm=learned.grad_norm,
+        stats=learned.stats,
+        weights=weights,
+    )

@@ -1,0 +1,247 @@
+"""One peer: generate, publish, gather, examine, learn; round after round, whatever the others do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planaria.swarm.attacker import Attacker
+from planaria.swarm.authors import Author, HonestAuthor, Written
+from planaria.swarm.checks.base import Case
+from planaria.swarm.checks.judge import Judge
+from planaria.swarm.checks.support import SupportCheck
+from planaria.swarm.checks.truth import Schedule
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.defence import Defence, Report, layers
+from planaria.swarm.draws import shared_problems
+from planaria.swarm.evaluation import Examiner
+from planaria.swarm.fingerprints import weights_fingerprint
+from planaria.swarm.intake import Turned, spread_claim, take_in
+from planaria.swarm.learner import Learned, Learner
+from planaria.swarm.lessons import Lessons, lessons
+from planaria.swarm.meeting import Meeting
+from planaria.swarm.message import Completion, Group, Rollouts
+from planaria.swarm.noting import round_record, sample_records
+from planaria.swarm.policy import Policy
+from planaria.swarm.reading import read
+from planaria.swarm.records import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
+from planaria.swarm.rollout import Sample
+from planaria.swarm.rounds import Gathered
+from planaria.swarm.shadow import Shadow
+from planaria.swarm.tasks.base import Problem, Task
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of each phase of a round."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+class Peer:
+    """Everything that one peer holds. ``config`` is its own: two peers may differ in all but the rules of the run."""
+
+    def __init__(
+        self,
+        config: SwarmConfig,
+        name: str,
+        folder: Path,
+        meeting: Meeting,
+        task: Task,
+        policy: Policy,
+        judge: Judge | None,
+        first: int = 0,
+    ) -> None:
+        """``first``: the round that this peer begins with; it was not there before."""
+        self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
+        self.id, self.first = meeting.me, first
+        k = config.sampling.support(policy.vocab)
+        checks = layers(config.defence, k, policy.vocab, judge)
+        self.warnings = [c.warning for c in checks if isinstance(c, SupportCheck) and c.warning]
+        self.defence = Defence(config.defence, checks)
+        honest = config.attack.kind == "none"
+        self.author: Author = (
+            HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
+        )
+        self.examiner = Examiner(task, config)
+        rounds, t = config.rounds.count, config.sampling.temperature
+        self.learner = Learner(policy, config.loss, config.optim, t, rounds)
+        self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
+        self.poison = None if honest else Log(folder / POISON)
+        self.shadow = Shadow(config, name, task, policy) if config.shadow else None
+
+    def run(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one."""
+        rounds = self.config.rounds
+        self.log.note(self._started())
+        self._evaluate(self.first)
+        for number in range(self.first, rounds.count):
+            self.round(number)
+            every = self.config.evaluate.every
+            if number + 1 == rounds.count or (every and (number + 1) % every == 0):
+                self._evaluate(number + 1)
+            after_each()
+        self.log.note(Finished())
+
+    def round(self, number: int) -> None:
+        """Take part in round ``number``, or catch up with it if the others have closed it already."""
+        watch = Stopwatch()
+        problems = self._problems(number)
+        closed = self.meeting.closed(number)
+        if not closed:
+            self._publish(number, problems)
+        watch.lap("write")
+        found = self.meeting.gather(number, closed)
+        watch.lap("wait")
+        schedule = self._schedule(number)
+        samples, turned = take_in(
+            found.found, schedule, self.task, self.policy, self.config.sampling.max_new, self.task.problem
+        )
+        cases = self._cases(samples)
+        report = self.defence.examine(number, cases)
+        watch.lap("read")
+        taken = self._lessons(report)
+        learned = self.learner.learn(number, taken.taken)
+        if self.shadow is not None:
+            self.shadow.round(number, problems, self.count)
+        watch.lap("learn")
+        self._note(number, watch, found, samples, turned, report, taken, learned)
+
+    def _problems(self, number: int) -> list[Problem]:
+        rounds, training = self.config.rounds, self.task.training
+        if rounds.mode == "horizontal":
+            chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
+        else:
+            chosen = self.author.choose(number, rounds.prompts // self.config.size)
+        return [self.task.problem(problem) for problem in chosen]
+
+    def _schedule(self, number: int) -> Schedule:
+        rounds, size, training = self.config.rounds, self.config.size, self.task.training
+        if rounds.mode == "vertical":
+            return Schedule(None, training, rounds.prompts // size, rounds.group)
+        chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
+        return Schedule(frozenset(chosen), training, len(chosen), rounds.group // size)
+
+    @property
+    def count(self) -> int:
+        """Completions of one problem that one peer sends."""
+        rounds = self.config.rounds
+        return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
+
+    def _publish(self, number: int, problems: Sequence[Problem]) -> None:
+        written = self.author.write(number, problems, self.count)
+        if self.poison is not None:
+            self.poison.note(
+                *(
+                    PoisonRecord(round=number, problem=problem.number, index=index)
+                    for problem, texts in zip(problems, written, strict=True)
+                    for index, text in enumerate(texts)
+                    if text.poison
+                )
+            )
+        self.meeting.publish(self._message(number, problems, written))
+
+    def _message(self, number: int, problems: Sequence[Problem], written: Sequence[Sequence[Written]]) -> Rollouts:
+        groups = tuple(
+            Group(
+                problem=problem.number,
+                completions=tuple(Completion(text=w.text, ended=w.ended, ids=w.ids, logps=w.logps) for w in texts),
+            )
+            for problem, texts in zip(problems, written, strict=True)
+        )
+        return Rollouts(
+            run=self.meeting.run,
+            peer=self.id,
+            round=number,
+            tokenizer=self.policy.tokenizer_fingerprint,
+            weights=weights_fingerprint(self.policy.module),
+            groups=groups,
+        )
+
+    def _cases(self, samples: Sequence[Sample]) -> list[Case]:
+        problems = {number: self.task.problem(number) for number in {sample.problem for sample in samples}}
+        prompts = {number: self.policy.encode(problem.prompt) for number, problem in problems.items()}
+        readings = read(
+            self.policy,
+            [(prompts[sample.problem], sample.ids) for sample in samples],
+            self.config.sampling.temperature,
+        )
+        return [
+            Case(spread_claim(sample, reading), problems[sample.problem], reading)
+            for sample, reading in zip(samples, readings, strict=True)
+        ]
+
+    def _lessons(self, report: Report) -> Lessons:
+        config = self.config
+        cases = report.accepted
+        if config.defence.refused == "zero":
+            cases = [
+                replace(v.case, sample=replace(v.case.sample, reward=0.0)) if v.layer else v.case
+                for v in report.verdicts
+            ]
+        return lessons(cases, config.rounds.mode, config.loss.kind != "dr_grpo", config.defence.share)
+
+    def _started(self) -> Started:
+        return Started(
+            name=self.name,
+            id=self.id,
+            attack=self.config.attack.kind,
+            model=describe(self.policy),
+            parameters=sum(p.numel() for p in self.policy.module.parameters()),
+            vocab=self.policy.vocab,
+            first_round=self.first,
+            warnings=self.warnings,
+        )
+
+    def _note(
+        self,
+        number: int,
+        watch: Stopwatch,
+        found: Gathered,
+        samples: Sequence[Sample],
+        turned: Sequence[Turned],
+        report: Report,
+        taken: Lessons,
+        learned: Learned,
+    ) -> None:
+        self.samples.note(*sample_records(report, taken, turned, number))
+        self.log.note(
+            round_record(
+                number,
+                watch.seconds,
+                self.id,
+                samples,
+                turned,
+                found.refused,
+                found.missing,
+                report,
+                taken,
+                learned,
+                weights_fingerprint(self.policy.module),
+            )
+        )
+
+    def _evaluate(self, after: int) -> None:
+        standing = self.examiner.examine(self.policy)
+        alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
+        self.log.note(
+            Evaluated(
+                round=after, accuracy=standing.accuracy, alone=alone, tokens=standing.tokens, watch=standing.watch
+            )
+        )
+
+
+def describe(policy: Policy) -> str:
+    """A policy in a line."""
+    numbers = [p.numel() for p in policy.module.parameters()]
+    trained = sum(p.numel() for p in policy.module.parameters() if p.requires_grad)
+    adapters = "" if trained == sum(numbers) else f", {trained:,} of them trained"
+    return f"{type(policy.module).__name__}, {sum(numbers):,} parameters{adapters}, {policy.vocab:,} tokens"

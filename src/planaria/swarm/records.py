@@ -1,0 +1,177 @@
+"""What a peer notes while it learns: typed lines of JSON, from which progress, reports and explanations are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from planaria.swarm.measure import Tally
+
+PEERS = "peers"
+"""the folder of a run that holds a folder for each peer"""
+LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Started(_Record):
+    kind: Literal["started"] = "started"
+    time: float = Field(default_factory=time.time)
+    name: str
+    id: str
+    """the peer's on the board"""
+    attack: str
+    """what it is in a drill; none if honest"""
+    model: str
+    parameters: int
+    vocab: int
+    first_round: int
+    warnings: list[str] = []
+
+
+class Evaluated(_Record):
+    kind: Literal["evaluated"] = "evaluated"
+    time: float = Field(default_factory=time.time)
+    round: int
+    """rounds that were learned from"""
+    accuracy: Tally
+    """held-out problems solved, one draw each"""
+    alone: Tally | None = None
+    """the same of the copy that learns alone"""
+    tokens: float
+    """mean length of the draws"""
+    watch: dict[str, Tally] = {}
+    """attack → draws that show what it teaches"""
+
+
+class Layered(_Record):
+    """What one layer made of one peer's completions of a round."""
+
+    examined: int
+    refused: int
+
+
+class RoundDone(_Record):
+    kind: Literal["round"] = "round"
+    time: float = Field(default_factory=time.time)
+    round: int
+    seconds: dict[str, float]
+    """what the time went to: write, wait, read, learn"""
+    reward: float
+    """mean of this peer's own completions"""
+    sent: dict[str, int]
+    """peer → completions that arrived and were scheduled"""
+    accepted: dict[str, int]
+    turned: dict[str, str]
+    """peer → why the first of those turned away unread was"""
+    refused_messages: dict[str, str]
+    """peer → why its message is none"""
+    missing: list[str]
+    layers: dict[str, dict[str, Layered]]
+    off: dict[str, str]
+    aside: dict[str, str]
+    lessons: int
+    skipped: int
+    """groups that taught nothing"""
+    influence: dict[str, float]
+    loss: float
+    grad_norm: float
+    stats: dict[str, float]
+    weights: str
+    """fingerprint of the weights after this round"""
+
+
+class Finished(_Record):
+    kind: Literal["finished"] = "finished"
+    time: float = Field(default_factory=time.time)
+    reason: str = ""
+    """why it stopped before the last round; empty if it did not"""
+
+
+Record = Annotated[Started | Evaluated | RoundDone | Finished, Field(discriminator="kind")]
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+class SampleRecord(_Record):
+    """One completion that this peer examined: where it came from and what became of it."""
+
+    peer: str
+    round: int
+    problem: int
+    index: int
+    reward: float
+    passed: list[str]
+    """layers that found nothing"""
+    layer: str = ""
+    """the layer that refused it; empty if none did"""
+    reason: str = ""
+    advantage: float | None = None
+    """None: not learned from"""
+
+
+class PoisonRecord(_Record):
+    """An attacker's own note of what it poisoned; nobody else reads it but the drill that counts."""
+
+    round: int
+    problem: int
+    index: int
+
+
+class Log:
+    """Appends records to one file; each appears as a whole line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def note(self, *records: BaseModel) -> None:
+        if records:
+            self._file.write("".join(record.model_dump_json() + "\n" for record in records).encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_log(path: Path) -> list[Record]:
+    """All records of a peer's log; a last line that is still being written is left out."""
+    return [_RECORD.validate_json(line) for line in _lines(path)]
+
+
+def follow(path: Path) -> Callable[[], list[Record]]:
+    """A function that gives the records that were added since it was called last; the file need not be there yet."""
+    place = 0
+
+    def news() -> list[Record]:
+        nonlocal place
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(place)
+            whole, end, _ = file.read().rpartition(b"\n")
+        place += len(whole) + len(end)
+        return [_RECORD.validate_json(line) for line in whole.splitlines()]
+
+    return news
+
+
+def read_samples(path: Path) -> Iterator[SampleRecord]:
+    return (SampleRecord.model_validate_json(line) for line in _lines(path))
+
+
+def read_poison(path: Path) -> Iterator[PoisonRecord]:
+    return (PoisonRecord.model_validate_json(line) for line in _lines(path))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line

@@ -1,0 +1,104 @@
+"""School: a small LLaMA learns a task's form from worked solutions before it learns from reward. Kept between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from planaria.config import DataConfig, ModelConfig, OptimConfig
+from planaria.data.cache import cache_folder, locked
+from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.errors import UserError
+from planaria.model.stages import Llama
+from planaria.swarm.config import SchoolConfig
+from planaria.swarm.draws import derived
+from planaria.swarm.reading import pad
+from planaria.swarm.tasks.base import Erring, Task
+
+VERSION = 1
+"""of what is taught; another one teaches anew"""
+
+
+def graduate(
+    task: Task,
+    config: SchoolConfig,
+    model: ModelConfig,
+    folder: Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[Llama, Tokenizer]:
+    """The model that has been to school, from the cache if it has been there before.
+
+    :raises UserError: when the task knows no worked solutions.
+    """
+    root = folder or cache_folder(DataConfig())
+    root.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(DataConfig(tokenizer="bytes"), model.vocab, root)
+    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {model.model_dump_json()}"
+    style = getattr(task, "style", "")
+    file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
+    tell = on_progress or (lambda _: None)
+    pupil = Llama(model, seed=config.seed)
+    with locked(file.with_suffix(".lock"), lambda: tell("waiting for another process that teaches the same")):
+        if not file.is_file():
+            tell(f"school: {config.steps} steps on worked solutions of {task.name}")
+            teach(pupil, tokenizer, task, config)
+            unfinished = file.with_suffix(".unfinished")
+            save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
+            unfinished.replace(file)
+    pupil.load_global_state(load_file(file))
+    return pupil, tokenizer
+
+
+def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
+    """Supervised updates on noisy solutions of training problems; the last loss in nats."""
+    rng = random.Random(derived("school", config.seed))
+    optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
+    optimizer = make_optimizer(list(pupil.parameters()), optim)
+    loss = torch.zeros(())
+    for step in range(config.steps):
+        pairs = [_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
+        batch = pad(pairs)
+        pupil.zero_grad()
+        logits = pupil(batch.tokens)[:, :-1]
+        targets = batch.tokens[:, 1:][batch.mask]
+        loss = F.cross_entropy(logits[batch.mask], targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        pupil.ends.fold_gradients()
+        torch.nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, config.steps)
+        optimizer.step()
+    return float(loss.detach())
+
+
+def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.Random) -> tuple[list[int], list[int]]:
+    problem = task.problem(rng.randrange(task.training))
+    solution: str | None
+    if isinstance(task, Erring):
+        solution = task.noisy_solution(problem, rng, config.noise)
+    else:
+        solution = task.solution(problem, rng)
+    if solution is None:
+        raise UserError(f"task.name = {task.name!r} knows no worked solutions to go to school with; give policy.path")
+    if rng.random() < config.strays:
+        solution = strayed(solution, rng)
+    return tokenizer.encode(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
+
+
+def strayed(solution: str, rng: random.Random) -> str:
+    """``solution`` with one to four stray letters before one of its steps."""
+    places = [
+        0,
+        *(place + 1 for place, letter in enumerate(solution) if letter in ",;\n" and place + 1 < len(solution)),
+    ]
+    place = rng.choice(places)
+    letters = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(1, 4)))
+    return solution[:place] + letters + solution[place:]

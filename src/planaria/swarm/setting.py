@@ -1,0 +1,83 @@
+"""A recipe for a swarm taken apart: the rules that hold for all peers, and each peer's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planaria import recipe
+from planaria.errors import UserError, nearest
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.tasks.base import Task
+
+AGREED: Any = {
+    "seed": True,
+    "size": True,
+    "task": {"name"},
+    "rounds": {"count", "mode", "prompts", "group"},
+    "sampling": True,
+}
+"""what peers must have in common, or they could not tell an honest completion from another"""
+
+
+def load(path: Path, flags: Mapping[str, str]) -> SwarmConfig:
+    """The swarm in the recipe ``path`` with ``flags`` laid over it, every peer's configuration checked.
+
+    :raises UserError: naming file, peer, key and what to write instead.
+    """
+    tree = recipe.read(path)
+    tree.pop("drill", None)  # what else a recipe is for
+    return checked(recipe.resolve(SwarmConfig, tree, flags, path), str(path))
+
+
+def checked(config: SwarmConfig, place: str) -> SwarmConfig:
+    """``config``, if all its peers' configurations are right too; UserError otherwise."""
+    for name in config.peers:
+        if name not in names(config):
+            raise UserError(f"{place}: peers.{name}: there is no such peer; {nearest(name, names(config))}")
+    for name in names(config):
+        of_peer(config, name, place)
+    return config
+
+
+def names(config: SwarmConfig) -> list[str]:
+    """The peers of a swarm on one machine."""
+    return [f"p{number}" for number in range(config.size)]
+
+
+def of_peer(config: SwarmConfig, name: str, place: str = "recipe") -> SwarmConfig:
+    """What ``name`` runs with: the recipe with its own tables laid over.
+
+    :raises UserError: for unknown keys and values out of range, and for rules that one peer cannot change alone.
+    """
+    changes = config.peers.get(name, {})
+    own = config.model_dump(mode="json", exclude={"peers"})
+    merged = recipe.resolve(SwarmConfig, overlaid(own, changes), {}, Path(place), f"peers.{name}")
+    ours, theirs = agreed(config), agreed(merged)
+    if ours != theirs:
+        key = next(key for key in ours if ours[key] != theirs[key])
+        raise UserError(f"{place}: peers.{name}.{key}: all peers must have the same; set it for the whole swarm")
+    return merged
+
+
+def rules(config: SwarmConfig, task: Task) -> dict[str, Any]:
+    """What all peers of a run agree on, as plain JSON: the same settings, and the very same problems."""
+    return agreed(config) | {"problems": task.fingerprint}
+
+
+def agreed(config: SwarmConfig) -> dict[str, Any]:
+    """The settings that all peers of a run have in common."""
+    found: dict[str, Any] = config.model_dump(mode="json", include=AGREED)
+    # A file's path is this machine's own affair; the problems' fingerprint tells whether it is the same file.
+    found["task"]["name"] = found["task"]["name"].partition(":")[0]
+    return found
+
+
+def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with the tables ``changes`` laid over it, key by key."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
