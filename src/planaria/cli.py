@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from planaria import __version__, recipe
+from planaria.config import RunConfig
 from planaria.errors import RunStopped, UserError, nearest
+from planaria.swarm.config import SwarmConfig
+
+SECOND_WORDS = ("swarm join", "swarm explain")
+"""commands of two words"""
+SWARMS = ("swarm", "swarm join", "drill")
+"""commands whose recipes are swarms'"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Parse and carry out one command; its exit code."""
     parser = _make_parser()
+    if " ".join(arguments[:2]) in SECOND_WORDS:
+        arguments = [" ".join(arguments[:2]), *arguments[2:]]
     given, rest = parser.parse_known_args(arguments)
     if rest:
         flag = rest[0].partition("=")[0]
         known = (
-            [f"--{name}" for name, _ in recipe.fields()]
-            if given.command in ("train", "plan", "compare", "advise", "topology")
+            [f"--{name}" for name, _ in recipe.fields(_sections(given.command))]
+            if given.command in ("train", "plan", "compare", "advise", "topology", *SWARMS)
             else []
         )
         mend = nearest(flag, known) if flag.startswith("--") and known else f"see `planaria {given.command} --help`"
@@ -67,6 +76,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_networks(commands)
     _add_models(commands)
     _add_faults(commands)
+    _add_swarms(commands)
     return parser
 
 
@@ -178,16 +188,52 @@ def _add_faults(commands: Any) -> None:
     trace.add_argument("--forbid-adjacent", action="store_true", help="never two neighbours in the same step")
 
 
+def _add_swarms(commands: Any) -> None:
+    swarm = _command(commands, "swarm", "peers that learn from each other's completions; also: join, explain", _swarm)
+    swarm.add_argument("recipe", type=Path, help="a TOML file")
+    swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    swarm.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(swarm, "swarm")
+
+    join = _command(commands, "swarm join", "be one peer of a swarm, wherever its board is", _swarm_join)
+    join.add_argument("recipe", nargs="?", type=Path, help="a TOML file; what the board has agreed on goes before it")
+    join.add_argument("--model", metavar="PATH", help="the same as --policy.path")
+    join.add_argument("--task", metavar="NAME", help="the same as --task.name")
+    join.add_argument(
+        "--as", dest="called", metavar="NAME", default="me", help="what to be called (default %(default)s)"
+    )
+    join.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(join, "swarm join")
+
+    explain = _command(commands, "swarm explain", "where what a peer learned from came from", _swarm_explain)
+    explain.add_argument("run", type=Path)
+    explain.add_argument("--peer", default="p0", help="whose records (default %(default)s)")
+    explain.add_argument("--round", type=int, metavar="N", help="of this round only")
+    explain.add_argument("--problem", type=int, metavar="N", help="of this problem only, with the texts")
+    explain.add_argument("--source", metavar="PEER", help="from this peer only")
+    explain.add_argument("--refused", action="store_true", help="what was refused only")
+
+    drill = _command(commands, "drill", "attack a swarm of one's own, with and without defences", _drill)
+    drill.add_argument("recipe", type=Path, help="a TOML file with a [drill] table")
+    drill.add_argument("--quiet", action="store_true", help="no progress display")
+    _add_fields(drill, "drill")
+
+
+def _sections(command: str) -> Any:
+    """The root section of the recipes that a command reads."""
+    return SwarmConfig if command in SWARMS else RunConfig
+
+
 def _command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
     parser.set_defaults(action=action)
     return parser
 
 
-def _add_fields(parser: argparse.ArgumentParser) -> None:
+def _add_fields(parser: argparse.ArgumentParser, command: str = "train") -> None:
     """Every field of a recipe as a flag."""
     groups: dict[str, Any] = {}
-    for name, field in recipe.fields():
+    for name, field in recipe.fields(_sections(command)):
         section = name.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
@@ -318,3 +364,30 @@ def _trace(given: argparse.Namespace) -> int:
     write(trace, given.file)
     print(f"{given.file}: {len(trace.faults)} faults, digest {digest(trace)[:16]}")
     return 0
+
+
+def _swarm(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm import start
+
+    return start(given.recipe, _flags(given), given.dry_run, given.quiet)
+
+
+def _swarm_join(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_join import take_part
+
+    short = {"policy.path": given.model, "task.name": given.task}
+    flags = _flags(given) | {name: text for name, text in short.items() if text is not None}
+    return take_part(given.recipe, flags, given.called, given.quiet)
+
+
+def _swarm_explain(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_explain import Wanted, explain
+
+    explain(given.run, given.peer, Wanted(given.round, given.problem, given.source, given.refused))
+    return 0
+
+
+def _drill(given: argparse.Namespace) -> int:
+    from planaria.commands.drill import drill
+
+    return drill(given.recipe, _flags(given), given.quiet)

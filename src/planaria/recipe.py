@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import ValidationError
@@ -16,6 +16,8 @@ from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 
 MAX_RECIPE_BYTES = 1 << 20
+Kind = TypeVar("Kind", bound=Section)
+"""what a recipe is for, as its root section: most train a model"""
 
 
 def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -33,7 +35,7 @@ def load(recipe: Path | None, flags: Mapping[str, str]) -> RunConfig:
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
-        return _lay_over({}, flags, "the defaults")
+        return _lay_over(RunConfig, {}, flags, "the defaults")
     tree = read(recipe)
     tree.pop("compare", None)  # what else a recipe is for; `compare.spec` reads it
     return from_tree(tree, flags, recipe)
@@ -44,16 +46,21 @@ def from_tree(tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, p
 
     :raises UserError: as in :func:`load`.
     """
+    return resolve(RunConfig, tree, flags, recipe, place)
+
+
+def resolve(kind: type[Kind], tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, place: str = "") -> Kind:
+    """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
     where = f"{recipe}: {place}" if place else str(recipe)
-    refuse_unknown(tree, RunConfig, where)
+    refuse_unknown(tree, kind, where, root=kind)
     own = json.loads(json.dumps(tree, default=str))
     own.setdefault("name", recipe.stem)
-    return _lay_over(own, flags, where)
+    return _lay_over(kind, own, flags, where)
 
 
 def overlay(config: RunConfig, flags: Mapping[str, str]) -> RunConfig:
     """``config`` with ``flags`` laid over it; UserError as in :func:`load`."""
-    return _lay_over(config.model_dump(mode="json"), flags, "the run's config.json")
+    return _lay_over(RunConfig, config.model_dump(mode="json"), flags, "the run's config.json")
 
 
 def parse(tree: str, place: str) -> RunConfig:
@@ -77,7 +84,7 @@ def flat(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def dump(config: RunConfig) -> str:
+def dump(config: Section) -> str:
     """The configuration as a recipe with every field spelled out."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
@@ -96,23 +103,25 @@ def read(recipe: Path) -> dict[str, Any]:
         raise UserError(f"{recipe}: not valid TOML: {error}") from None
 
 
-def refuse_unknown(tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "") -> None:
+def refuse_unknown(
+    tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "", root: type[Section] = RunConfig
+) -> None:
     """Unknown keys, before types: a misspelt key's type says nothing."""
     for key, value in tree.items():
         if key not in section.model_fields:
-            elsewhere = [name for name, _ in fields() if name.rpartition(".")[2] == key]
+            elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
             mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
             raise UserError(f"{place}: {prefix}{key}: unknown key; {mend}")
         inner = section.model_fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
-            refuse_unknown(value, inner, place, f"{prefix}{key}.")
+            refuse_unknown(value, inner, place, f"{prefix}{key}.", root)
 
 
-def _value(name: str, text: str) -> Any:
+def _value(kind: type[Section], name: str, text: str) -> Any:
     """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
-    annotation = dict(fields())[name].annotation
+    annotation = dict(fields(kind))[name].annotation
     if text == "none" and type(None) in get_args(annotation):
         return None
     if annotation is str or str in get_args(annotation):
@@ -123,11 +132,11 @@ def _value(name: str, text: str) -> Any:
         return text
 
 
-def _lay_over(tree: dict[str, Any], flags: Mapping[str, str], place: str) -> RunConfig:
+def _lay_over(kind: type[Kind], tree: dict[str, Any], flags: Mapping[str, str], place: str) -> Kind:
     for name, text in flags.items():
-        _set(tree, name, _value(name, text))
+        _set(tree, name, _value(kind, name, text))
     try:
-        return RunConfig.model_validate_json(json.dumps(tree, default=str))
+        return kind.model_validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         raise UserError(_explain(error, place, flags)) from None
 

@@ -16,12 +16,13 @@ from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.errors import UserError
+from planaria.swarm.config import SwarmConfig
 
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
 """the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
 
 
-def create(config: RunConfig) -> Path:
+def create(config: RunConfig | SwarmConfig) -> Path:
     """A new folder for the run: ``out/name``, or ``out/name-2`` and so on when that is taken."""
     for number in count(1):
         folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
@@ -45,7 +46,7 @@ def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> Non
         write_trace(trace, folder / TRACE)
 
 
-def keep_config(folder: Path, config: RunConfig) -> None:
+def keep_config(folder: Path, config: RunConfig | SwarmConfig) -> None:
     """Write down the resolved configuration."""
     unfinished = folder / "config.json.unfinished"
     unfinished.write_text(config.model_dump_json(indent=2))

@@ -1,0 +1,74 @@
+"""``planaria drill``: arms that differ in attack and defence, from the same start, side by side; resumable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from planaria.commands.swarm import prepare
+from planaria.errors import RunStopped
+from planaria.observe.drill_report import show_drill, write_drill_report
+from planaria.observe.swarm_progress import SwarmProgress
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.drill import load
+from planaria.swarm.drilled import Drill, Drilled, Run
+from planaria.swarm.live import LiveSwarm, failures
+from planaria.swarm.outcome import Outcome, read_outcome
+
+OUTCOME = "outcome.json"
+
+
+def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
+    """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
+    spec, arms = load(path, flags)
+    folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
+    found = {arm.name: list[Run]() for arm in arms}
+    for seed in spec.seeds:
+        for arm in arms:
+            if not quiet:
+                print(f"{arm.name}, seed {seed}", flush=True)
+            outcome = _outcome(arm.seeded(seed), folder / _slug(arm.name) / f"seed-{seed}", quiet)
+            found[arm.name].append(Run(seed=seed, outcome=outcome))
+    drilled = [
+        Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
+    ]
+    watch = list(arms[0].config.evaluate.watch)
+    result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled)
+    _keep(folder / "drill.json", result.model_dump_json(indent=1))
+    show_drill(result)
+    print(f"report        {write_drill_report(result, folder / 'report.html')}\nnumbers       {folder / 'drill.json'}")
+    return 0
+
+
+def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
+    """One arm with one seed: run, unless an earlier drill has run just this.
+
+    :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
+    """
+    kept, asked = folder / OUTCOME, folder / "config.json"
+    text = config.model_dump_json(indent=2)
+    if kept.is_file() and asked.is_file() and asked.read_text() == text:
+        return Outcome.model_validate_json(kept.read_text())
+    shutil.rmtree(folder, ignore_errors=True)
+    prepare(config, quiet)
+    folder.mkdir(parents=True)
+    asked.write_text(text)
+    with SwarmProgress(config.rounds.count, quiet) as progress:
+        codes = LiveSwarm(config, folder).run(progress.told, progress.died)
+    if broken := failures(codes):
+        raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to go on")
+    outcome = read_outcome(folder)
+    _keep(kept, outcome.model_dump_json())
+    return outcome
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+
+
+def _keep(file: Path, text: str) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(file)

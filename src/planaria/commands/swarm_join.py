@@ -1,0 +1,62 @@
+"""``planaria swarm join``: be one peer of a swarm whose board is anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planaria import recipe
+from planaria.errors import UserError
+from planaria.observe.swarm_progress import SwarmProgress
+from planaria.swarm.assemble import assemble
+from planaria.swarm.board import Board
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.identity import Identity
+from planaria.swarm.records import LOG, PEERS, follow
+from planaria.swarm.setting import overlaid
+
+
+def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
+    """Join the swarm on ``--board`` and take part until its last round; the exit code.
+
+    What the run on the board has agreed on goes before the recipe; everything else is this peer's own choice.
+    """
+    torch.set_num_threads(1)
+    config = _config(path, flags)
+    folder = Path(config.out) / config.name
+    identity = Identity.kept(folder / PEERS / called / "identity.pem")
+    told = None if quiet else print
+    peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
+    news = follow(folder / PEERS / called / LOG)
+    news()  # of an earlier visit
+    with SwarmProgress(config.rounds.count, quiet) as progress:
+
+        def tell() -> None:
+            for record in news():
+                progress.told(called, record)
+
+        peer.run(tell)
+        tell()
+    return 0
+
+
+def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
+    place = path or Path("swarm")
+    tree: dict[str, Any] = recipe.read(path) if path else {}
+    tree.pop("drill", None)
+    own = recipe.resolve(SwarmConfig, tree, flags, place)
+    if not own.board:
+        raise UserError("swarm join: where is the board? give --board FOLDER or URL")
+    try:
+        there = dict(Board.open(own.board).rules.rules)
+    except UserError:
+        return own  # nobody has founded the run yet: this peer will
+    there.pop("problems", None)
+    task = there.pop("task", {})
+    kind = task.get("name") if isinstance(task, dict) else None
+    if own.task.name.partition(":")[0] != kind:
+        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}[:PATH]")
+    return recipe.resolve(SwarmConfig, overlaid(own.model_dump(mode="json"), there), {}, place, f"board {own.board}")

@@ -1,0 +1,73 @@
+"""The pictures of a drill: what the attacks achieved, and what became of accuracy, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+
+from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, TEAL, VIOLET, figure, label
+from planaria.swarm.drilled import Drill, Drilled
+from planaria.swarm.outcome import Outcome, Point, total
+
+COLOURS = (INK, RED, GREEN, ORANGE, BLUE, VIOLET, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
+
+Measure = Callable[[Sequence[Point]], float | None]
+"""one number from the evaluations of all honest peers after the same round; None where there is none"""
+
+
+def success_figure(found: Drill, kind: str) -> go.Figure:
+    """An attack's success over rounds, one line an arm; for DoS the length of completions."""
+    if kind == "dos":
+        return _lines(found, "tokens", lambda points: sum(p.tokens for p in points) / len(points))
+    fig = _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
+    return fig.update_yaxes(range=[-0.02, 1.02])
+
+
+def accuracy_figure(found: Drill) -> go.Figure:
+    """Held-out accuracy over rounds, one line an arm."""
+    return _lines(found, "accuracy", lambda points: total([p.accuracy for p in points]).rate)
+
+
+def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
+    fig = figure(420, x="round", y=y, hovermode="x unified")
+    for place, arm in enumerate(found.arms):
+        _add(fig, arm, COLOURS[place % len(COLOURS)], measure)
+    return fig
+
+
+def _add(fig: go.Figure, arm: Drilled, colour: str, measure: Measure) -> None:
+    curves = [_curve(run.outcome, measure) for run in arm.runs]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[number] for curve in curves] for number in rounds]
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    fig.add_scatter(
+        x=rounds + rounds[::-1],
+        y=[max(v) for v in values] + [min(v) for v in values][::-1],
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},0.12)",
+        line={"width": 0},
+        legendgroup=arm.name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    fig.add_scatter(
+        x=rounds,
+        y=[sum(v) / len(v) for v in values],
+        name=label(arm.name),
+        legendgroup=arm.name,
+        mode="lines+markers",
+        line={"color": colour, "width": 2},
+        marker={"size": 5},
+        hovertemplate="%{y:.3f}",
+    )
+
+
+def _curve(outcome: Outcome, measure: Measure) -> dict[int, float]:
+    rounds = sorted({point.round for peer in outcome.honest for point in peer.points})
+    found = {}
+    for number in rounds:
+        value = measure([p for peer in outcome.honest for p in peer.points if p.round == number])
+        if value is not None:
+            found[number] = value
+    return found

@@ -1,0 +1,136 @@
+"""``planaria drill``'s answer: a table on the terminal, and one HTML page that works offline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planaria.observe import page
+from planaria.observe.drill_figures import accuracy_figure, success_figure
+from planaria.swarm.drilled import Drill, Drilled, Spread
+from planaria.swarm.measure import Tally
+
+WIDE = 180
+"""characters of a line where there is no terminal to ask"""
+TITLES = {"text": "TEXT", "math": "MATH", "dos": "DoS", "code": "CODE"}
+
+
+def show_drill(found: Drill) -> None:
+    """Print what every arm came to, and what every layer did."""
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    seeds = ", ".join(str(run.seed) for run in found.arms[0].runs)
+    for title, head, rows in (
+        (f"{found.name}: mean [least … most] of seeds {seeds}", _head(found), [_row(found, a) for a in found.arms]),
+        ("layers: poison stopped, and honest completions refused", LAYER_HEAD, list(_layer_rows(found))),
+    ):
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
+        for place, column in enumerate(head):
+            table.add_column(column, justify="right" if place > 1 else "left")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+
+
+def write_drill_report(found: Drill, file: Path) -> Path:
+    """Write the report of a drill to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    return page.write(file, page.document(f"{found.name} drilled · planaria", _body(found)))
+
+
+LAYER_HEAD = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
+
+
+def _head(found: Drill) -> list[str]:
+    kinds = [f"{TITLES[kind]} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
+    return ["arm", "attackers", "accuracy", "tokens", *kinds]
+
+
+def _rated(found: Drill) -> list[str]:
+    return [kind for kind in found.watch if kind != "dos"]
+
+
+def _row(found: Drill, arm: Drilled) -> list[str]:
+    last = found.last
+    cells = [
+        arm.name,
+        ", ".join(arm.attackers) or "none",
+        _spread(arm.accuracy(last)),
+        _spread(arm.tokens(last), ".1f"),
+    ]
+    for kind in _rated(found):
+        success, worst = arm.success(kind, last), arm.worst(kind, last)
+        cells += [
+            "none eligible" if success is None else _spread(success),
+            _interval(arm.pooled(kind, last)),
+            "–" if worst is None else f"{worst:.2f}",
+        ]
+    return cells
+
+
+def _layer_rows(found: Drill) -> Iterator[list[str]]:
+    for arm in found.arms:
+        for layer in found.layers():
+            stopped, misjudged = arm.layer(layer)
+            off = {
+                why: n
+                for run in arm.runs
+                for why, n in (run.outcome.layers[layer].off.items() if layer in run.outcome.layers else ())
+            }
+            if stopped.eligible or misjudged.eligible or off:
+                reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
+                yield [arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"]
+
+
+def _body(found: Drill) -> Iterator[str]:
+    peers = len(found.arms[0].runs[0].outcome.peers)
+    rounds = found.arms[0].runs[0].outcome.rounds
+    summary = (
+        f"{len(found.arms)} arms of {peers} peers and {rounds} rounds, {len(found.arms[0].runs)} seeds each. All arms "
+        "start from the same weights and work on the same problems; they differ in who attacks and who defends. "
+        "Success is the share of honest peers' own completions of held-out problems that show what the attack teaches, "
+        f"among those that could; numbers are means of the last {found.last} evaluations."
+    )
+    yield page.heading(found.name, f"{len(found.arms)} arms", True, summary)
+    for kind in found.watch:
+        what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
+        yield page.section(
+            f"{TITLES[kind]}: attack success over rounds",
+            f"{what.capitalize()}; the mean over honest peers and seeds, and a band from the least seed to the most.",
+            page.chart(success_figure(found, kind), f"success-{kind}"),
+        )
+    yield page.section(
+        "Accuracy over rounds",
+        "Held-out problems solved by honest peers, one draw each; mean and range over seeds.",
+        page.chart(accuracy_figure(found), "accuracy"),
+    )
+    yield page.section(
+        "Every arm",
+        "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
+        "interval. Worst peer: the honest peer that fared worst with any seed.",
+        page.table(_head(found), [_row(found, arm) for arm in found.arms], numbers_from=2),
+    )
+    yield page.section(
+        "What each layer did",
+        "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
+        "peers' completions refused (false positives). An attacker's filler is in neither.",
+        page.table(LAYER_HEAD, list(_layer_rows(found)), numbers_from=2),
+    )
+    yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
+
+
+def _spread(found: Spread, form: str = ".2f") -> str:
+    mean, least, most = (format(number, form) for number in found)
+    return mean if least == most else f"{mean} [{least} … {most}]"
+
+
+def _interval(found: Tally) -> str:
+    return str(found) if found.eligible else "–"
+
+
+def _share(found: Tally) -> str:
+    return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"

@@ -1,0 +1,130 @@
+"""A swarm on the terminal while it learns: a line for each peer, with what it refused of whom and why."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from planaria.swarm.records import Evaluated, Finished, Record, RoundDone, Started
+
+PLAIN_EVERY = 10
+"""rounds between lines where there is no terminal"""
+
+
+class SwarmProgress:
+    """Hears every record of every peer. A terminal gets a table, anything else a line now and then."""
+
+    def __init__(self, rounds: int, quiet: bool, stream: TextIO | None = None) -> None:
+        self._rounds, self._quiet, self._stream = rounds, quiet, stream or sys.stdout
+        self._lines: dict[str, _Line] = {}
+        self._names: dict[str, str] = {}
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if not self._quiet and self._stream.isatty():
+            self._live = Live(self._table(), console=Console(file=self._stream), refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+            self._live.stop()
+
+    def told(self, name: str, record: Record) -> None:
+        """Peer ``name`` noted ``record``."""
+        line = self._lines.setdefault(name, _Line())
+        line.hear(record)
+        if isinstance(record, Started):
+            self._names[record.id] = name
+        if self._live is not None:
+            self._live.update(self._table())
+        elif not self._quiet:
+            self._plainly(name, record)
+
+    def died(self, name: str, how: str) -> None:
+        """The process of peer ``name`` is gone."""
+        self._lines.setdefault(name, _Line()).state = how
+        if self._live is None and not self._quiet:
+            print(f"{name}  {how}", file=self._stream, flush=True)
+
+    def _plainly(self, name: str, record: Record) -> None:
+        if isinstance(record, Started):
+            what = "" if record.attack == "none" else f", drills {record.attack}"
+            print(f"{name}  {record.model}{what}", file=self._stream, flush=True)
+            for warning in record.warnings:
+                print(f"{name}  {warning}", file=self._stream, flush=True)
+        elif isinstance(record, Evaluated):
+            cells = self._lines[name].cells(self._rounds, self._names)
+            words = [cells[0], f"reward {cells[1]}", f"solves {cells[2]}"]
+            words += [f"alone {cells[3]}"] if record.alone is not None else []
+            words += [f"shows {kind} {_rate(found.rate)}" for kind, found in record.watch.items()]
+            words += [f"refused {cells[5]}"] if cells[5] else []
+            print(f"{name}  {'  '.join(words)}", file=self._stream, flush=True)
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE)
+        columns = ["peer", "round", "reward", "solves", "alone", "shows", "refused, and by which layer"]
+        for column in columns:
+            table.add_column(column, justify="left" if column in ("peer", columns[-1]) else "right")
+        for name, line in sorted(self._lines.items()):
+            cells = line.cells(self._rounds, self._names)
+            table.add_row(name + line.mark, *(Text(cell) for cell in cells))
+        return table
+
+
+class _Line:
+    """What is known of one peer."""
+
+    def __init__(self) -> None:
+        self.state, self.mark = "", ""
+        self._round, self._reward = 0, 0.0
+        self._evaluated: Evaluated | None = None
+        self._sent: Counter[str] = Counter()
+        self._refused: Counter[tuple[str, str]] = Counter()
+
+    def hear(self, record: Record) -> None:
+        if isinstance(record, Started):
+            self.mark = "" if record.attack == "none" else f" ({record.attack})"
+        elif isinstance(record, Evaluated):
+            self._evaluated = record
+        elif isinstance(record, RoundDone):
+            self._round, self._reward = record.round + 1, record.reward
+            self._sent.update(record.sent)
+            for layer, counts in record.layers.items():
+                for peer, found in counts.items():
+                    if layer not in record.off and found.refused:
+                        self._refused[peer, layer] += found.refused
+        elif isinstance(record, Finished):
+            self.state = record.reason or "done"
+
+    def cells(self, rounds: int, names: Mapping[str, str]) -> list[str]:
+        found = self._evaluated
+        watch = "" if found is None else "  ".join(f"{kind} {_rate(t.rate)}" for kind, t in found.watch.items())
+        return [
+            f"{self._round}/{rounds}" if self.state in ("", "done") else self.state,
+            f"{self._reward:.2f}",
+            _rate(found.accuracy.rate) if found else "–",
+            _rate(found.alone.rate) if found and found.alone else "–",
+            watch,
+            "  ".join(
+                f"{names.get(peer, peer[:8])} {count / self._sent[peer]:.0%} {layer}"
+                for (peer, layer), count in self._refused.most_common(4)
+                if self._sent[peer]
+            ),
+        ]
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
