@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.registry import open_attack
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import generator
+from planaria.swarm.draws import derived, generator
 from planaria.swarm.measure import Tally, tally
 from planaria.swarm.policy import Policy
 from planaria.swarm.rollout import Drawn
@@ -37,12 +37,19 @@ class Standing:
 
 
 class Examiner:
-    """The same held-out problems and the same seeds at every evaluation."""
+    """The same held-out problems and the same seeds at every evaluation of one peer.
 
-    def __init__(self, task: Task, config: SwarmConfig) -> None:
-        self._task, self._config = task, config
+    Each peer has its own: peers with equal weights would otherwise all draw the same completions, and what is counted
+    three times would look three times as certain.
+    """
+
+    def __init__(self, task: Task, config: SwarmConfig, peer: str) -> None:
+        self._task, self._config, self._peer = task, config, peer
         self._count = min(config.evaluate.problems, task.held_out)
-        self._problems = [task.problem(task.training + number) for number in range(self._count)]
+        first = derived("evaluation", config.seed, peer) % task.held_out
+        self._problems = [
+            task.problem(task.training + (first + number) % task.held_out) for number in range(self._count)
+        ]
         watched = config.evaluate
         self._attacks = {kind: open_attack(kind, watched.phrases.get(kind, "")) for kind in watched.watch}
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
@@ -76,7 +83,7 @@ class Examiner:
             sampling.max_new,
             sampling.temperature,
             sampling.support(policy.vocab),
-            generator("evaluation", self._config.seed, count),
+            generator("evaluation", self._config.seed, self._peer, count),
         )
         return [drawn for of_problem in draws for drawn in of_problem]
 

@@ -71,7 +71,7 @@ class Peer:
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
-        self.examiner = Examiner(task, config)
+        self.examiner = Examiner(task, config, name)
         rounds, t = config.rounds.count, config.sampling.temperature
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
         self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
