@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.errors import UserError
+from planaria.errors import UserError, nearest
 from planaria.swarm.board import Board
 from planaria.swarm.checks.judge import Judge, NoisyJudge, StepsJudge
+from planaria.swarm.checks.judge_model import ModelWriter
+from planaria.swarm.checks.prompted_judge import PromptedJudge
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.identity import Identity
 from planaria.swarm.meeting import Meeting
@@ -22,6 +24,7 @@ from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.registry import open_task
 
 Told = Callable[[str], None]
+JUDGES = ("none", "steps", "noisy:RATE", "model:PATH")
 
 
 def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
@@ -37,18 +40,30 @@ def task_of(config: SwarmConfig) -> Task:
 
 def judge_of(config: SwarmConfig, task: Task) -> Judge | None:
     """Who reads what scores; UserError when nobody of that name can."""
-    name = config.defence.judge
-    if name == "none":
+    defence = config.defence
+    kind, _, rest = defence.judge.partition(":")
+    if defence.judge == "none":
         return None
-    if name == "steps":
+    if defence.judge == "steps":
         return StepsJudge(task)
-    kind, _, rate = name.partition(":")
     if kind == "noisy":
-        try:
-            return NoisyJudge(StepsJudge(task), float(rate), config.seed)
-        except ValueError:
-            raise UserError(f"defence.judge = {name!r}: write noisy:RATE, as in noisy:0.25") from None
-    raise UserError(f"defence.judge = {name!r}: must be none, steps or noisy:RATE")
+        return NoisyJudge(StepsJudge(task), _rate(defence.judge, rest), config.seed)
+    if kind == "model" and rest:
+        writer = ModelWriter(rest, defence.judge_tokens)
+        return PromptedJudge(writer, config.seed, defence.judge_critique)
+    if kind == "model":
+        raise UserError(f"defence.judge = {defence.judge!r} names no model; write model:PATH or model:hf:NAME")
+    raise UserError(f"defence.judge = {defence.judge!r} is not known; {nearest(kind, JUDGES)}")
+
+
+def _rate(judge: str, rate: str) -> float:
+    try:
+        share = float(rate)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"defence.judge = {judge!r}: write noisy:RATE with a rate from 0 to 1, as in noisy:0.25")
+    return share
 
 
 def assemble(

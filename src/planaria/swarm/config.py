@@ -103,7 +103,12 @@ class DefenceConfig(Section):
     duplicates: Annotated[float, Field(ge=0, lt=1)] = 1e-6
     """refuse texts repeated more often than chance allows, at this level; 0: do not look"""
     judge: str = "steps"
-    """who reads what scores: none, steps (the task's own checker), noisy:RATE (for drills), or a model's path"""
+    """who reads what scores: none, steps (the task's own checker), noisy:RATE (for drills), or a language model,
+    model:PATH (a Hugging Face folder) or model:hf:NAME"""
+    judge_tokens: Positive = 768
+    """most tokens that a model writes to judge one completion"""
+    judge_critique: bool = True
+    """the model writes a critique before its verdict; without one it is many times faster, and lets more poison pass"""
     refused: Literal["drop", "zero"] = "drop"
     """what becomes of them: they leave the group before its mean and deviation are taken, or they stay with reward 0"""
     quarantine: Fraction = 0.3

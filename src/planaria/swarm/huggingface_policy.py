@@ -6,7 +6,7 @@ import copy
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -130,8 +130,8 @@ class HuggingFacePolicy(Wording):
         return Drawn(tuple(ids[:-1] if ended else ids), ended, tuple(logps))
 
 
-def open_model(folder: Path) -> Any:
-    """The causal language model in a Hugging Face folder as ``transformers`` reads it, as fp32.
+def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> Any:
+    """The causal language model in a Hugging Face folder as ``transformers`` reads it, as ``dtype`` ("auto": as saved).
 
     From safetensors only, and no code of the folder's is run.
 
@@ -149,7 +149,7 @@ def open_model(folder: Path) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -80,7 +80,7 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
 
     :raises UserError: when something is missing, damaged or does not fit.
     """
-    folder = _downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
+    folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
     foreign = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
     if foreign and (lora_rank or not is_ours(folder)):
         return HuggingFacePolicy(open_model(folder), _tokenizer(folder), lora_rank, lora_alpha, seed)
@@ -94,12 +94,15 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
     return LlamaPolicy(load_model(saved), Tokenizer.open(folder / "tokenizer.json"))
 
 
-def _downloaded(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub, without pickles and code."""
+def downloaded(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, without pickles and code.
+
+    :raises UserError: when it cannot be had.
+    """
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error

@@ -1,0 +1,151 @@
+"""The model behind a prompted judge: any causal language model that ``transformers`` reads (extra ``hf``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.errors import UserError
+from planaria.swarm.huggingface_policy import open_model
+from planaria.swarm.policies import HUB, downloaded
+
+TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
+"""how judgements are drawn. Source: arXiv 2511.09780, section 5, less its beams"""
+ROWS = 16
+"""requests at once"""
+SLOT = "{planaria: the request}"
+"""stands for the request while the chat is laid out"""
+
+
+class ModelWriter:
+    """Writes judgements (:class:`planaria.swarm.checks.prompted_judge.Writer`).
+
+    The chat template is laid out without the request, and the request is tokenised by itself, as plain letters:
+    whatever stands in it, it cannot end its turn of the chat and speak in another's.
+    """
+
+    def __init__(self, path: str, most: int) -> None:
+        """The model in a Hugging Face folder or "hf:NAME", which writes at most ``most`` tokens to a request.
+
+        The weights are read when the first request comes. Without a chat template, requests are texts to go on with.
+
+        :raises UserError: when folder, tokenizer or the package are missing, or the chat template is of no use.
+        """
+        self._folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
+        self._most = most
+        self._tokenizer = _tokenizer(self._folder)
+        self._head, self._tail = _around(self._folder, self._tokenizer)
+        added = {str(token) for token in self._tokenizer.get_added_vocab()}
+        self.reserved: Sequence[str] = sorted(added, key=lambda token: (-len(token), token))
+
+    def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
+        """What it writes to each request; None where request and judgement do not both fit into its context."""
+        rows = [[*self._head, *self._plain(request), *self._tail] for request in requests]
+        config = self._model.config.get_text_config()
+        room = (getattr(config, "max_position_embeddings", None) or 2**31) - self._most
+        fitting = sorted((n for n, row in enumerate(rows) if len(row) <= room), key=lambda n: len(rows[n]))
+        written: list[str | None] = [None] * len(rows)
+        for start in range(0, len(fitting), ROWS):
+            part = fitting[start : start + ROWS]
+            for n, text in zip(part, self._judge([rows[n] for n in part], [seeds[n] for n in part]), strict=True):
+                written[n] = text
+        return written
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = open_model(self._folder, "auto" if device == "cuda" else torch.float32).to(device).eval()
+        end = model.generation_config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        ends = sorted({i for i in (*ends, self._tokenizer.eos_token_id) if i is not None})
+        # The folder's own settings for generating, a penalty on repetitions for instance, are not what is asked for.
+        model.generation_config = type(model.generation_config)(eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
+        return model
+
+    @torch.no_grad()
+    def _judge(self, rows: list[list[int]], seeds: Sequence[int]) -> list[str]:
+        model, longest = self._model, max(map(len, rows))
+        tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
+        new = model.generate(
+            tokens,
+            attention_mask=mask,
+            max_new_tokens=self._most,
+            do_sample=False,
+            logits_processor=[_Drawing(seeds)],
+        )[:, longest:]
+        texts: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
+        return texts
+
+    def _plain(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a control token."""
+        inner = self._tokenizer.backend_tokenizer
+        inner.encode_special_tokens = True
+        ids: list[int] = inner.encode(text, add_special_tokens=False).ids
+        inner.encode_special_tokens = False
+        return ids
+
+
+class _Drawing:
+    """Leaves of each row's next tokens but one, drawn by the row's own generator: rows do not depend on each other."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [N, V] → 0 for the token that was drawn and −inf for all others.
+
+        The likeliest TOP_K; of them the fewest that hold TOP_P of their mass; of these one by its probability: with
+        Gumbel noise on the logits the largest is such a draw.
+        """
+        top, ids = (scores.float() / TEMPERATURE).topk(min(TOP_K, scores.shape[1]))
+        chances = top.softmax(1)
+        top = top.masked_fill(chances.cumsum(1) - chances >= TOP_P, -torch.inf)
+        noise = torch.stack([torch.rand(top.shape[1], generator=g) for g in self._generators]).to(top)
+        drawn = ids.gather(1, (top - (-noise.log()).log()).argmax(1, keepdim=True))
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
+
+
+def _tokenizer(folder: Path) -> Any:
+    """The folder's fast tokenizer."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UserError(
+            f"defence.judge: the model in {folder} needs the package 'transformers'; "
+            "install it with: pip install 'planaria[hf]'"
+        ) from error
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"defence.judge: {folder} has no {name}; name a Hugging Face folder, or hf:NAME")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"defence.judge: the tokenizer in {folder} cannot be read ({reason}); download it again"
+        ) from error
+
+
+def _around(folder: Path, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids before a request and after it."""
+    if tokenizer.chat_template is None:
+        begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        return begin, []
+    from jinja2 import TemplateError
+
+    try:
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": SLOT}], tokenize=False, add_generation_prompt=True
+        )
+    except TemplateError as error:
+        raise UserError(f"defence.judge: the chat template in {folder} fails ({error}); mend or remove it") from error
+    if chat.count(SLOT) != 1:
+        raise UserError(f"defence.judge: the chat template in {folder} leaves out what is asked; mend or remove it")
+    head, tail = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in chat.split(SLOT))
+    return head, tail
