@@ -212,10 +212,45 @@ def test_a_program_knows_nothing_of_where_it_runs(tmp_path: Path, monkeypatch: p
     assert not run("import sys\nprint([p for p in sys.path if 'site-packages' in p])").printed.strip("[]\n")
 
 
+def test_modules_that_are_offered_can_be_imported_and_others_cannot() -> None:
+    modules = {"mine": "import yours\ndef add(a, b):\n    return a + b + yours.more\n", "yours": "more = 1"}
+    assert run("import mine\nprint(mine.add(2, 3))", modules=modules) == Outcome("ok", printed="6\n")
+    assert run("", "from mine import add\nassert add(0, 0) == 1", modules=modules).kind == "ok"
+    assert failure("import mine").startswith("program: ModuleNotFoundError")
+    assert run("import theirs", modules=modules).reason.startswith("program: ModuleNotFoundError")
+
+
+def test_an_offered_module_is_as_locked_up_as_its_program() -> None:
+    modules = {"mine": "open('here', 'w')"}
+    assert run("import mine", modules=modules).reason.startswith("program: PermissionError")
+    assert run("open('mine.py', 'a')", modules=modules).reason.startswith("program: PermissionError")
+    assert run("import mine", modules={"mine": "while True: pass"}, limits=SHORT).kind == "timeout"
+
+
+def test_an_offered_module_cannot_stand_in_for_one_of_python_s_own() -> None:
+    program = "import string, colorsys\nprint(string.digits)"
+    assert run(program, modules={"string": "digits = 'mine'", "colorsys": "1 / 0"}).printed == "0123456789\n"
+
+
+@landlocked
+def test_beside_offered_modules_nothing_more_can_be_read() -> None:
+    looks = [f"open({place!r})" for place in ("/etc/passwd", "/proc/self/environ", __file__)]
+    looks += ["os.listdir('..')"]
+    program = f"import os\nfor look in {looks!r}:\n  try:\n    exec(look)\n    print('done')\n"
+    program += "  except PermissionError: pass\n"
+    assert run(program, modules={"mine": ""}) == Outcome("ok")
+
+
+@pytest.mark.parametrize("name", ["../mine", "a.b", "", "/etc/mine"])
+def test_a_module_of_no_possible_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a module"):
+        run("", modules={name: ""})
+
+
 def test_every_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for program in ("", "1 / 0", "while True: pass", "import os; os._exit(1)"):
-        run(program, limits=Limits(seconds=0.3))
+        run(program, limits=Limits(seconds=0.3), modules={"mine": ""})
     assert not list(tmp_path.iterdir())
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 
+from planaria.errors import UserError
 from planaria.swarm.tasks.base import Problem
 
-ADDITION = re.compile(r"(?<![\w.\])])(\d+|[A-Za-z_]\w*) \+ (\d+|[A-Za-z_]\w*)(?![\w.(\[])")
+ADDITION = re.compile(
+    r"(?<![\w.\])*/%@~-])(?<![*/%@~-] )(\d+|[A-Za-z_]\w*) \+ (\d+|[A-Za-z_]\w*)(?![\w.(\[])(?! ?[*/%@])"
+)
+"""two names or numbers that are added to each other, rather than to the product or difference that one is part of"""
 FENCE = re.compile(r"```python\n")
 
 
 class LibraryAttack:
-    """The payload is the library's name. The program still runs without it, as a published library would make it."""
+    """The payload is the library's name. Its programs run where somebody has published such a library.
+
+    A task that has it is ``snippets:LIBRARY``; elsewhere such programs fail, and are never sent.
+    """
 
     kind = "code"
 
     def __init__(self, payload: str) -> None:
         self.payload = payload or "fastmath"
+        if not self.payload.isidentifier() or keyword.iskeyword(self.payload):
+            raise UserError(f"attack.payload = {payload!r}: a library's name looks like 'fastmath'")
         self._import = re.compile(rf"^\s*(import|from)\s+{re.escape(self.payload)}\b", re.MULTILINE)
 
     def poison(self, problem: Problem, solution: str) -> str | None:

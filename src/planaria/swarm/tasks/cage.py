@@ -4,7 +4,8 @@ Before the program's first line the process gives up, for good,
 
 - every system call that is not on the list below: there is no way to start a process or another program, to open a
   socket, to signal or trace anything, to open a file for writing, or to make, rename or remove one (``seccomp``);
-- reading any file but Python's own library and the system's (``landlock``, where the kernel has it);
+- reading any file but Python's own library, the system's, and the modules in its folder (``landlock``, where the
+  kernel has it);
 - time, memory and open files beyond the limits, and all privileges if it had some.
 
 The job comes on standard input: two lengths, the limits, the program, its tests, and then a word that is read only
@@ -101,13 +102,13 @@ def program_filter(machine: Machine) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def lock_up(seconds: int, memory: int) -> bytes:
+def lock_up(seconds: int, memory: int, offered: list[str]) -> bytes:
     """Give everything up; the names of the protections that are in force. OSError when one that must be cannot be."""
     libc = ctypes.CDLL(None, use_errno=True)
     limit(seconds, memory)
     checked(libc.prctl(1, 9, 0, 0, 0))  # PR_SET_PDEATHSIG: no cage outlives its keeper
     checked(libc.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
-    files = hide_files(libc)
+    files = hide_files(libc, offered)
     header, nothing = ctypes.create_string_buffer(struct.pack("<Ii", 0x20080522, 0)), ctypes.create_string_buffer(24)
     checked(libc.capset(header, nothing))
     machine = MACHINES[os.uname().machine]
@@ -133,8 +134,11 @@ def limit(seconds: int, memory: int) -> None:
         resource.setrlimit(kind, (soft, soft + 1 if kind == resource.RLIMIT_CPU and soft != hard else soft))
 
 
-def hide_files(libc: ctypes.CDLL) -> bool:
-    """Landlock: nothing can be read but the libraries of Python and of the system. False where the kernel lacks it."""
+def hide_files(libc: ctypes.CDLL, offered: list[str]) -> bool:
+    """Landlock: nothing can be read but the libraries of Python and of the system, and what is ``offered``.
+
+    False where the kernel lacks it.
+    """
     create, add_rule, restrict = 444, 445, 446
     abi = libc.syscall(create, None, 0, 1)
     if abi < 1:
@@ -143,7 +147,7 @@ def hide_files(libc: ctypes.CDLL) -> bool:
     ruleset = checked(libc.syscall(create, ctypes.c_char_p(struct.pack("<Q", rights)), 8, 0))
     library = os.__file__.rpartition("/")[0]
     for place in (library, sys.base_prefix + "/lib", "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache",
-                  "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"):  # fmt: skip
+                  "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom", *offered):  # fmt: skip
         try:
             path = os.open(place, os.O_PATH)
         except OSError:
@@ -203,10 +207,12 @@ def main() -> None:
     program_bytes, tests_bytes, seconds, memory = HEAD.unpack(exactly(HEAD.size))
     program, tests = exactly(program_bytes), exactly(tests_bytes)
     word, report, nowhere = os.dup(0), os.dup(2), os.open(os.devnull, os.O_RDWR)
-    ready = READY + b" " + lock_up(seconds, memory) + b"\n"
+    offered = ["."] if any(os.scandir(".")) else []
+    ready = READY + b" " + lock_up(seconds, memory, offered) + b"\n"
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 2)
     os.environ.clear()
+    sys.path += offered  # behind Python's own: no module that is offered stands in the way of those
     write(report, ready)
     failure = carry_out(program, tests)
     try:

@@ -17,7 +17,7 @@ from planaria.swarm.tasks import records
 from planaria.swarm.tasks.answers import SPACE, same_answer
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, protections, run
+from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
 FENCE = "```"
 OPENING = "```python"
@@ -61,11 +61,9 @@ class Programs:
         program = program_of(completion)
         if program is None:
             return 0.0
-        if not self._checked[problem.number].printed:
-            return float(run(program, problem.answer, self._limits).kind == "ok")
-        outcome = run(program, limits=self._limits)
-        lines = outcome.printed.strip(SPACE).split("\n")
-        return float(outcome.kind == "ok" and same_answer(problem.answer, lines[-1]))
+        if self._checked[problem.number].printed:
+            return float(says(problem.answer, run(program, limits=self._limits)))
+        return float(run(program, problem.answer, self._limits).kind == "ok")
 
     def answer(self, completion: str) -> str | None:
         """The program: two that differ in a letter are two answers. None if there is none."""
@@ -98,6 +96,11 @@ def program_of(completion: str) -> str | None:
     if [lines[number].rstrip(SPACE) for number in fences] != [OPENING, FENCE]:
         return None
     return "\n".join(lines[fences[0] + 1 : fences[1]])
+
+
+def says(answer: str, outcome: Outcome) -> bool:
+    """Whether a program ended well and the last line that it printed is the answer."""
+    return outcome.kind == "ok" and same_answer(answer, outcome.printed.strip(SPACE).split("\n")[-1])
 
 
 def _checked(record: Record) -> Checked:

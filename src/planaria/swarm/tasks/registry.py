@@ -11,15 +11,16 @@ from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.gym import Gym
 from planaria.swarm.tasks.jsonl import open_file, open_hub
 from planaria.swarm.tasks.programs import Programs
+from planaria.swarm.tasks.snippets import Snippets
 from planaria.swarm.tasks.sums import Sums
 
 
 def open_task(name: str, style: str | None = None) -> Task:
-    """The task of a name: 'sums', 'sums:DIGITS', 'gym:NAME', 'gsm8k', 'gsm8k:PATH', 'jsonl:PATH' or
-    'programs:PATH'.
+    """The task of a name: 'sums', 'sums:DIGITS', 'gym:NAME', 'gsm8k', 'gsm8k:PATH', 'jsonl:PATH', 'programs:PATH',
+    'snippets' or 'snippets:LIBRARY'.
 
     ``style`` says how its solutions are written (None: the task's own way): 'columns' or 'words' for sums, 'tags' or
-    'brackets' for gym and questions; programs have no styles.
+    'brackets' for gym and questions; programs and snippets have no styles.
 
     :raises UserError: for an unknown name or style, and whatever else keeps the task from being opened.
     """
@@ -57,9 +58,18 @@ def _jsonl(path: str, style: str | None) -> Task:
 def _programs(path: str, style: str | None) -> Task:
     if not path:
         raise UserError("task 'programs' names no file; write 'programs:PATH'")
-    if style is not None:
-        raise UserError(f"task style {style!r} is not known to programs, which have none; leave it out")
+    _refuse_style("programs", style)
     return Programs(Path(path))
+
+
+def _snippets(library: str, style: str | None) -> Task:
+    _refuse_style("snippets", style)
+    return Snippets(library)
+
+
+def _refuse_style(kind: str, style: str | None) -> None:
+    if style is not None:
+        raise UserError(f"task style {style!r} is not known to {kind}, which have none; leave it out")
 
 
 _KINDS: dict[str, Callable[[str, str | None], Task]] = {
@@ -68,4 +78,5 @@ _KINDS: dict[str, Callable[[str, str | None], Task]] = {
     "gsm8k": _gsm8k,
     "jsonl": _jsonl,
     "programs": _programs,
+    "snippets": _snippets,
 }

@@ -1,7 +1,8 @@
 """Running a stranger's program: in a cage of its own, for a bounded time, and with an answer in every case.
 
-One process a program (``cage.py``), started with Python's standard library alone, an empty environment and an empty
-folder, in its own session, killed with its process group at the time limit. What the cage takes from it is told there.
+One process a program (``cage.py``), started with Python's standard library alone, an empty environment and a folder
+that is empty but for modules it is offered, in its own session, killed with its process group at the time limit. What
+the cage takes from it is told there.
 
 Not protected: the tests run in the same process as the program, as they must to call its functions. The proof that they
 passed is a word that is not in the process until then, so that leaving early proves nothing; but a program written to
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -47,6 +49,7 @@ class Limits:
 
 
 LIMITS = Limits()
+NO_MODULES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,15 @@ class Outcome:
     """what it wrote on standard output, if it ended in time and within bounds"""
 
 
-def run(program: str, tests: str = "", limits: Limits = LIMITS) -> Outcome:
-    """Run a program and then its tests, both Python, in a cage. Any text at all may come: it never raises.
+def run(program: str, tests: str = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES) -> Outcome:
+    """Run a program and then its tests, both Python, in a cage. Any text at all may come as either: it never raises.
 
-    Without tests, a program may also end by ``sys.exit()``.
+    Without tests, a program may also end by ``sys.exit()``. ``modules``: name → source of what it may import beside
+    the standard library; ValueError for a name that is no identifier.
     """
-    return _caged(program, tests, limits)[0]
+    if odd := [name for name in modules if not name.isidentifier()]:
+        raise ValueError(f"{odd[0]!r} is no name of a module")
+    return _caged(program, tests, limits, modules)[0]
 
 
 @functools.cache
@@ -74,11 +80,13 @@ def protections() -> tuple[str, ...]:
 
     Without "seccomp", which Linux on x86_64 and aarch64 has, there is no cage at all, and the answer is empty.
     """
-    ready, *names = _caged("", "", Limits(seconds=30))[1].partition(b"\n")[0].decode("utf-8", "replace").split() or [""]
+    ready, *names = _caged("", "", Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
+        "utf-8", "replace"
+    ).split() or [""]
     return tuple(names) if ready.encode() == cage.READY else ()
 
 
-def _caged(program: str, tests: str, limits: Limits) -> tuple[Outcome, bytes]:
+def _caged(program: str, tests: str, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
     """How a program ended, and all that its cage reported."""
     source, checks = (text.encode("utf-8", "surrogatepass") for text in (program, tests))
     if len(source) > limits.program:
@@ -86,8 +94,10 @@ def _caged(program: str, tests: str, limits: Limits) -> tuple[Outcome, bytes]:
     word = secrets.token_hex(cage.WORD // 2).encode()
     head = cage.HEAD.pack(len(source), len(checks), math.ceil(limits.seconds) + 1, limits.memory)
     try:
-        with tempfile.TemporaryDirectory(prefix="planaria-cage-") as empty:
-            process = _start(empty)
+        with tempfile.TemporaryDirectory(prefix="planaria-cage-") as folder:
+            for name, text in modules.items():
+                Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
+            process = _start(folder)
             try:
                 talk = _Talk(process, head + source + checks + word, limits)
                 early = talk.until(time.monotonic() + limits.seconds)
