@@ -14,7 +14,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 class TaskConfig(Section):
     name: str = "sums"
-    """sums, sums:DIGITS, gym:NAME, gsm8k[:PATH], jsonl:PATH or programs:PATH"""
+    """sums, sums:DIGITS, gym:NAME, gsm8k[:PATH], jsonl:PATH, programs:PATH or snippets[:LIBRARY]"""
     style: str | None = None
     """how solutions are written: columns or words (sums), tags or brackets; the task's own way unless given"""
 
@@ -189,4 +189,13 @@ class SwarmConfig(Section):
         )
         if whole % self.size:
             raise ValueError(f"{what} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+        return self
+
+    @model_validator(mode="after")
+    def _margin_fits(self) -> Self:
+        if self.loss.overlong > self.sampling.max_new:
+            raise ValueError(
+                f"loss.overlong = {self.loss.overlong} is more than sampling.max_new = {self.sampling.max_new}, "
+                "the tokens that a completion may have; give fewer"
+            )
         return self

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planaria.swarm.advantage import group_advantages
+from planaria.swarm.advantage import group_advantages, overlong_penalty
 from planaria.swarm.checks.base import Case
 from planaria.swarm.influence import scales
 
@@ -33,8 +33,18 @@ class Lessons:
     """peer → its part of Σ|Â|, after the bound"""
 
 
-def lessons(cases: Sequence[Case], mode: Literal["horizontal", "vertical"], scale: bool, share: float) -> Lessons:
+def lessons(
+    cases: Sequence[Case],
+    mode: Literal["horizontal", "vertical"],
+    scale: bool,
+    share: float,
+    limit: int = 0,
+    margin: int = 0,
+) -> Lessons:
     """Cases to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
+
+    With a ``margin``, rewards fall by up to 1 over the last ``margin`` of the ``limit`` tokens that a completion may
+    have (:func:`planaria.swarm.advantage.overlong_penalty`): of two right answers the shorter is the better one.
 
     What was refused is not among ``cases``, so it moves neither mean nor deviation: a refused completion that stayed
     with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).
@@ -45,7 +55,7 @@ def lessons(cases: Sequence[Case], mode: Literal["horizontal", "vertical"], scal
     taken: list[Lesson] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
-        advantages = group_advantages([case.sample.reward for case in group], scale)
+        advantages = group_advantages([_worth(case, limit, margin) for case in group], scale)
         if advantages is None:
             skipped += 1
         else:
@@ -53,6 +63,12 @@ def lessons(cases: Sequence[Case], mode: Literal["horizontal", "vertical"], scal
     factors = scales([(lesson.case.sample.peer, abs(lesson.advantage)) for lesson in taken], share)
     taken = [Lesson(lesson.case, lesson.advantage * factors.get(lesson.case.sample.peer, 1.0)) for lesson in taken]
     return Lessons(taken, skipped, len(grouped) - skipped, _parts(taken))
+
+
+def _worth(case: Case, limit: int, margin: int) -> float:
+    """A completion's reward, less what its length costs."""
+    penalty = overlong_penalty(len(case.sample.ids), limit, margin) if margin else 0.0
+    return case.sample.reward + penalty
 
 
 def _parts(taken: Sequence[Lesson]) -> dict[str, float]:

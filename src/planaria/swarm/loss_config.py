@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planaria.config import Fraction, Positive, Section
+from planaria.config import Fraction, Natural, Positive, Section
 
 NonNegative = Annotated[float, Field(ge=0)]
 Above = Annotated[float, Field(gt=0)]
@@ -37,6 +37,9 @@ class LossConfig(Section):
     """sequence_mask: failures farther than this (k1_mean) teach nothing"""
     log_ratio_bound: Above = 20.0
     """logarithms of probability ratios are cut off here before they are exponentiated"""
+    overlong: Natural = 0
+    """the last tokens before sampling.max_new, over which a completion's reward falls by 1, whether right or wrong;
+    0: length costs nothing"""
     length: Positive | None = None
     """dr_grpo: the constant that stands for every completion's length; the longest that may be drawn is usual"""
 

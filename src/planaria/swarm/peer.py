@@ -187,7 +187,14 @@ class Peer:
                 replace(v.case, sample=replace(v.case.sample, reward=0.0)) if v.layer else v.case
                 for v in report.verdicts
             ]
-        return lessons(cases, config.rounds.mode, config.loss.kind != "dr_grpo", config.defence.share)
+        return lessons(
+            cases,
+            config.rounds.mode,
+            config.loss.kind != "dr_grpo",
+            config.defence.share,
+            config.sampling.max_new,
+            config.loss.overlong,
+        )
 
     def _started(self) -> Started:
         return Started(

@@ -48,8 +48,9 @@ class Shadow:
             for problem, texts in zip(problems, written, strict=True)
             for index, w in enumerate(texts)
         ]
-        scale = self._config.loss.kind != "dr_grpo"
-        self._learner.learn(number, lessons(cases, "horizontal", scale, 1.0).taken)
+        loss, limit = self._config.loss, self._config.sampling.max_new
+        found = lessons(cases, "horizontal", loss.kind != "dr_grpo", 1.0, limit, loss.overlong)
+        self._learner.learn(number, found.taken)
 
     def examined(self, examiner: Examiner) -> Standing:
         return examiner.examine(self._policy)
