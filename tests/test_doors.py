@@ -93,7 +93,7 @@ def test_observe_reads_events_only(forbidden: str) -> None:
     ("library", "rooms"),
     [
         ("torch.distributed", {"transport"}),
-        ("multiprocessing", {"fleet", "engine"}),
+        ("multiprocessing", {"fleet", "engine", "swarm"}),
         ("ray", {"fleet"}),
         ("pickle", set()),
         ("socket", {"fleet", "transport"}),
@@ -103,6 +103,11 @@ def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) 
     users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith(f"{library}.") for n in imported(tree))}
     users |= {m for m, tree in MODULES.items() if library in attributes(tree)}
     assert {room(m) for m in users} <= rooms
+
+
+def test_of_the_swarm_only_its_start_knows_processes() -> None:
+    users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith("multiprocessing.") for n in imported(tree))}
+    assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
 
 
 def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from words import RUN, farewell, hello, rollouts, rules
 
+from planaria.swarm.difference import canonical
 from planaria.swarm.identity import Identity
 from planaria.swarm.message import (
     BadMessage,
@@ -26,7 +27,6 @@ from planaria.swarm.message import (
     Limits,
     Rollouts,
     Rules,
-    canonical,
     seal,
     unseal,
 )

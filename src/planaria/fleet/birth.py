@@ -24,14 +24,14 @@ def die_with_parent() -> None:
 
 def be_born(entry: Entry, connection: Connection, worker: str, incarnation: int) -> None:
     """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
-    _release_server()
+    release_server()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     entry(connection, worker, incarnation)
 
 
-def _release_server() -> None:
+def release_server() -> None:
     """Close this process's copy of the pipe that keeps the fork server alive.
 
     The server ends when the last copy closes, and its children with it. With a copy in a frozen worker, both would

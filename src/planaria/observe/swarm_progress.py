@@ -97,9 +97,12 @@ class _Line:
     def hear(self, record: Record) -> None:
         if isinstance(record, Started):
             self.mark = "" if record.attack == "none" else f" ({record.attack})"
+            self.state = ""
         elif isinstance(record, Evaluated):
             self._evaluated = record
         elif isinstance(record, RoundDone):
+            if record.round < self._round:
+                return  # a peer that was started again repeats what it had noted
             self._round, self._reward = record.round + 1, record.reward
             self._sent.update(record.sent)
             for layer, counts in record.layers.items():

@@ -17,7 +17,7 @@ from planaria.swarm.message import Hello
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy import Policy
-from planaria.swarm.records import PEERS
+from planaria.swarm.records import LOG, PEERS, Started, read_log
 from planaria.swarm.school import graduate
 from planaria.swarm.setting import rules
 from planaria.swarm.tasks.base import Task
@@ -80,9 +80,9 @@ def assemble(
     ``late``: begin with the round that the others are at, rather than follow them from the first.
     """
     task = task_of(config)
-    policy = policy_of(config, task, told)
     place = Board.open(board, identity)
-    place.found(rules(config, task))
+    place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
+    policy = policy_of(config, task, told)
     meeting = Meeting(place, identity.peer, config.rounds, near="://" not in board)
     hello = Hello(
         run=meeting.run,
@@ -93,5 +93,13 @@ def assemble(
         model=describe(policy),
         joined=max(0, meeting.newest()) if late else 0,
     )
+    own = folder / PEERS / name
+    _check_records(own, meeting.run)
     first = meeting.arrive(hello, config.size if config.rounds.gather else 1)
-    return Peer(config, name, folder / PEERS / name, meeting, task, policy, judge_of(config, task), first)
+    return Peer(config, name, own, meeting, task, policy, judge_of(config, task), first)
+
+
+def _check_records(own: Path, run: str) -> None:
+    """One log tells of one run."""
+    if any(isinstance(record, Started) and record.run != run for record in read_log(own / LOG)):
+        raise UserError(f"{own}: holds this peer's records of another run; give another --name, or remove it")

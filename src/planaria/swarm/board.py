@@ -6,6 +6,7 @@
     {board}/peers/{peer id}/hello.json              a peer takes part
     {board}/peers/{peer id}/rounds/{round}.json     its completions of a round, six digits
     {board}/peers/{peer id}/farewell.json           it left
+    {board}/closings/{round}.json                   who was heard in a round, by whoever closed it first
 
 Nothing is ever replaced. The board is only a place: who wrote what is known by signatures, and a message counts only
 under the id, the run and the round that are in it.
@@ -29,6 +30,7 @@ from planaria.swarm.identity import Identity
 from planaria.swarm.message import (
     LAST_ROUND,
     BadMessage,
+    Closing,
     Farewell,
     Hello,
     Limits,
@@ -151,6 +153,26 @@ class Board:
         """
         path = self._place(self._me.peer, f"rounds/{rollouts.round:06d}.json")
         self._append(path, self._sealed(rollouts, Rollouts, self._limits))
+
+    def close(self, round: int, heard: Iterable[str]) -> Closing | None:
+        """Say that a round is over and who was heard in it; the first word on it, which may be another peer's.
+
+        None if something else lies there, or nothing can.
+        """
+        mine = Closing(run=self.rules.run, peer=self._me.peer, round=round, heard=tuple(sorted(heard)))
+        try:
+            if self._store.write(f"closings/{round:06d}.json", self._sealed(mine, Closing, self._small)):
+                return mine
+        except UserError:
+            return None
+        return self.closing(round)
+
+    def closing(self, round: int) -> Closing | None:
+        """The first word on who was heard in a round, None if there is none that can be read. Anybody's, so far."""
+        try:
+            return self._read(f"closings/{round:06d}.json", Closing, self._small, None, round)
+        except BadMessage:
+            return None
 
     def leave(self, farewell: Farewell) -> None:
         """Say goodbye; raises as ``publish`` does."""

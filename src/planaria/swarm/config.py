@@ -80,6 +80,8 @@ class RoundsConfig(Section):
     """how long a round waits for peers that are late"""
     patience_s: Annotated[float, Field(gt=0)] = 600.0
     """how long it waits below the quorum before it gives up"""
+    keep: Natural = 10
+    """rounds between savings of what a peer is, to go on from when it is started again; 0: never"""
 
 
 class SamplingConfig(Section):

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel, ConfigDict
+
 from planaria.swarm.checks.base import Case, Check
 from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.judge import Judge, JudgeCheck
@@ -17,6 +19,16 @@ from planaria.swarm.config import DefenceConfig
 
 Counts = dict[str, tuple[int, int]]
 """peer → (completions examined, refused)"""
+
+
+class Memory(BaseModel):
+    """What a defence knows of the rounds before: plain data, for a peer that is started again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: dict[str, list[Counts]]
+    past: dict[str, list[tuple[int, int]]]
+    until: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,17 @@ class Defence:
                 verdicts[place] = Verdict(verdict.case, self._quarantine.name, reason, verdict.passed)
         report.verdicts = list(verdicts.values())
         return report
+
+    def memory(self) -> Memory:
+        past, until = self._quarantine.memory()
+        return Memory(layers={layer.check.name: list(layer.past) for layer in self._layers}, past=past, until=until)
+
+    def recall(self, memory: Memory) -> None:
+        """Become what gave this memory; layers that it does not know begin anew."""
+        for layer in self._layers:
+            layer.past.clear()
+            layer.past.extend(memory.layers.get(layer.check.name, []))
+        self._quarantine.recall(memory.past, memory.until)
 
     def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Verdict], report: Report) -> None:
         name = layer.check.name

@@ -6,9 +6,20 @@ import json
 
 from pydantic import JsonValue
 
-from planaria.swarm.message import canonical
-
 _WIDEST = 60
+
+
+def canonical(value: JsonValue) -> str:
+    """The one JSON text of a value: 1, 1.0 and true are three values.
+
+    :raises ValueError: for NaN, infinities, text that is no valid Unicode, and what is nested too deeply.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return text
 
 
 def difference(mine: JsonValue, theirs: JsonValue, key: str = "") -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
+from planaria.fleet.birth import die_with_parent, release_server, start_server
 from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.identity import Identity
@@ -57,6 +60,7 @@ class LiveSwarm:
     def start(self, name: str) -> None:
         """Start a peer, or start it again: it then catches up with the others by what is on the board."""
         config = of_peer(self.config, name)
+        start_server()
         process = self._context.Process(target=_be, args=(config.model_dump_json(), name, self.folder), name=name)
         process.start()
         self.processes[name] = process
@@ -64,25 +68,28 @@ class LiveSwarm:
     def run(self, told: Told, died: Died) -> dict[str, int]:
         """Start all peers and follow what they note until the last one ends: exit code of each.
 
-        However this ends, no process of the run is left.
+        ``died`` may start a peer again. However this ends, no process of the run is left.
+
+        :raises KeyboardInterrupt: at Ctrl-C, or SIGTERM.
         """
         readers = {name: follow(self.folder / PEERS / name / LOG) for name in names(self.config)}
-        try:
-            for name in names(self.config):
-                self.start(name)
-            ended: set[str] = set()
-            while len(ended) < len(self.processes):
-                time.sleep(POLL_S)
-                gone = {name for name, process in self.processes.items() if process.exitcode is not None} - ended
-                for name, reader in readers.items():
-                    for record in reader():
-                        told(name, record)
-                for name in sorted(gone):
-                    if code := self.processes[name].exitcode:
-                        died(name, how(code))
-                ended |= gone
-        finally:
-            self.stop()
+        with _interrupted_by_sigterm():
+            try:
+                for name in names(self.config):
+                    self.start(name)
+                ended: set[mp.process.BaseProcess] = set()
+                while going := set(self.processes.values()) - ended:
+                    time.sleep(POLL_S)
+                    gone = {process for process in going if process.exitcode is not None}
+                    for name, reader in readers.items():
+                        for record in reader():
+                            told(name, record)
+                    for process in sorted(gone, key=lambda process: process.name):
+                        if process.exitcode:
+                            died(process.name, how(process.exitcode))
+                    ended |= gone
+            finally:
+                self.stop()
         return {name: process.exitcode or 0 for name, process in self.processes.items()}
 
     def stop(self) -> None:
@@ -107,8 +114,24 @@ def failures(codes: Mapping[str, int]) -> list[str]:
     return [f"{name} {how(code)}" for name, code in sorted(codes.items()) if code]
 
 
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Service managers stop a run by SIGTERM, which would otherwise leave its peers behind."""
+    if threading.current_thread() is not threading.main_thread():  # only that may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _be(config_json: str, name: str, folder: Path) -> None:
     """A peer's process."""
+    release_server()
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the swarm asks its peers itself
     torch.set_num_threads(1)
     config = SwarmConfig.model_validate_json(config_json)

@@ -8,13 +8,13 @@ other: whatever bytes arrive, :func:`unseal` gives a message within its limits, 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import from_json
 
+from planaria.swarm.difference import canonical
 from planaria.swarm.identity import Identity, peer_id, verify
 
 VERSION: Final = 1
@@ -66,19 +66,6 @@ def _unicode(text: str) -> str:
 def _below_one(logps: tuple[float, ...]) -> tuple[float, ...]:
     """Probabilities that rounding took above 1 are 1."""
     return tuple(min(logp, 0.0) for logp in logps)
-
-
-def canonical(value: JsonValue) -> str:
-    """The one JSON text of a value: 1, 1.0 and true are three values.
-
-    :raises ValueError: for NaN, infinities, text that is no valid Unicode, and what is nested too deeply.
-    """
-    try:
-        text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return text
 
 
 def _sayable(rules: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -202,19 +189,30 @@ class Farewell(Word):
     """-1: none"""
 
 
+class Closing(Word):
+    """A round is over for ``peer``, the first to say so: it learned from what those it ``heard`` had sent."""
+
+    kind: Literal["closing"] = "closing"
+    version: Literal[1] = VERSION
+    run: _Hex32
+    peer: _Hex32
+    round: _Round
+    heard: Annotated[tuple[_Hex32, ...], Field(strict=False, fail_fast=True)]
+
+
 class _Envelope(Word):
     key: _Hex64
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
     body: str
 
 
-_WORDS = (_Envelope, Rules, Hello, Rollouts, Group, Completion, Farewell)
+_WORDS = (_Envelope, Rules, Hello, Rollouts, Group, Completion, Farewell, Closing)
 _OURS = {name for word in _WORDS for name in word.model_fields}
-Message = TypeVar("Message", Rules, Hello, Rollouts, Farewell)
+Message = TypeVar("Message", Rules, Hello, Rollouts, Farewell, Closing)
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
-def seal(identity: Identity, message: Rules | Hello | Rollouts | Farewell) -> bytes:
+def seal(identity: Identity, message: Rules | Hello | Rollouts | Farewell | Closing) -> bytes:
     """The envelope of a message; equal for equal messages.
 
     :raises ValueError: when the message is another peer's.
@@ -252,9 +250,9 @@ def unseal(
         raise BadMessage("forged")
     if run not in (None, message.run):
         raise BadMessage("another run")
+    if isinstance(message, Rollouts | Closing) and round not in (None, message.round):
+        raise BadMessage("replayed")
     if isinstance(message, Rollouts):
-        if round not in (None, message.round):
-            raise BadMessage("replayed")
         _keep_within(message, limits)
     return message
 

@@ -19,6 +19,7 @@ from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.fingerprints import weights_fingerprint
 from planaria.swarm.intake import Turned, spread_claim, take_in
+from planaria.swarm.kept import keep, recall
 from planaria.swarm.learner import Learned, Learner
 from planaria.swarm.lessons import Lessons, lessons
 from planaria.swarm.meeting import Meeting
@@ -62,7 +63,7 @@ class Peer:
     ) -> None:
         """``first``: the round that this peer begins with; it was not there before."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
-        self.id, self.first = meeting.me, first
+        self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
         checks = layers(config.defence, k, policy.vocab, judge)
         self.warnings = [c.warning for c in checks if isinstance(c, SupportCheck) and c.warning]
@@ -79,17 +80,35 @@ class Peer:
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
-        """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one."""
-        rounds = self.config.rounds
+        """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one.
+
+        A peer that was started before goes on from what it kept of itself.
+        """
+        rounds, every = self.config.rounds, self.config.evaluate.every
+        start = self._recall()
         self.log.note(self._started())
-        self._evaluate(self.first)
-        for number in range(self.first, rounds.count):
+        if start == self.first:
+            self._evaluate(self.first)
+        for number in range(start, rounds.count):
             self.round(number)
-            every = self.config.evaluate.every
             if number + 1 == rounds.count or (every and (number + 1) % every == 0):
                 self._evaluate(number + 1)
+            if rounds.keep and (number + 1) % rounds.keep == 0:
+                keep(self.folder, self.meeting.run, number + 1, self._learners(), self.defence.memory())
             after_each()
         self.log.note(Finished())
+
+    def _recall(self) -> int:
+        """The round to begin with."""
+        found = recall(self.folder, self.meeting.run, self._learners())
+        if found is None:
+            return self.first
+        number, memory = found
+        self.defence.recall(memory)
+        return number
+
+    def _learners(self) -> dict[str, Learner]:
+        return {"peer": self.learner} | ({} if self.shadow is None else {"shadow": self.shadow.learner})
 
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up with it if the others have closed it already."""
@@ -205,6 +224,7 @@ class Peer:
             parameters=sum(p.numel() for p in self.policy.module.parameters()),
             vocab=self.policy.vocab,
             first_round=self.first,
+            run=self.meeting.run,
             warnings=self.warnings,
         )
 

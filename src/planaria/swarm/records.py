@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from planaria.swarm.measure import Tally
 
 PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""
+_BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
 
 
@@ -32,6 +34,8 @@ class Started(_Record):
     parameters: int
     vocab: int
     first_round: int
+    run: str = ""
+    """the run's id on the board"""
     warnings: list[str] = []
 
 
@@ -124,11 +128,12 @@ class PoisonRecord(_Record):
 
 
 class Log:
-    """Appends records to one file; each appears as a whole line."""
+    """Appends records to one file; each appears as a whole line. What was cut off when a peer was killed goes first."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(_whole(path))
 
     def note(self, *records: BaseModel) -> None:
         if records:
@@ -139,8 +144,18 @@ class Log:
 
 
 def read_log(path: Path) -> list[Record]:
-    """All records of a peer's log; a last line that is still being written is left out."""
-    return [_RECORD.validate_json(line) for line in _lines(path)]
+    """All records of a peer's log; a last line that is still being written is left out.
+
+    A peer that was started again repeats rounds and evaluations that it had noted before: the last of each counts.
+    """
+    records = [_RECORD.validate_json(line) for line in _lines(path)]
+    last = {_once(record, place): place for place, record in enumerate(records)}
+    return [record for place, record in enumerate(records) if last[_once(record, place)] == place]
+
+
+def _once(record: Record, place: int) -> tuple[str, int]:
+    """What only one record of a log says."""
+    return record.kind, record.round if isinstance(record, Evaluated | RoundDone) else -1 - place
 
 
 def follow(path: Path) -> Callable[[], list[Record]]:
@@ -161,11 +176,31 @@ def follow(path: Path) -> Callable[[], list[Record]]:
 
 
 def read_samples(path: Path) -> Iterator[SampleRecord]:
-    return (SampleRecord.model_validate_json(line) for line in _lines(path))
+    """Each completion once, however often a peer that was started again examined it."""
+    seen: set[tuple[str, int, int, int]] = set()
+    for line in _lines(path):
+        record = SampleRecord.model_validate_json(line)
+        key = (record.peer, record.round, record.problem, record.index)
+        if key not in seen:
+            seen.add(key)
+            yield record
 
 
 def read_poison(path: Path) -> Iterator[PoisonRecord]:
     return (PoisonRecord.model_validate_json(line) for line in _lines(path))
+
+
+def _whole(path: Path) -> int:
+    """Bytes of a file up to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            if (place := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + place + 1
+            end = start
+    return 0
 
 
 def _lines(path: Path) -> Iterator[bytes]:

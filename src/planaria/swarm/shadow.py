@@ -22,7 +22,7 @@ class Shadow:
     def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
         self._config, self._task, self._policy = config, task, policy.clone()
         self._author = HonestAuthor(config, name, task, self._policy)
-        self._learner = Learner(
+        self.learner = Learner(
             self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
         )
 
@@ -50,7 +50,7 @@ class Shadow:
         ]
         loss, limit = self._config.loss, self._config.sampling.max_new
         found = lessons(cases, "horizontal", loss.kind != "dr_grpo", 1.0, limit, loss.overlong)
-        self._learner.learn(number, found.taken)
+        self.learner.learn(number, found.taken)
 
     def examined(self, examiner: Examiner) -> Standing:
         return examiner.examine(self._policy)

@@ -34,3 +34,14 @@ class Quarantine:
             if number < self._until.get(peer, 0):
                 aside[peer] = f"{share:.0%} of its last {sent} were refused; set aside until round {self._until[peer]}"
         return aside
+
+    def memory(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, int]]:
+        """The last rounds of every peer, and until when each was set aside last."""
+        return {peer: list(past) for peer, past in self._past.items()}, dict(self._until)
+
+    def recall(self, past: Mapping[str, list[tuple[int, int]]], until: Mapping[str, int]) -> None:
+        """Become what gave this memory."""
+        self._past.clear()
+        for peer, counts in past.items():
+            self._past[peer].extend(counts)
+        self._until = dict(until)
