@@ -331,6 +331,11 @@ def _export(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
+    if (given.run / "peers").is_dir():
+        from planaria.commands import swarm
+
+        print(swarm.report(given.run, given.to))
+        return 0
     from planaria.observe.report import write_report
 
     print(write_report(given.run, given.to))

@@ -9,13 +9,14 @@ import torch
 
 from planaria import recipe
 from planaria.commands import runs
-from planaria.errors import RunStopped
+from planaria.errors import RunStopped, UserError
 from planaria.observe.swarm_progress import SwarmProgress
 from planaria.observe.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.assemble import judge_of, policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.outcome import read_outcome
+from planaria.swarm.records import PEERS
 from planaria.swarm.setting import load, names, of_peer
 
 
@@ -29,13 +30,38 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     folder = runs.create(config)
     with runs.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
-    outcome = read_outcome(folder)
-    if outcome.peers:
-        show_outcome(outcome, config)
-        print(f"report        {write_swarm_report(folder, config, outcome)}")
+    sum_up(folder, config)
     if broken := failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; what they said is in {folder / 'peers'}")
     return 0
+
+
+def sum_up(folder: Path, config: SwarmConfig) -> None:
+    """Print what came of the run in ``folder``, and write its report, if any honest peer came so far."""
+    outcome = read_outcome(folder)
+    if outcome.honest:
+        show_outcome(outcome, config)
+        print(f"report        {write_swarm_report(folder, config, outcome)}")
+
+
+def config_of(run: Path) -> SwarmConfig:
+    """The configuration of a swarm's run; UserError when the folder is none."""
+    file = run / "config.json"
+    if not (run / PEERS).is_dir() or not file.is_file():
+        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
+    try:
+        return SwarmConfig.model_validate_json(file.read_text())
+    except ValueError as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"{file}: cannot be read ({why}); was it written by another version of planaria?") from None
+
+
+def report(run: Path, to: Path | None) -> Path:
+    """Write the report of a swarm's run, as far as it has come; its path."""
+    config, outcome = config_of(run), read_outcome(run)
+    if not outcome.honest:
+        raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
+    return write_swarm_report(run, config, outcome, to)
 
 
 def prepare(config: SwarmConfig, quiet: bool) -> None:

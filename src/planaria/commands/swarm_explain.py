@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from planaria.commands.swarm import config_of
 from planaria.errors import UserError, nearest
 from planaria.swarm.board import Board
 from planaria.swarm.config import SwarmConfig
@@ -37,7 +38,7 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
 
     :raises UserError: when there is no such run or peer.
     """
-    config = _config(run)
+    config = config_of(run)
     known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
     if peer not in known:
         raise UserError(f"{run}: has no records of peer {peer!r}; {nearest(peer, known)}")
@@ -47,16 +48,13 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
         for record in read_log(path / LOG)
         if isinstance(record, Started)
     }
-    found = [line for line in read_samples(run / PEERS / peer / SAMPLES) if _fits(line, wanted, names)]
+    lines = list(read_samples(run / PEERS / peer / SAMPLES))
+    sources = {name for line in lines for name in (names.get(line.peer), line.peer) if name}
+    if wanted.source is not None and wanted.source not in sources:
+        raise UserError(f"--source {wanted.source}: sent {peer} nothing; {nearest(wanted.source, sorted(sources))}")
+    found = [line for line in lines if _fits(line, wanted, names)]
     texts = _texts(config, run, found) if wanted.problem is not None else {}
     _show(peer, found, names, texts, run / PEERS / peer / SAMPLES)
-
-
-def _config(run: Path) -> SwarmConfig:
-    file = run / "config.json"
-    if not (run / PEERS).is_dir() or not file.is_file():
-        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
-    return SwarmConfig.model_validate_json(file.read_text())
 
 
 def _fits(line: SampleRecord, wanted: Wanted, names: dict[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 
 from planaria import recipe
+from planaria.commands import runs
+from planaria.commands.swarm import sum_up
 from planaria.errors import UserError
 from planaria.observe.swarm_progress import SwarmProgress
 from planaria.swarm.assemble import assemble
@@ -16,7 +19,7 @@ from planaria.swarm.board import Board
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.identity import Identity
 from planaria.swarm.records import LOG, PEERS, follow
-from planaria.swarm.setting import overlaid
+from planaria.swarm.setting import AGREED, overlaid
 
 
 def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
@@ -30,6 +33,8 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     identity = Identity.kept(folder / PEERS / called / "identity.pem")
     told = None if quiet else print
     peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
+    if not (folder / "config.json").is_file():
+        runs.keep_config(folder, config)
     news = follow(folder / PEERS / called / LOG)
     news()  # of an earlier visit
     with SwarmProgress(config.rounds.count, quiet) as progress:
@@ -40,6 +45,7 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 
         peer.run(tell)
         tell()
+    sum_up(folder, config)
     return 0
 
 
@@ -53,10 +59,21 @@ def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     try:
         there = dict(Board.open(own.board).rules.rules)
     except UserError:
+        if path is None:
+            raise
         return own  # nobody has founded the run yet: this peer will
-    there.pop("problems", None)
-    task = there.pop("task", {})
+    task = there.get("task", {})
     kind = task.get("name") if isinstance(task, dict) else None
     if own.task.name.partition(":")[0] != kind:
         raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}[:PATH]")
-    return recipe.resolve(SwarmConfig, overlaid(own.model_dump(mode="json"), there), {}, place, f"board {own.board}")
+    # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
+    agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
+    merged = recipe.resolve(SwarmConfig, overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}")
+    for name in flags:
+        if (mine := _value(own, name)) != (theirs := _value(merged, name)):
+            raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")
+    return merged
+
+
+def _value(config: SwarmConfig, name: str) -> Any:
+    return functools.reduce(lambda section, key: getattr(section, key), name.split("."), config)

@@ -33,10 +33,13 @@ def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome) -> Path:
-    """Write ``report.html`` of the run in ``folder``; its path. UserError when that is impossible."""
+def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: Path | None = None) -> Path:
+    """Write the report of the run in ``folder``, there unless ``to`` says where; its path.
+
+    :raises UserError: when that is impossible.
+    """
     return page.write(
-        folder / "report.html", page.document(f"{config.name} · planaria", _body(folder, config, outcome))
+        to or folder / "report.html", page.document(f"{config.name} · planaria", _body(folder, config, outcome))
     )
 
 

@@ -114,9 +114,10 @@ def total(tallies: Sequence[Tally]) -> Tally:
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """The outcome of the run in ``folder``, as far as it has come."""
-    places = sorted(path for path in (folder / PEERS).iterdir() if (path / LOG).is_file())
-    logs = {path: read_log(path / LOG) for path in places}
+    """The outcome of the run in ``folder``, as far as it has come: of the peers that were evaluated at least once."""
+    found = {path: read_log(path / LOG) for path in sorted((folder / PEERS).iterdir())}
+    logs = {path: log for path, log in found.items() if any(isinstance(record, Evaluated) for record in log)}
+    places = list(logs)
     peers = [_peer(log) for log in logs.values()]
     rounds = [[r for r in log if isinstance(r, RoundDone)] for log in logs.values()]
     times = [record.time for log in logs.values() for record in log]
