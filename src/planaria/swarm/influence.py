@@ -28,11 +28,8 @@ def scales(weights: Sequence[tuple[str, float]], share: float) -> Mapping[str, f
         if not found:
             break
         over |= found
-    if over and len(over) < len(mass):
+    if over:  # whoever has least lies below 1/n of the rest: it is never among them
         rest = sum(value for peer, value in mass.items() if peer not in over)
         level = rest * bound / (1 - len(over) * bound)
         factors |= {peer: level / mass[peer] for peer in over}
-    elif over:
-        least = min(mass.values())
-        factors |= {peer: least / mass[peer] for peer in over}
     return factors

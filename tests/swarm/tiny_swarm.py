@@ -1,0 +1,53 @@
+"""Policies that are read in a millisecond, and cases made by hand."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planaria.config import DataConfig
+from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.model.stages import Llama
+from planaria.swarm.checks.base import Case
+from planaria.swarm.config import SmallModel
+from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.reading import Reading
+from planaria.swarm.rollout import Sample
+from planaria.swarm.tasks.base import Problem
+
+MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
+
+
+@functools.cache
+def byte_tokenizer(vocab: int = 257) -> Tokenizer:
+    return load_tokenizer(DataConfig(tokenizer="bytes"), vocab, Path(tempfile.gettempdir()))
+
+
+def policy(seed: int = 1, **changes: Any) -> LlamaPolicy:
+    model = MODEL.model_copy(update=changes)
+    return LlamaPolicy(Llama(model, seed=seed), byte_tokenizer(model.vocab))
+
+
+def reading(logps: list[float], ranks: list[int] | None = None, entropy: float = 1.0, variance: float = 1.0) -> Reading:
+    """Of as many tokens as ``logps``; entropy and variance are those of every token."""
+    n = len(logps)
+    return Reading(np.array(logps), np.array(ranks or [0] * n, np.int64), np.full(n, entropy), np.full(n, variance))
+
+
+def case(
+    peer: str = "a",
+    problem: int = 0,
+    index: int = 0,
+    text: str = "x",
+    reward: float = 1.0,
+    read: Reading | None = None,
+    **sample: Any,
+) -> Case:
+    found = read or reading([-1.0])
+    ids = sample.pop("ids", tuple(range(len(found.logps))))
+    made = Sample(peer, 0, problem, index, text, ids, sample.pop("ended", True), reward, **sample)
+    return Case(made, Problem(problem, f"{problem}=", str(problem)), found)
