@@ -47,7 +47,8 @@ def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
     p = hits / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Of no hits, or nothing but hits, the bound is the rate itself; rounding puts it beside it.
+    return min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half))
 
 
 def tally(attack: Attack, texts: Iterable[str]) -> Tally:
