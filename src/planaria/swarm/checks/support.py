@@ -41,5 +41,5 @@ class SupportCheck:
         for place, case in enumerate(cases):
             if (token := outside(case.reading.ranks.tolist(), self.k)) is not None:
                 rank = int(case.reading.ranks[token]) + 1
-                refused[place] = f"token {token + 1} is the {rank}th likeliest, beyond the {self.k} that are drawn from"
+                refused[place] = f"token {token + 1} has rank {rank}, beyond the {self.k} likeliest that are drawn from"
         return Findings(refused)

@@ -1,0 +1,103 @@
+"""What a policy makes of others' texts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny_swarm import policy, reading
+
+from planaria.swarm.checks.support import SupportCheck
+from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.reading import Reading, pad, read, token_logps
+from planaria.swarm.rollout import Drawn
+
+PAIRS = [([5, 6, 7], [1, 2, 256]), ([9], [3]), ([4, 4], [250, 10, 11, 12, 13])]
+
+
+@pytest.fixture(scope="module")
+def reader() -> LlamaPolicy:
+    return policy()
+
+
+def drawn(who: LlamaPolicy, rows: int, top_k: int, temperature: float = 1.0) -> list[tuple[list[int], tuple[int, ...]]]:
+    prompts = [[n % 200, 3 * n % 200] for n in range(rows)]
+    texts = who.sample(prompts, 1, 12, temperature, top_k, torch.Generator().manual_seed(7))
+
+    def whole(found: Drawn) -> tuple[int, ...]:
+        return (*found.ids, who.end) if found.ended else found.ids
+
+    return [(prompt, whole(found)) for prompt, (found,) in zip(prompts, texts, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_reading_is_what_one_computes_token_by_token(reader: LlamaPolicy, temperature: float) -> None:
+    for (prompt, ids), found in zip(PAIRS, read(reader, PAIRS, temperature), strict=True):
+        for place, token in enumerate(ids):
+            before = torch.tensor([[*prompt, *ids[:place]]])
+            p = (reader.logits(before)[0, -1].detach().double() / temperature).softmax(0).numpy()
+            entropy = float(-(p * np.log(p)).sum())
+            assert found.logps[place] == pytest.approx(math.log(p[token]), abs=1e-4)
+            assert found.ranks[place] == (p > p[token]).sum()
+            assert found.entropies[place] == pytest.approx(entropy, abs=1e-4)
+            assert found.variances[place] == pytest.approx(float((p * (-np.log(p) - entropy) ** 2).sum()), abs=1e-3)
+
+
+def test_a_reading_depends_on_neither_padding_nor_company(reader: LlamaPolicy) -> None:
+    together = read(reader, PAIRS, 1.0)
+    for alone, found in zip((read(reader, [pair], 1.0)[0] for pair in PAIRS), together, strict=True):
+        assert np.array_equal(alone.ranks, found.ranks)
+        for name in ("logps", "entropies", "variances"):
+            assert np.allclose(getattr(alone, name), getattr(found, name), atol=1e-5)
+    by_one = read(reader, PAIRS, 1.0, rows=1)
+    assert [found.logps.shape for found in by_one] == [(3,), (1,), (5,)]
+    assert read(reader, [], 1.0) == []
+
+
+def test_padding_masks_just_the_completion() -> None:
+    batch = pad(PAIRS)
+    assert batch.tokens.shape == (3, 7) and batch.mask.shape == (3, 6)
+    for (_, ids), row, mask in zip(PAIRS, batch.tokens, batch.mask, strict=True):
+        assert row[1:][mask].tolist() == ids
+
+
+def test_log_probabilities_to_train_on_are_those_that_are_read(reader: LlamaPolicy) -> None:
+    batch = pad(PAIRS)
+    logps = token_logps(reader, batch, 0.8)
+    assert logps.requires_grad
+    for row, mask, found in zip(logps, batch.mask, read(reader, PAIRS, 0.8), strict=True):
+        assert np.allclose(row[mask].detach().numpy(), found.logps, atol=1e-5)
+
+
+def test_surprisal_of_own_samples_is_about_standard_normal(reader: LlamaPolicy) -> None:
+    scores = np.array([found.surprisal for found in read(reader, drawn(reader, 600, 0), 1.0)])
+    assert abs(scores.mean()) < 4 / math.sqrt(600) and 0.9 < scores.std() < 1.1
+
+
+def test_surprisal_of_random_letters_is_large(reader: LlamaPolicy) -> None:
+    rng = np.random.default_rng(0)
+    pairs = [([5, 6], rng.integers(0, 256, 12).tolist()) for _ in range(50)]
+    assert np.median([found.surprisal for found in read(reader, pairs, 1.0)]) > 3
+
+
+def test_what_is_certain_surprises_nobody_and_its_opposite_everybody() -> None:
+    assert reading([0.0, 0.0], entropy=0.0, variance=0.0).surprisal == 0
+    assert reading([0.0, -3.0], entropy=0.0, variance=0.0).surprisal == math.inf
+    assert Reading.unread().surprisal == 0
+    assert reading([-3.0, -2.0], entropy=1.0, variance=2.0).surprisal == pytest.approx(3 / 2)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_no_completion_drawn_from_a_support_is_found_outside_it(reader: LlamaPolicy, k: int) -> None:
+    pairs = drawn(reader, 500, k)
+    found = read(reader, pairs, 1.0)
+    ranks = np.concatenate([r.ranks for r in found])
+    assert ranks.max() == k - 1, "or the check would be looser than the draw"
+    assert SupportCheck(k, 257).k > ranks.max()
+
+
+def test_hardly_a_completion_drawn_from_more_tokens_lies_within_a_support(reader: LlamaPolicy) -> None:
+    found = read(reader, drawn(reader, 300, 0), 1.0)
+    assert np.mean([r.ranks.max() >= 3 for r in found]) > 0.9
