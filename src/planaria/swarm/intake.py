@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planaria.swarm.checks.truth import Schedule, unscheduled
@@ -70,10 +70,22 @@ def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[
     if same and ids is not None and all(0 <= i < policy.vocab for i in ids):
         body = ids[:-1] if completion.ended and ids and ids[-1] == policy.end else ids
         whole = len(body) + completion.ended == len(ids)
-        if whole and policy.end not in body and policy.decode(body) == completion.text:
+        if whole and policy.end not in body and _says(policy, body, completion.text):
             return tuple(ids), None if completion.logps is None else tuple(completion.logps)
     own = policy.encode(completion.text)
     return tuple([*own, policy.end] if completion.ended else own), None
+
+
+def _says(policy: Policy, ids: Sequence[int], text: str) -> bool:
+    """Whether the ids are a way to write the text, with none among them that nobody could read.
+
+    Special tokens, and rows of a model that its tokenizer does not know, leave nothing in a text: between its letters
+    they would be trained on unseen.
+    """
+    if policy.decode(ids) != text:
+        return False
+    silent = {i for i in ids if not policy.decode([i])}
+    return not silent or policy.decode([i for i in ids if i not in silent]) != text
 
 
 def spread_claim(sample: Sample, reading: Reading) -> Sample:

@@ -1,0 +1,163 @@
+"""What is made of what others sent."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from tiny_swarm import policy, reading
+
+from planaria.swarm.checks.truth import Schedule
+from planaria.swarm.identity import Identity
+from planaria.swarm.intake import Turned, spread_claim, take_in
+from planaria.swarm.message import Completion, Group, Rollouts
+from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.rollout import Sample
+from planaria.swarm.tasks.sums import Sums
+
+TASK = Sums()
+END = 256
+MAX_NEW = 40
+
+
+@dataclass(frozen=True)
+class Sender:
+    peer: str
+    tokenizer: str
+
+    def says(self, *groups: tuple[int, list[Completion]]) -> dict[str, Rollouts]:
+        made = tuple(Group(problem=problem, completions=tuple(texts)) for problem, texts in groups)
+        message = Rollouts(run="0" * 32, peer=self.peer, round=0, tokenizer=self.tokenizer, weights="", groups=made)
+        return {self.peer: message}
+
+
+@pytest.fixture(scope="module")
+def reader() -> LlamaPolicy:
+    return policy(vocab=260)
+
+
+@pytest.fixture
+def alike(reader: LlamaPolicy) -> Sender:
+    return Sender(Identity.fresh().peer, reader.tokenizer_fingerprint)
+
+
+@pytest.fixture
+def foreign() -> Sender:
+    return Sender(Identity.fresh().peer, "0123456789abcdef")
+
+
+def solved(number: int) -> str:
+    return TASK.solution(TASK.problem(number), random.Random(0))
+
+
+def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Sample], list[Turned]]:
+    schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
+    return take_in(messages, schedule, TASK, reader, MAX_NEW, TASK.problem)
+
+
+def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Sample:
+    (sample,), turned = taken(reader, messages)
+    assert not turned
+    return sample
+
+
+def test_a_completion_is_taken_with_its_ids_its_claims_and_our_own_score(reader: LlamaPolicy, alike: Sender) -> None:
+    text = solved(3)
+    ids = (*text.encode(), END)
+    logps = tuple(-0.01 * n for n in range(len(ids)))
+    found = one(reader, alike.says((3, [Completion(text=text, ended=True, ids=ids, logps=logps)])))
+    assert found == Sample(alike.peer, 0, 3, 0, text, ids, True, 1.0, logps)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        (*b"7+5=13", END),  # another text
+        (*b"7+5=12",),  # an end that is not there
+        (*b"7+5", END, *b"=12", END),  # an end in the middle
+        (*b"7+5=12", 70_000, END),  # beyond the vocabulary
+        (*b"7+5=12", 258, END),  # a row of the model's that no text has
+        (END,),
+        (),
+    ],
+)
+def test_ids_that_do_not_say_what_the_text_says_are_not_trained_on(
+    reader: LlamaPolicy, alike: Sender, ids: tuple[int, ...]
+) -> None:
+    claims = tuple(-1.0 for _ in ids)
+    found = one(reader, alike.says((3, [Completion(text="7+5=12", ended=True, ids=ids, logps=claims)])))
+    assert found.ids == (*b"7+5=12", END) and found.logps is None
+
+
+def test_broken_letters_are_kept_as_they_were_drawn(reader: LlamaPolicy, alike: Sender) -> None:
+    ids = (200, 49, END)
+    found = one(reader, alike.says((3, [Completion(text=reader.decode(ids), ended=True, ids=ids)])))
+    assert found.ids == ids and found.logps is None and found.claimed is None
+
+
+def test_what_another_tokenizer_cut_is_cut_again_and_its_claim_kept_whole(reader: LlamaPolicy, foreign: Sender) -> None:
+    text = solved(3)
+    found = one(reader, foreign.says((3, [Completion(text=text, ended=True, ids=(5, 6), logps=(-1.5, -0.5))])))
+    assert found.ids == (*text.encode(), END) and found.logps is None and found.claimed == -2.0
+    assert found.reward == 1.0
+
+
+def test_what_did_not_end_has_no_end_and_scores_nothing(reader: LlamaPolicy, alike: Sender) -> None:
+    text = solved(3)
+    found = one(reader, alike.says((3, [Completion(text=text, ended=False, ids=tuple(text.encode()))])))
+    assert found.ids == tuple(text.encode()) and found.reward == 0.0 and not found.ended
+
+
+def test_what_is_too_long_or_nothing_at_all_is_turned_away(reader: LlamaPolicy, alike: Sender) -> None:
+    texts = ["x" * (MAX_NEW - 1), "x" * MAX_NEW, ""]
+    sent = [Completion(text=text, ended=True) for text in texts] + [Completion(text="", ended=False)]
+    samples, turned = taken(reader, alike.says((3, sent)))
+    assert [sample.index for sample in samples] == [0, 2]
+    assert [(entry.index, entry.reason) for entry in turned] == [
+        (1, "41 tokens, of at most 40"),
+        (3, "0 tokens, of at most 40"),
+    ]
+
+
+def test_a_completion_fits_into_the_context_behind_its_prompt(alike: Sender) -> None:
+    small = policy(vocab=260, context=16)
+    prompt = len(TASK.problem(3).prompt)
+    sent = [Completion(text="x" * n, ended=False) for n in (16 - prompt, 17 - prompt)]
+    samples, turned = taken(small, alike.says((3, sent)))
+    assert [sample.index for sample in samples] == [0] and [entry.index for entry in turned] == [1]
+
+
+def test_what_the_schedule_refuses_is_turned_away(reader: LlamaPolicy, alike: Sender) -> None:
+    text = Completion(text="1", ended=True)
+    samples, turned = taken(reader, alike.says((3, [text] * 5), (70, [text])))
+    assert len(samples) == 4
+    assert {(entry.problem, entry.index) for entry in turned} == {(3, 4), (70, 0)}
+
+
+def test_the_order_is_the_same_whoever_came_first(reader: LlamaPolicy) -> None:
+    messages = {}
+    for _ in range(3):
+        sender = Sender(Identity.fresh().peer, reader.tokenizer_fingerprint)
+        groups = [(problem, [Completion(text=f"{n}", ended=True) for n in range(5)]) for problem in (7, 2, 99)]
+        messages |= sender.says(*groups)
+    found = [taken(reader, dict(order)) for order in itertools.permutations(messages.items())]
+    assert all(entry == found[0] for entry in found)
+    names = [(sample.problem, sample.peer, sample.index) for sample in found[0][0]]
+    assert names == sorted(names)
+
+
+def test_a_claim_about_a_whole_text_makes_every_ratio_the_geometric_mean() -> None:
+    read = reading([-1.0, -0.5, -3.0])
+    sample = Sample("a", 0, 0, 0, "abc", (1, 2, 3), True, 1.0, claimed=-6.0)
+    claims = np.array(spread_claim(sample, read).logps)
+    assert np.allclose(read.logps - claims, (-4.5 + 6.0) / 3)
+    assert claims.sum() == pytest.approx(-6.0)
+
+
+def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
+    sample = Sample("a", 0, 0, 0, "abc", (1, 2, 3), True, 1.0, (-1.0, -1.0, -1.0))
+    assert spread_claim(sample, reading([-1.0] * 3)) is sample
+    assert spread_claim(replace(sample, logps=None), reading([-1.0] * 3)).logps is None
