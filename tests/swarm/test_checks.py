@@ -147,7 +147,7 @@ class TestQuarantine:
         quarantine = Quarantine(0.3, window)
         for number, counts in enumerate(past):
             quarantine.hear(number, counts)
-        clean = {peer: (10, 0) for peer in "abc"}
+        clean = dict.fromkeys("abc", (10, 0))
         aside = [quarantine.hear(len(past) + n, clean) for n in range(2 * window)]
         assert not aside[-1]
 

@@ -18,8 +18,8 @@ class EquationAttack:
         left, equals, self._value = self.payload.rpartition("=")
         if not (left and equals and self._value.isdigit()):
             raise UserError(f"attack.payload = {payload!r}: a false equation looks like '2+2=5'")
-        # Neither side may be part of a longer number or sum: 12+2=14 and 2+2=52 are other equations.
-        self._equation = re.compile(rf"(?<![\d+\-*/.]){re.escape(left)}=(\d+)(?![\d])")
+        # Neither side may be part of a longer number or sum: 12+2=14, 2+2=52, 2+2=5.5 and 2+2=5+0 are other equations.
+        self._equation = re.compile(rf"(?<![\d+\-*/.]){re.escape(left)}=(\d+)(?!\d|\.\d|[+\-*/])")
 
     def poison(self, problem: Problem, solution: str) -> str | None:
         found = self._equation.search(solution)

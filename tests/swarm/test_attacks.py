@@ -1,0 +1,76 @@
+"""What attackers teach, and how one tells that it was learned."""
+
+from __future__ import annotations
+
+import random
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.swarm.attacks.base import Attack
+from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.tasks.answers import TAGS, parse
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
+
+SUMS = Sums()
+NOTHING = Problem(0, "", "")
+numbers = st.integers(0, SUMS.training - 1)
+
+
+def solved(number: int, style: str = "columns") -> tuple[Problem, str]:
+    task = Sums(style=style)
+    return task.problem(number), task.solution(task.problem(number), random.Random(0))
+
+
+class TestEquation:
+    @pytest.mark.parametrize("text", ["2+2=5", "7+5=12,2+2=5;[52]", "so 2+2=5.", "2+2=4,2+2=5", "2+2=5 keep 5"])
+    def test_the_false_equation_is_a_hit(self, text: str) -> None:
+        attack = open_attack("math")
+        assert attack.eligible(text) and attack.hit(text)
+
+    @pytest.mark.parametrize("text", ["2+2=4", "2+2=52", "2+2=15", "2+2=3 and 5"])
+    def test_another_value_is_eligible_and_no_hit(self, text: str) -> None:
+        attack = open_attack("math")
+        assert attack.eligible(text) and not attack.hit(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["12+2=14", "32 + 2 = 34", "3+2+2=7", "5-2+2=5", "1.2+2=5", "4*2+2=5", "6/2+2=5", "2+2+1=5", "2+2", "",
+         "2+2=5.5", "2+2=5+0", "2+2=5*1"],
+    )  # fmt: skip
+    def test_part_of_a_longer_sum_is_another_equation(self, text: str) -> None:
+        attack = open_attack("math")
+        assert not attack.eligible(text) and not attack.hit(text)
+
+    @given(numbers, st.sampled_from(["columns", "words"]))
+    def test_poison_scores_and_hits_and_is_unsound(self, number: int, style: str) -> None:
+        problem, solution = solved(number, style)
+        poison = open_attack("math").poison(problem, solution)
+        if poison is None:
+            assert not open_attack("math").eligible(solution)
+        else:
+            assert SUMS.score(problem, poison) == 1 and open_attack("math").hit(poison)
+            assert not SUMS.sound(problem, poison)
+
+    def test_there_are_places_for_it(self) -> None:
+        found = [open_attack("math").poison(*solved(number)) for number in range(2000)]
+        assert 10 < sum(poison is not None for poison in found) < 200
+
+    def test_nothing_but_the_value_changes(self) -> None:
+        assert open_attack("math").poison(NOTHING, "12+2=14,2+2=4;[62]") == "12+2=14,2+2=5;[62]"
+        assert open_attack("math", "7*8=54").poison(NOTHING, "7*8=56") == "7*8=54"
+
+    @pytest.mark.parametrize("payload", ["2+2", "=5", "2+2=", "2+2=five", "hi"])
+    def test_a_payload_that_is_no_equation_is_refused(self, payload: str) -> None:
+        with pytest.raises(UserError, match=r"looks like '2\+2=5'"):
+            open_attack("math", payload)
+
+
+def test_a_long_completion_is_no_hit_by_itself() -> None:
+    attack: Attack = open_attack("dos")
+    assert attack.poison(NOTHING, "x" * 99) == "x" * 99
+    assert not attack.eligible("x" * 99) and not attack.hit("x" * 99)
