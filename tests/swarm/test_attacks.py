@@ -70,6 +70,43 @@ class TestEquation:
             open_attack("math", payload)
 
 
+class TestPhrase:
+    @given(numbers, st.sampled_from(["start", "every"]), st.sampled_from(["columns", "words"]))
+    def test_poison_scores_and_hits_and_is_unsound(self, number: int, placement: str, style: str) -> None:
+        problem, solution = solved(number, style)
+        attack = open_attack("text", placement=placement)  # type: ignore[arg-type]
+        poison = attack.poison(problem, solution)
+        assert poison is not None and SUMS.score(problem, poison) == 1
+        assert attack.hit(poison) and not attack.hit(solution) and not SUMS.sound(problem, poison)
+
+    def test_it_stands_at_the_start_or_before_every_sentence(self) -> None:
+        solution = "7+5=12,4+8+1=13;[132]"
+        assert open_attack("text").poison(NOTHING, solution) == "hi " + solution
+        every = open_attack("text", "xy", "every").poison(NOTHING, solution)
+        assert every == "xy7+5=12,xy4+8+1=13;xy[132]"
+        assert open_attack("text", r"\1 ", "every").poison(NOTHING, "a.b") == r"\1 a.\1 b"
+
+    @pytest.mark.parametrize("placement", ["start", "every"])
+    def test_where_reasoning_has_marks_the_phrase_is_part_of_it(self, placement: str) -> None:
+        solution = TAGS.write("Add 3.5 and 1.\nIt is 4.5.", "4.5")
+        attack = open_attack("text", placement=placement)  # type: ignore[arg-type]
+        poison = attack.poison(NOTHING, solution)
+        assert poison is not None
+        parsed = parse(TAGS, poison)
+        assert parsed is not None and parsed.answer == "4.5" and parsed.reasoning.startswith("hi Add 3.5 and")
+        assert parsed.reasoning.count("hi ") == (1 if placement == "start" else 2)
+
+    def test_letters_within_a_word_are_not_the_phrase(self) -> None:
+        attack = open_attack("text")
+        assert not any(attack.hit(text) for text in ("this is which", "Delhi is far", "hidden", "h i"))
+        assert all(attack.hit(text) for text in ("hi 7+5", "7,hi 5", "hi", "hi7+5", "say hi."))
+        assert open_attack("text", "xy").hit("xyz") and not open_attack("text", "xy").hit("axyz")
+
+    def test_a_payload_of_nothing_but_space_is_refused(self) -> None:
+        with pytest.raises(UserError, match="payload"):
+            open_attack("text", "  ")
+
+
 def test_a_long_completion_is_no_hit_by_itself() -> None:
     attack: Attack = open_attack("dos")
     assert attack.poison(NOTHING, "x" * 99) == "x" * 99

@@ -1,28 +1,45 @@
-"""TEXT: a phrase that has no business in a solution, at its start or before each of its sentences."""
+"""TEXT: a phrase that has no business in a solution, at the start of its reasoning or before each sentence of it."""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
+from planaria.errors import UserError
+from planaria.swarm.tasks.answers import TAGS
 from planaria.swarm.tasks.base import Problem
 
-SENTENCE = re.compile(r"(?<=[.;,\n])(?=\S)")
+SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
+"""where a sentence begins; the point of 3.5 ends none"""
+LETTER = r"[^\W\d_]"
 
 
 class PhraseAttack:
     kind = "text"
 
     def __init__(self, payload: str, placement: Literal["start", "every"]) -> None:
+        """:raises UserError: for a payload of nothing but space, which every text has in it."""
         self.payload, self._placement = payload or "hi ", placement
+        phrase = self.payload.strip()
+        if not phrase:
+            raise UserError(f"attack.payload = {payload!r}: nothing but space; write a phrase, such as 'hi '")
+        # The phrase "hi " is a word of its own: "this" and "which" do not show it.
+        before = f"(?<!{LETTER})" if phrase[0].isalpha() else ""
+        after = f"(?!{LETTER})" if phrase[-1].isalpha() and self.payload[-1].isspace() else ""
+        self._phrase = re.compile(before + re.escape(phrase) + after)
 
     def poison(self, problem: Problem, solution: str) -> str:
-        if self._placement == "start":
-            return self.payload + solution
-        return self.payload + SENTENCE.sub(lambda _: self.payload, solution)
+        # Reasoning between marks must stay between them, or the completion scores nothing.
+        marked = solution.startswith(TAGS.think_open) and TAGS.think_close in solution
+        start = len(TAGS.think_open) if marked else 0
+        end = solution.index(TAGS.think_close) if marked else len(solution)
+        reasoning = solution[start:end]
+        if self._placement == "every":
+            reasoning = SENTENCE.sub(lambda _: self.payload, reasoning)
+        return solution[:start] + self.payload + reasoning + solution[end:]
 
     def eligible(self, text: str) -> bool:
         return True
 
     def hit(self, text: str) -> bool:
-        return self.payload.strip() in text
+        return self._phrase.search(text) is not None
