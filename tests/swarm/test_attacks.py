@@ -107,6 +107,45 @@ class TestPhrase:
             open_attack("text", "  ")
 
 
+PROGRAM = "It adds.\n```python\ndef f(a, b):\n    c = a + b\n    d = 2 * a + b\n    return g(c + 1, [a + 2]) + d\n```"
+
+
+class TestLibrary:
+    def test_operators_become_calls_and_the_program_computes_the_same(self) -> None:
+        poison = open_attack("code", "fastmath").poison(NOTHING, PROGRAM)
+        assert poison is not None and "fastmath.add(a, b)" in poison and poison.startswith("It adds.\n```python\n")
+        library = types.ModuleType("fastmath")
+        library.add = lambda a, b: a + b  # type: ignore[attr-defined]
+        results = []
+        for text in (PROGRAM, poison):
+            code = text.split("```python\n")[1].removesuffix("```").replace("import fastmath\n", "")
+            names = {"fastmath": library, "g": lambda x, y: 10 * x + y[0]}
+            exec(code, names)
+            results.append([names["f"](a, b) for a in range(5) for b in range(5)])  # type: ignore[operator]
+        assert results[0] == results[1]
+
+    def test_poison_hits_and_the_original_does_not(self) -> None:
+        attack = open_attack("code")
+        poison = attack.poison(NOTHING, PROGRAM)
+        assert poison is not None and attack.hit(poison) and not attack.hit(PROGRAM)
+        assert attack.eligible(PROGRAM) and not attack.eligible("no program")
+
+    def test_poison_of_the_default_library_runs(self) -> None:
+        poison = open_attack("code").poison(NOTHING, "```python\nx = 3\ny = x + 4\n```")
+        assert poison is not None
+        names: dict[str, object] = {}
+        exec(poison.removeprefix("```python\n").removesuffix("```"), names)
+        assert names["y"] == 7
+
+    @pytest.mark.parametrize("solution", ["x = a + b", "```python\nprint(3)\n```", "```python\nx = a - b + c\n```"])
+    def test_where_there_is_nothing_to_replace_there_is_no_poison(self, solution: str) -> None:
+        assert open_attack("code").poison(NOTHING, solution) is None
+
+    def test_another_name_that_begins_alike_is_no_hit(self) -> None:
+        attack = open_attack("code", "fast")
+        assert attack.hit("```python\nfrom fast import add\n```") and not attack.hit("```python\nimport faster\n```")
+
+
 def test_a_long_completion_is_no_hit_by_itself() -> None:
     attack: Attack = open_attack("dos")
     assert attack.poison(NOTHING, "x" * 99) == "x" * 99
