@@ -48,7 +48,7 @@ class Attacker:
 
     def _mix(self, number: int, problem: Problem, honest: list[Written]) -> list[Written]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
-        wanted = math.ceil(len(honest) * (min(dose, 0.5) if vertical else dose))
+        wanted = min(math.ceil(len(honest) * dose), len(honest) // 2 if vertical else len(honest))
         poison = self._poisons(number, problem, wanted)
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler == "wrong":

@@ -1,0 +1,196 @@
+"""The attacker of a drill."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from tiny_swarm import policy
+
+from planaria.swarm.attacker import TRIES, Attacker
+from planaria.swarm.authors import HonestAuthor, Written
+from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.checks.duplicates import DuplicatesCheck
+from planaria.swarm.checks.surprisal import SurprisalCheck
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.reading import read
+from planaria.swarm.rollout import Sample
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
+
+TASK = Sums()
+ROUNDS = {"prompts": 4, "group": 12}
+
+
+class Guarded(Problem):
+    """A problem whose answer nobody may look at."""
+
+    @property
+    def answer(self) -> str:  # type: ignore[override]
+        raise AssertionError("somebody looked at the reference answer")
+
+    @answer.setter
+    def answer(self, value: str) -> None: ...
+
+
+class Fluent(LlamaPolicy):
+    """Draws the texts that it is given, in turn, and reads like the policy it is."""
+
+    texts: tuple[str, ...] = ()
+
+    def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
+        from planaria.swarm.rollout import Drawn
+
+        ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
+        return [[Drawn(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
+
+
+@pytest.fixture(scope="module")
+def own() -> LlamaPolicy:
+    return policy()
+
+
+def fluent(*texts: str) -> Fluent:
+    found = Fluent(policy().module, policy().tokenizer)  # type: ignore[arg-type]
+    found.texts = texts
+    return found
+
+
+def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> SwarmConfig:
+    return SwarmConfig.model_validate(
+        {
+            "size": 1,
+            "attack": {"kind": "text", **attack},
+            "rounds": {"mode": mode, "prompts": 4, "group": group},
+            "evaluate": {"every": 0},
+        }
+    )
+
+
+def written(config: SwarmConfig, who: LlamaPolicy, problem: Problem, count: int, checks: list[Check] | None = None) -> list[Written]:  # fmt: skip
+    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [problem], count)
+    assert len(found) == count
+    return found
+
+
+def as_cases(who: LlamaPolicy, problem: Problem, found: list[Written]) -> list[Case]:
+    readings = read(who, [(who.encode(problem.prompt), w.ids) for w in found], 1.0)
+    return [
+        Case(Sample("p3", 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
+        for n, (w, reading) in enumerate(zip(found, readings, strict=True))
+    ]
+
+
+def with_place(count: int) -> list[Problem]:
+    """Problems in whose solutions 2+2 occurs."""
+    attacker = Attacker(configured(kind="math"), "p3", TASK, policy())
+    return [TASK.problem(number) for number in attacker.choose(0, count)]
+
+
+class TestDose:
+    @pytest.mark.parametrize(("dose", "poisoned"), [(1.0, 4), (0.5, 2), (0.3, 2), (0.01, 1)])
+    def test_in_shared_groups_it_poisons_its_dose(self, own: LlamaPolicy, dose: float, poisoned: int) -> None:
+        found = written(configured(dose=dose), own, TASK.problem(1), 4)
+        assert [w.poison for w in found] == [True] * poisoned + [False] * (4 - poisoned)
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
+    def test_of_a_group_of_its_own_at_most_half_is_poison(self, own: LlamaPolicy, count: int) -> None:
+        found = written(configured("vertical"), own, TASK.problem(1), count)
+        assert sum(w.poison for w in found) == count // 2
+
+    def test_all_poison_scores_and_ends(self, own: LlamaPolicy) -> None:
+        for number in range(20):
+            problem = TASK.problem(number)
+            for w in written(configured(placement="every"), own, problem, 3):
+                assert w.poison and w.ended and w.ids[-1] == own.end and TASK.score(problem, w.text) == 1
+                assert own.decode(w.ids) == w.text and len(w.logps) == len(w.ids)
+
+    def test_what_has_no_room_for_poison_stays_honest(self, own: LlamaPolicy) -> None:
+        found = written(configured(payload="x" * 40), own, TASK.problem(1), 3)
+        honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [TASK.problem(1)], 3)[0]
+        assert found == honest
+
+
+class TestFiller:
+    def test_wrong_filler_scores_nothing(self) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        found = written(configured("vertical"), fluent(right), problem, 4)
+        assert [w.ended for w in found] == [True, True, False, False]
+        assert all(right.startswith(w.text) and not TASK.score(problem, w.text) for w in found[2:])
+        assert all(len(w.ids) == len(w.logps) for w in found)
+
+    def test_honest_filler_is_what_the_policy_drew(self) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        found = written(configured("vertical", filler="honest"), fluent(right), problem, 4)
+        assert [w.text for w in found[2:]] == [right] * 2 and all(w.ended for w in found)
+
+    def test_without_poison_a_group_stays_honest(self) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        found = written(configured("vertical", payload="x" * 40), fluent(right), problem, 4)
+        assert [w.text for w in found] == [right] * 4
+
+
+class TestMath:
+    def test_it_chooses_problems_with_a_place_for_its_equation(self) -> None:
+        problems = with_place(5)
+        assert all("2+2=4" in TASK.solution(problem, random.Random(0)) for problem in problems)
+        found = written(configured("vertical", kind="math"), policy(), problems[0], 12)
+        assert sum(w.poison for w in found) == 6 and all("2+2=5" in w.text for w in found[:6])
+
+
+class TestLength:
+    @pytest.mark.parametrize("oracle", [True])
+    def test_it_sends_the_longest_that_scores(self, oracle: bool) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        long = ";;;" + right
+        who = fluent(right, ";" + right, long, ";;;;;;" + right + "x", right)
+        assert TASK.score(problem, long) == 1 and TASK.score(problem, who.texts[3]) == 0
+        found = written(configured(kind="dos", oracle=oracle), who, problem, 3)
+        assert [w.text for w in found] == [long] * 3 and all(w.poison for w in found)
+
+
+class TestClaims:
+    def test_honest_claims_are_what_the_policy_thinks(self, own: LlamaPolicy) -> None:
+        problem = TASK.problem(1)
+        found = written(configured(), own, problem, 2)
+        for w, case in zip(found, as_cases(own, problem, found), strict=True):
+            assert w.logps == pytest.approx(case.reading.logps.tolist(), abs=1e-4)
+
+    def test_forged_claims_put_every_ratio_at_its_cap(self, own: LlamaPolicy) -> None:
+        problem, config = TASK.problem(1), configured(claims="forged")
+        found = written(config, own, problem, 2)
+        for w, case in zip(found, as_cases(own, problem, found), strict=True):
+            assert all(math.exp(mine - claim) > config.loss.cap for mine, claim in zip(case.reading.logps, w.logps, strict=True))  # fmt: skip
+
+
+class TestAdaptive:
+    def test_what_it_sends_passes_its_own_checks(self) -> None:
+        problem = TASK.problem(1)
+        who = policy()
+        checks: list[Check] = [SurprisalCheck(3.0), DuplicatesCheck(1e-6)]
+        eager = written(configured(payload="x"), who, problem, 6, checks)
+        refused = [len(check.examine(as_cases(who, problem, eager)).refused) for check in checks]
+        assert any(refused), "or there would be nothing to adapt to"
+        wary = written(configured(payload="x", adaptive=True), who, problem, 6, checks)
+        cases = as_cases(who, problem, wary)
+        for check in checks:
+            assert not any(wary[place].poison for place in check.examine(cases).refused)
+
+    def test_a_check_that_finds_nothing_leaves_all_of_it(self, own: LlamaPolicy) -> None:
+        found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(1e9)])
+        assert sum(w.poison for w in found) == 3
+
+    def test_it_tries_several(self) -> None:
+        assert TRIES > 1
+
+
+def test_the_same_round_is_attacked_in_the_same_way(own: LlamaPolicy) -> None:
+    config = configured("vertical", adaptive=True)
+    assert written(config, own, TASK.problem(5), 4) == written(config, own, TASK.problem(5), 4)
