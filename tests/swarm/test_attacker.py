@@ -70,7 +70,9 @@ def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> Swar
     )
 
 
-def written(config: SwarmConfig, who: LlamaPolicy, problem: Problem, count: int, checks: list[Check] | None = None) -> list[Written]:  # fmt: skip
+def written(
+    config: SwarmConfig, who: LlamaPolicy, problem: Problem, count: int, checks: list[Check] | None = None
+) -> list[Written]:
     (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [problem], count)
     assert len(found) == count
     return found
@@ -136,6 +138,29 @@ class TestFiller:
         assert [w.text for w in found] == [right] * 4
 
 
+class TestOracle:
+    @pytest.mark.parametrize("mode", ["horizontal", "vertical"])
+    def test_an_attacker_without_one_never_looks_at_the_answer(self, mode: str) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        guarded = Guarded(problem.number, problem.prompt, "")
+        found = written(configured(mode, oracle=False), fluent(right, "9+9=9;[9]", right), guarded, 4)
+        assert [w.text for w in found if w.poison] == ["hi " + right] * (4 if mode == "horizontal" else 2)
+
+    def test_it_takes_the_majoritys_answer_for_right_even_where_it_is_not(self) -> None:
+        wrong = "1+1=2;[2]"
+        found = written(configured(oracle=False), fluent(wrong, wrong, "[3]"), TASK.problem(1), 4)
+        assert all(w.poison and w.text == "hi " + wrong for w in found)
+
+    def test_poison_that_would_change_the_answer_is_not_sent(self) -> None:
+        found = written(configured(oracle=False, payload="[7]"), fluent("1;[2]"), TASK.problem(1), 4)
+        assert not any(w.poison for w in found)
+
+    def test_without_any_answer_it_stays_honest(self) -> None:
+        found = written(configured(oracle=False), fluent("no idea"), TASK.problem(1), 4)
+        assert [w.text for w in found] == ["no idea"] * 4
+
+
 class TestMath:
     def test_it_chooses_problems_with_a_place_for_its_equation(self) -> None:
         problems = with_place(5)
@@ -145,7 +170,7 @@ class TestMath:
 
 
 class TestLength:
-    @pytest.mark.parametrize("oracle", [True])
+    @pytest.mark.parametrize("oracle", [True, False])
     def test_it_sends_the_longest_that_scores(self, oracle: bool) -> None:
         problem = TASK.problem(1)
         right = TASK.solution(problem, random.Random(0))
@@ -167,7 +192,10 @@ class TestClaims:
         problem, config = TASK.problem(1), configured(claims="forged")
         found = written(config, own, problem, 2)
         for w, case in zip(found, as_cases(own, problem, found), strict=True):
-            assert all(math.exp(mine - claim) > config.loss.cap for mine, claim in zip(case.reading.logps, w.logps, strict=True))  # fmt: skip
+            assert all(
+                math.exp(mine - claim) > config.loss.cap
+                for mine, claim in zip(case.reading.logps, w.logps, strict=True)
+            )
 
 
 class TestAdaptive:

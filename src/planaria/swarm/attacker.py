@@ -52,7 +52,7 @@ class Attacker:
         poison = self._poisons(number, problem, wanted)
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler == "wrong":
-            rest = [self._spoilt(problem, written) for written in rest]
+            rest = [self._spoilt(written) for written in rest]
         return poison + rest
 
     def _poisons(self, number: int, problem: Problem, wanted: int) -> list[Written]:
@@ -60,19 +60,31 @@ class Attacker:
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, problem, wanted * tries, rng)
-        texts = (self._attack.poison(problem, source) for source in sources)
-        good = [self._written(problem, text) for text in texts if text is not None]
-        fitting = [w for w in good if w is not None and self._task.score(problem, w.text) > 0]
+        good = [self._written(problem, text) for source in sources if (text := self._poisoned(problem, source))]
+        fitting = [w for w in good if w is not None]
         if self._config.attack.adaptive:
             fitting = self._unsuspicious(problem, fitting)
         return fitting[:wanted]
+
+    def _poisoned(self, problem: Problem, source: str) -> str | None:
+        """``source`` with the payload in it, if it is still as right as it was."""
+        text = self._attack.poison(problem, source)
+        if text is None:
+            return None
+        if self._config.attack.oracle:
+            return text if self._task.score(problem, text) > 0 else None
+        return text if self._task.answer(text) == self._task.answer(source) else None
 
     def _sources(self, number: int, problem: Problem, wanted: int, rng: random.Random) -> list[str]:
         """Right solutions, or what most draws agree on is right."""
         if self._attack.kind == "dos":
             (drawn,) = self._honest.draw([problem], CANDIDATES, "candidates", number, problem.number)
-            scoring = [w.text for w in drawn if w.ended and self._task.score(problem, w.text) > 0]
-            return sorted(scoring, key=len, reverse=True)[:1] * wanted
+            ended = [w for w in drawn if w.ended]
+            oracle = self._config.attack.oracle
+            right = (
+                [w.text for w in ended if self._task.score(problem, w.text) > 0] if oracle else self._majority(ended)
+            )
+            return sorted(right, key=len, reverse=True)[:1] * wanted
         solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
         if solution is not None:
             return [solution, *(self._task.solution(problem, rng) or solution for _ in range(wanted - 1))]
@@ -116,12 +128,11 @@ class Attacker:
             standing = [n for place, n in enumerate(standing) if place not in refused]
         return [written[n] for n in sorted(standing, key=lambda n: cases[n].reading.surprisal)]
 
-    def _spoilt(self, problem: Problem, written: Written) -> Written:
-        """An honest completion cut off before its answer: it scores nothing."""
+    def _spoilt(self, written: Written) -> Written:
+        """An honest completion cut off half-way: what did not end scores nothing."""
         keep = max(1, len(written.ids) // 2)
         ids = written.ids[:keep]
-        spoilt = replace(written, text=self._policy.decode(ids), ids=ids, ended=False, logps=written.logps[:keep])
-        return spoilt if self._task.score(problem, spoilt.text) == 0 else written
+        return replace(written, text=self._policy.decode(ids), ids=ids, ended=False, logps=written.logps[:keep])
 
     def _has_place(self, number: int) -> bool:
         problem = self._task.problem(number)
