@@ -12,7 +12,7 @@ from tiny_swarm import policy
 from planaria.swarm.attacker import TRIES, Attacker
 from planaria.swarm.authors import HonestAuthor, Written
 from planaria.swarm.checks.base import Case, Check
-from planaria.swarm.checks.duplicates import DuplicatesCheck
+from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policies import LlamaPolicy
@@ -215,8 +215,22 @@ class TestAdaptive:
         found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(1e9)])
         assert sum(w.poison for w in found) == 3
 
-    def test_it_tries_several(self) -> None:
-        assert TRIES > 1
+    def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
+        problem = TASK.problem(1)
+        (copied,) = written(configured(), own, problem, 1)
+        p = math.exp(sum(copied.logps))
+        level = math.sqrt(tail(2, 6, p) * tail(2, 6 * TRIES, p))  # two copies among as many as it tries would pass
+        found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level)])
+        assert sum(w.poison for w in found) == 1
+        assert not DuplicatesCheck(level).examine(as_cases(own, problem, found[:2])).refused
+
+    def test_it_sends_the_least_surprising_first(self) -> None:
+        problem = TASK.problem(1)
+        right = TASK.solution(problem, random.Random(0))
+        who = fluent(right, ";" + right, "~" + right, "z" + right)
+        found = written(configured(oracle=False, adaptive=True), who, problem, 4, [DuplicatesCheck(0.5)])
+        scores = [case.reading.surprisal for case in as_cases(who, problem, found)]
+        assert all(w.poison for w in found) and len({w.text for w in found}) == 4 and scores == sorted(scores)
 
 
 def test_the_same_round_is_attacked_in_the_same_way(own: LlamaPolicy) -> None:

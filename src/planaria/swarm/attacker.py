@@ -24,7 +24,7 @@ from planaria.swarm.rollout import Sample
 from planaria.swarm.tasks.base import Problem, Task
 
 TRIES = 16
-"""solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over"""
+"""solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over at least"""
 
 
 class Attacker:
@@ -50,21 +50,22 @@ class Attacker:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
         wanted = min(math.ceil(len(honest) * dose), len(honest) // 2 if vertical else len(honest))
         poison = self._poisons(number, problem, wanted)
+        if self._config.attack.adaptive:
+            poison = self._unsuspicious(problem, poison, honest, wanted)
+        poison = poison[:wanted]
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler == "wrong":
             rest = [self._spoilt(written) for written in rest]
         return poison + rest
 
     def _poisons(self, number: int, problem: Problem, wanted: int) -> list[Written]:
-        """At most ``wanted`` poisoned completions that score, and pass what an adaptive attacker tries them on."""
+        """Poisoned completions that score: about ``wanted``, of an adaptive attacker many times as many."""
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, problem, wanted * tries, rng)
-        good = [self._written(problem, text) for source in sources if (text := self._poisoned(problem, source))]
-        fitting = [w for w in good if w is not None]
-        if self._config.attack.adaptive:
-            fitting = self._unsuspicious(problem, fitting)
-        return fitting[:wanted]
+        texts = [text for source in sources if (text := self._poisoned(problem, source))]
+        made = {text: self._written(problem, text) for text in dict.fromkeys(texts)}
+        return [written for text in texts if (written := made[text])]
 
     def _poisoned(self, problem: Problem, source: str) -> str | None:
         """``source`` with the payload in it, if it is still as right as it was."""
@@ -114,19 +115,39 @@ class Attacker:
             claimed = claimed - math.log(self._config.loss.cap) - 0.1  # the ratio then is at its cap everywhere
         return Written(text, ids, True, tuple(claimed.tolist()), poison=True)
 
-    def _unsuspicious(self, problem: Problem, written: list[Written]) -> list[Written]:
-        """What no layer refuses by this peer's own weights, the least surprising first."""
+    def _unsuspicious(
+        self, problem: Problem, poison: list[Written], honest: list[Written], wanted: int
+    ) -> list[Written]:
+        """At most ``wanted`` of ``poison``, the least surprising first, that no layer refuses by this peer's own
+        weights when they are sent together with honest completions for the rest."""
+        found, rest = self._cases(problem, poison), self._cases(problem, honest)
+        chosen: list[Case] = []
+        hopeless: set[str] = set()
+        for case in sorted(found, key=lambda case: case.reading.surprisal):
+            if len(chosen) == wanted or case.sample.text in hopeless:
+                continue
+            sent = [*chosen, case, *rest[len(chosen) + 1 :]]
+            if self._refuses(sent, len(chosen) + 1):
+                hopeless.add(case.sample.text)
+            else:
+                chosen.append(case)
+        return [poison[case.sample.index] for case in chosen]
+
+    def _refuses(self, sent: list[Case], first: int) -> bool:
+        """Whether any of the ``first`` of what is sent is refused by a layer."""
+        standing = list(range(len(sent)))
+        for check in self._checks:
+            refused = check.examine([sent[n] for n in standing]).refused
+            standing = [n for place, n in enumerate(standing) if place not in refused]
+        return standing[:first] != list(range(first))
+
+    def _cases(self, problem: Problem, written: Sequence[Written]) -> list[Case]:
         prompt = self._policy.encode(problem.prompt)
         readings = read(self._policy, [(prompt, w.ids) for w in written], self._config.sampling.temperature)
-        cases = [
+        return [
             Case(Sample(self._name, 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
             for n, (w, reading) in enumerate(zip(written, readings, strict=True))
         ]
-        standing = list(range(len(cases)))
-        for check in self._checks:
-            refused = check.examine([cases[n] for n in standing]).refused
-            standing = [n for place, n in enumerate(standing) if place not in refused]
-        return [written[n] for n in sorted(standing, key=lambda n: cases[n].reading.surprisal)]
 
     def _spoilt(self, written: Written) -> Written:
         """An honest completion cut off half-way: what did not end scores nothing."""
