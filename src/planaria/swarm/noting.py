@@ -10,7 +10,7 @@ from planaria.swarm.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learner import Learned
 from planaria.swarm.lessons import Lessons
-from planaria.swarm.records import Layered, RoundDone, SampleRecord
+from planaria.swarm.records import SCHEDULE, Layered, RoundDone, SampleRecord
 from planaria.swarm.rollout import Sample
 
 
@@ -39,7 +39,7 @@ def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], n
             index=entry.index,
             reward=0.0,
             passed=[],
-            layer="schedule",
+            layer=SCHEDULE,
             reason=entry.reason,
         )
         for entry in turned

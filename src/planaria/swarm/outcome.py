@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from planaria.swarm.records import (
     PEERS,
     POISON,
     SAMPLES,
+    SCHEDULE,
     Evaluated,
     Finished,
     RoundDone,
@@ -56,8 +59,10 @@ class PeerOutcome(_Record):
         return self.attack == "none"
 
     def last(self, count: int) -> Point:
-        """The last ``count`` evaluations together."""
+        """The last ``count`` evaluations together; an empty one if there are none yet."""
         points = self.points[-count:]
+        if not points:
+            return Point(round=0, accuracy=Tally(), alone=None, tokens=math.nan, watch={})
         alone = [point.alone for point in points if point.alone is not None]
         return Point(
             round=points[-1].round,
@@ -91,22 +96,30 @@ class Outcome(_Record):
     def honest(self) -> list[PeerOutcome]:
         return [peer for peer in self.peers if peer.honest]
 
+    def _last(self, last: int) -> list[Point]:
+        """Of all honest peers that have been evaluated."""
+        return [peer.last(last) for peer in self.honest if peer.points]
+
     def accuracy(self, last: int) -> float:
-        """Mean over honest peers of their last evaluations."""
-        return sum(p.last(last).accuracy.rate or 0.0 for p in self.honest) / len(self.honest)
+        """Mean over honest peers of their last evaluations; nan if there are none yet."""
+        return _mean([point.accuracy.rate or 0.0 for point in self._last(last)])
 
     def success(self, kind: str, last: int) -> Tally:
         """An attack's success with all honest peers together, over their last evaluations."""
-        return total([p.last(last).watch[kind] for p in self.honest])
+        return total([point.watch.get(kind, Tally()) for point in self._last(last)])
 
     def worst(self, kind: str, last: int) -> float | None:
         """Its success with the honest peer that fared worst."""
-        rates = [rate for p in self.honest if (rate := p.last(last).watch[kind].rate) is not None]
-        return max(rates, default=None)
+        rates = [point.watch[kind].rate for point in self._last(last) if kind in point.watch]
+        return max((rate for rate in rates if rate is not None), default=None)
 
     def tokens(self, last: int) -> float:
-        """Mean length of honest peers' completions."""
-        return sum(p.last(last).tokens for p in self.honest) / len(self.honest)
+        """Mean length of honest peers' completions; nan if none was evaluated yet."""
+        return _mean([point.tokens for point in self._last(last)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
 def total(tallies: Sequence[Tally]) -> Tally:
@@ -114,12 +127,12 @@ def total(tallies: Sequence[Tally]) -> Tally:
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """The outcome of the run in ``folder``, as far as it has come: of the peers that were evaluated at least once."""
-    found = {path: read_log(path / LOG) for path in sorted((folder / PEERS).iterdir())}
-    logs = {path: log for path, log in found.items() if any(isinstance(record, Evaluated) for record in log)}
+    """The outcome of the run in ``folder``, as far as it has come; peers that never started are not among it."""
+    read = {path.parent: read_log(path) for path in sorted((folder / PEERS).glob(f"*/{LOG}"))}
+    logs = {path: log for path, log in read.items() if any(isinstance(r, Started) for r in log)}
     places = list(logs)
     peers = [_peer(log) for log in logs.values()]
-    rounds = [[r for r in log if isinstance(r, RoundDone)] for log in logs.values()]
+    rounds = [{r.round for r in log if isinstance(r, RoundDone)} for log in logs.values()]
     times = [record.time for log in logs.values() for record in log]
     honest = {path: peer for path, peer in zip(places, peers, strict=True) if peer.honest}
     poison = {
@@ -140,6 +153,8 @@ def read_outcome(folder: Path) -> Outcome:
 def _peer(log: Sequence[object]) -> PeerOutcome:
     started = next(r for r in log if isinstance(r, Started))
     done = [r for r in log if isinstance(r, RoundDone)]
+    # A peer that is started again goes through all rounds once more: what it notes last counts.
+    evaluated = {r.round: r for r in log if isinstance(r, Evaluated)}
     return PeerOutcome(
         name=started.name,
         id=started.id,
@@ -147,8 +162,7 @@ def _peer(log: Sequence[object]) -> PeerOutcome:
         model=started.model,
         points=[
             Point(round=r.round, accuracy=r.accuracy, alone=r.alone, tokens=r.tokens, watch=r.watch)
-            for r in log
-            if isinstance(r, Evaluated)
+            for r in evaluated.values()
         ],
         finished=any(isinstance(r, Finished) and not r.reason for r in log),
         weights=done[-1].weights if done else "",
@@ -164,14 +178,16 @@ def _layers(
     stopped: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     misjudged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for path, peer in honest.items():
-        for line in read_samples(path / SAMPLES):
+        lines = {(line.peer, line.round, line.problem, line.index): line for line in read_samples(path / SAMPLES)}
+        for name, line in lines.items():
             if line.peer == peer.id:
                 continue
-            is_poison = (line.peer, line.round, line.problem, line.index) in poison
+            is_poison = name in poison
             if line.peer in attackers and not is_poison:
                 continue  # an attacker's filler is neither poison nor an honest peer's work
             counts = stopped if is_poison else misjudged
-            for layer in (*line.passed, *([line.layer] if line.layer else [])):
+            # All that is not turned away by the schedule has passed it, and it does not say so of each.
+            for layer in dict.fromkeys((SCHEDULE, *line.passed, *([line.layer] if line.layer else []))):
                 counts[layer][0] += layer == line.layer
                 counts[layer][1] += 1
             counts[ALL][0] += bool(line.layer)
@@ -180,8 +196,10 @@ def _layers(
     for path in honest:
         for record in logs[path]:
             for layer, reason in record.off.items() if isinstance(record, RoundDone) else ():
-                off[layer][reason.partition(":")[2].strip() or reason] += 1
+                off[layer][reason.partition(": ")[2] or reason] += 1
     names = dict.fromkeys([*stopped, *misjudged, *off])
+    if not stopped[SCHEDULE][0] + misjudged[SCHEDULE][0]:
+        names.pop(SCHEDULE, None)
     return {
         name: LayerOutcome(stopped=_tally(stopped[name]), misjudged=_tally(misjudged[name]), off=dict(off[name]))
         for name in names

@@ -16,6 +16,8 @@ PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""
 _BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
+SCHEDULE = "schedule"
+"""the layer of those that were turned away before any policy read them"""
 
 
 class _Record(BaseModel):

@@ -1,0 +1,195 @@
+"""What came of a run, read off records that are written here by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.swarm.drilled import Drill, Drilled, Run, spread
+from planaria.swarm.measure import Tally
+from planaria.swarm.outcome import ALL, Outcome, read_outcome
+from planaria.swarm.records import (
+    LOG,
+    PEERS,
+    POISON,
+    SAMPLES,
+    Evaluated,
+    Finished,
+    Log,
+    PoisonRecord,
+    Record,
+    RoundDone,
+    SampleRecord,
+    Started,
+)
+
+NOTHING: dict[str, Any] = {
+    "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],
+    "layers": {}, "off": {}, "aside": {}, "lessons": 0, "skipped": 0, "influence": {}, "loss": 0.0, "grad_norm": 0.0,
+    "stats": {},
+}  # fmt: skip
+
+
+def started(name: str, attack: str = "none") -> Started:
+    words = {"model": "tiny", "parameters": 1, "vocab": 257, "first_round": 0}
+    return Started(time=100.0, name=name, id=name * 2, attack=attack, **words)  # type: ignore[arg-type]
+
+
+def done(number: int, **changes: Any) -> RoundDone:
+    return RoundDone(time=101.0 + number, round=number, weights=f"w{number}", **(NOTHING | changes))
+
+
+def evaluated(number: int, hits: int, watch: int = 0, alone: Tally | None = None) -> Evaluated:
+    return Evaluated(
+        time=101.0 + number,
+        round=number,
+        accuracy=Tally(hits=hits, eligible=10),
+        alone=alone,
+        tokens=5.0 + number,
+        watch={"text": Tally(hits=watch, eligible=10)},
+    )
+
+
+def write(run: Path, name: str, *records: Record, samples: tuple[SampleRecord, ...] = ()) -> Path:
+    folder = run / PEERS / name
+    Log(folder / LOG).note(*records)
+    Log(folder / SAMPLES).note(*samples)
+    return folder
+
+
+counter = itertools.count()
+
+
+def sample(peer: str, layer: str = "", passed: tuple[str, ...] = (), index: int | None = None) -> SampleRecord:
+    index = next(counter) if index is None else index
+    return SampleRecord(
+        peer=peer, round=0, problem=7, index=index, reward=1.0, passed=list(passed), layer=layer, reason="bad"
+    )
+
+
+def test_accuracy_and_success_are_the_honest_peers_last_evaluations(tmp_path: Path) -> None:
+    write(tmp_path, "a", started("a"), evaluated(0, 0), done(0), evaluated(1, 4, 1), evaluated(2, 6, 3), Finished())
+    write(tmp_path, "b", started("b"), evaluated(0, 0), done(0), evaluated(1, 8, 0), evaluated(2, 8, 10), Finished())
+    write(tmp_path, "x", started("x", "text"), evaluated(2, 0, 10), Finished())
+    found = read_outcome(tmp_path)
+    assert found.accuracy(1) == pytest.approx(0.7) and found.accuracy(2) == pytest.approx((0.5 + 0.8) / 2)
+    assert found.success("text", 2) == Tally(hits=14, eligible=40) and found.worst("text", 1) == 1.0
+    assert found.tokens(1) == 7 and found.rounds == 1
+    assert [peer.name for peer in found.honest] == ["a", "b"] and all(peer.finished for peer in found.peers)
+
+
+def test_stop_rates_and_false_positives_are_of_what_reached_a_layer(tmp_path: Path) -> None:
+    samples = (
+        *(sample("bb", passed=("support", "judge")) for _ in range(8)),
+        sample("bb", "support"),
+        sample("bb", "judge", ("support",)),
+        *(sample("xx", "support", index=1000 + n) for n in range(3)),
+        sample("xx", "judge", ("support",), index=1003),
+        sample("xx", passed=("support", "judge"), index=1004),
+        sample("xx", "support", index=2000),  # filler
+        sample("xx", passed=("support", "judge"), index=2001),  # filler
+        sample("aa", "support"),  # its own
+    )
+    write(tmp_path, "a", started("a"), samples=samples)
+    write(tmp_path, "b", started("b"))
+    bad = write(tmp_path, "x", started("x", "text"), samples=(sample("aa", "support"),))
+    Log(bad / POISON).note(*(PoisonRecord(round=0, problem=7, index=1000 + n) for n in range(5)))
+    layers = read_outcome(tmp_path).layers
+    assert layers["support"].stopped == Tally(hits=3, eligible=5)
+    assert layers["support"].misjudged == Tally(hits=1, eligible=10)
+    assert layers["judge"].stopped == Tally(hits=1, eligible=2)
+    assert layers["judge"].misjudged == Tally(hits=1, eligible=9)
+    assert layers[ALL].stopped == Tally(hits=4, eligible=5)
+    assert layers[ALL].misjudged == Tally(hits=2, eligible=10)
+
+
+def test_what_was_turned_away_unread_is_told_of_all_that_came(tmp_path: Path) -> None:
+    samples = (*(sample("bb", passed=("support",)) for _ in range(9)), sample("bb", "schedule"))
+    write(tmp_path, "a", started("a"), samples=samples)
+    write(tmp_path, "b", started("b"))
+    layers = read_outcome(tmp_path).layers
+    assert layers["schedule"].misjudged == Tally(hits=1, eligible=10)
+    assert layers["support"].misjudged == Tally(hits=0, eligible=9)
+
+
+def test_reasons_for_being_off_are_counted_without_their_numbers(tmp_path: Path) -> None:
+    rounds = [done(n, off={"support": f"would refuse {n} %: the policies differ"}) for n in range(3)]
+    judge = done(3, off={"judge": "task gym:chain_sum cannot check reasoning; name a model"})
+    write(tmp_path, "a", started("a"), *rounds, judge)
+    layers = read_outcome(tmp_path).layers
+    assert layers["support"].off == {"the policies differ": 3}
+    assert layers["judge"].off == {"task gym:chain_sum cannot check reasoning; name a model": 1}
+
+
+def test_a_peer_that_broke_down_is_unfinished(tmp_path: Path) -> None:
+    write(tmp_path, "a", started("a"), evaluated(0, 5), done(0), Finished(reason="no quorum"))
+    write(tmp_path, "b", started("b"), evaluated(0, 5), done(0), done(1))
+    write(tmp_path, "c", started("c"), evaluated(0, 5), done(0), done(1), Finished())
+    found = read_outcome(tmp_path)
+    assert [peer.finished for peer in found.peers] == [False, False, True] and found.rounds == 2
+    assert [peer.weights for peer in found.peers] == ["w0", "w1", "w1"]
+
+
+def test_a_run_that_has_hardly_begun_has_an_outcome_too(tmp_path: Path) -> None:
+    write(tmp_path, "a", started("a"))
+    write(tmp_path, "b", Finished(reason="no such model"))
+    write(tmp_path, "c")
+    found = read_outcome(tmp_path)
+    assert [peer.name for peer in found.peers] == ["a"] and found.rounds == 0
+    assert math.isnan(found.accuracy(4)) and math.isnan(found.tokens(4))
+    assert found.success("text", 4) == Tally() and found.worst("text", 4) is None
+    assert Outcome.model_validate_json(found.model_dump_json()) == found
+
+
+def test_peers_without_evaluations_count_for_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "a", started("a"), evaluated(0, 5, 2))
+    write(tmp_path, "b", started("b"))
+    found = read_outcome(tmp_path)
+    assert found.accuracy(4) == 0.5 and found.tokens(4) == 5 and found.success("text", 4).hits == 2
+    assert found.success("math", 4) == Tally() and found.worst("math", 4) is None, "nobody watched for it"
+
+
+def test_before_any_peer_has_begun_there_is_nobody(tmp_path: Path) -> None:
+    assert read_outcome(tmp_path).peers == []
+
+
+def test_a_peer_that_was_started_again_is_counted_once(tmp_path: Path) -> None:
+    seen = (sample("bb", "support", index=1), sample("bb", passed=("support",), index=2))
+    first = (started("a"), evaluated(0, 1), done(0), done(1), evaluated(2, 3))
+    write(tmp_path, "a", *first, *first, done(2), evaluated(3, 5), Finished(), samples=(*seen, *seen))
+    write(tmp_path, "b", started("b"))
+    found = read_outcome(tmp_path)
+    assert found.rounds == 3 and [point.round for point in found.peers[0].points] == [0, 2, 3]
+    assert found.layers["support"].misjudged == Tally(hits=1, eligible=2)
+
+
+def test_the_last_evaluations_are_summed(tmp_path: Path) -> None:
+    alone = Tally(hits=1, eligible=10)
+    write(tmp_path, "a", started("a"), evaluated(0, 1), evaluated(1, 2, 1, alone), evaluated(2, 3, 2, alone))
+    (peer,) = read_outcome(tmp_path).peers
+    point = peer.last(2)
+    assert point.round == 2 and point.accuracy == Tally(hits=5, eligible=20) and point.tokens == 6.5
+    assert point.alone == Tally(hits=2, eligible=20) and point.watch == {"text": Tally(hits=3, eligible=20)}
+    assert peer.last(1).alone == alone and peer.last(99).accuracy.eligible == 30
+
+
+def test_a_drill_puts_its_seeds_side_by_side(tmp_path: Path) -> None:
+    runs = []
+    for seed in (1, 2):
+        run = tmp_path / str(seed)
+        write(run, "a", started("a"), evaluated(0, 2 * seed, seed), samples=(sample("bb", "support"), sample("bb")))
+        write(run, "b", started("b"), evaluated(0, 2 * seed, 0))
+        runs.append(Run(seed=seed, outcome=read_outcome(run)))
+    arm = Drilled(name="arm", control="", attackers=[], runs=runs)
+    assert arm.accuracy(1) == pytest.approx((0.3, 0.2, 0.4))
+    assert arm.success("text", 1) == pytest.approx((0.075, 0.05, 0.1)) and arm.worst("text", 1) == 0.2
+    assert arm.pooled("text", 1) == Tally(hits=3, eligible=40)
+    assert arm.layer("support") == (Tally(), Tally(hits=2, eligible=2)) and arm.layer("none") == (Tally(), Tally())
+    drill = Drill(name="d", last=1, watch=["text"], arms=[arm])
+    assert drill.arm("arm") == arm and set(drill.layers()) == {"support", ALL}
+    assert Drill.model_validate_json(drill.model_dump_json()) == drill
+    assert spread([3.0]) == (3.0, 3.0, 3.0)
