@@ -21,7 +21,8 @@ SCHEDULE = "schedule"
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A loss may be nan, and its line must still be one.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Started(_Record):

@@ -1,0 +1,105 @@
+"""What peers note, and what is read of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tiny_swarm import case
+
+from planaria.swarm.defence import Report, Verdict
+from planaria.swarm.intake import Turned
+from planaria.swarm.learner import Learned
+from planaria.swarm.lessons import lessons
+from planaria.swarm.noting import round_record, sample_records
+from planaria.swarm.records import (
+    Finished,
+    Log,
+    PoisonRecord,
+    RoundDone,
+    SampleRecord,
+    Started,
+    follow,
+    read_log,
+    read_poison,
+    read_samples,
+)
+
+START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
+
+
+def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
+    log = Log(tmp_path / "deep" / "log.jsonl")
+    log.note(START, Finished(reason="a line\nof \u2028 trouble"))
+    log.note()
+    assert read_log(tmp_path / "deep" / "log.jsonl") == [START, Finished(time=read_log(tmp_path / "deep" / "log.jsonl")[1].time, reason="a line\nof \u2028 trouble")]  # fmt: skip
+
+
+def test_there_may_be_nothing_to_read_yet(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "none") == list(read_samples(tmp_path / "none")) == []
+    assert list(read_poison(tmp_path / "none")) == [] and follow(tmp_path / "none")() == []
+
+
+def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    news = follow(file)
+    line = START.model_dump_json() + "\n"
+    file.write_text(line + line[:20])
+    assert read_log(file) == [START] and news() == [START] and news() == []
+    file.write_text(line + line)
+    assert news() == [START] and read_log(file) == [START, START]
+
+
+def test_poison_is_read_again(tmp_path: Path) -> None:
+    notes = [PoisonRecord(round=n, problem=2, index=3) for n in range(3)]
+    Log(tmp_path / "poison").note(*notes)
+    assert list(read_poison(tmp_path / "poison")) == notes
+
+
+def judged() -> Report:
+    texts = [case("me", 1, n, reward=n % 2) for n in range(2)] + [case("x", 1, n, reward=1.0) for n in range(2)]
+    verdicts = [Verdict(c, passed=("support",)) for c in texts[:3]] + [Verdict(texts[3], "support", "token 1")]
+    return Report(verdicts, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
+
+
+TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned("y", 1, 0, "too long")]
+
+
+def test_every_completion_that_came_is_noted_once() -> None:
+    report = judged()
+    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    notes = sample_records(report, taken, TURNED, 4)
+    assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
+        ("me", 1, 0, ""), ("me", 1, 1, ""), ("x", 1, 0, ""), ("x", 1, 1, "support"),
+        ("x", 9, 0, "schedule"), ("x", 1, 5, "schedule"), ("y", 1, 0, "schedule"),
+    ]  # fmt: skip
+    assert all(note.round == 4 for note in notes)
+    assert [note.advantage is None for note in notes] == [False, False, False, True, True, True, True]
+    assert sum(note.advantage or 0.0 for note in notes) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("value", [1.5, math.inf, math.nan])
+def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: Path, value: float) -> None:
+    report = judged()
+    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    samples = [verdict.case.sample for verdict in report.verdicts]
+    learned = Learned(value, value, {"ratio": value})
+    record = round_record(4, {"read": 0.12345678}, "me", samples, TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")  # fmt: skip
+    assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
+    assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
+    assert record.layers["support"]["x"].refused == 1 and record.off and record.aside and record.lessons == 3
+    Log(tmp_path / "log").note(record)
+    (again,) = read_log(tmp_path / "log")
+    assert isinstance(again, RoundDone) and repr(again) == repr(record)
+
+
+def test_a_peer_of_whom_nothing_came_had_no_reward() -> None:
+    record = round_record(0, {}, "me", [], [], {}, [], Report([]), lessons([], "horizontal", True, 1.0), Learned(), "")
+    assert record.reward == 0.0 and record.lessons == 0
+
+
+def test_samples_are_read_again(tmp_path: Path) -> None:
+    notes = [SampleRecord(peer="a", round=0, problem=1, index=n, reward=1.0, passed=["x"]) for n in range(3)]
+    Log(tmp_path / "samples").note(*notes)
+    assert list(read_samples(tmp_path / "samples")) == notes
