@@ -30,10 +30,12 @@ START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, v
 
 
 def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
-    log = Log(tmp_path / "deep" / "log.jsonl")
-    log.note(START, Finished(reason="a line\nof \u2028 trouble"))
+    file = tmp_path / "deep" / "log.jsonl"
+    end = Finished(time=2.0, reason="a line\nof \u2028 trouble")
+    log = Log(file)
+    log.note(START, end)
     log.note()
-    assert read_log(tmp_path / "deep" / "log.jsonl") == [START, Finished(time=read_log(tmp_path / "deep" / "log.jsonl")[1].time, reason="a line\nof \u2028 trouble")]  # fmt: skip
+    assert read_log(file) == [START, end]
 
 
 def test_there_may_be_nothing_to_read_yet(tmp_path: Path) -> None:
@@ -49,6 +51,19 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
     assert read_log(file) == [START] and news() == [START] and news() == []
     file.write_text(line + line)
     assert news() == [START] and read_log(file) == [START, START]
+
+
+def test_a_line_that_its_writer_never_finished_does_not_spoil_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    line = START.model_dump_json() + "\n"
+    file.write_text(line + line[:20])
+    news = follow(file)
+    assert news() == [START]
+    Log(file).note(Finished(time=1.0))
+    assert read_log(file) == [START, Finished(time=1.0)] and news() == [Finished(time=1.0)]
+    file.write_text(line[:20])
+    Log(file).note(START)
+    assert read_log(file) == [START]
 
 
 def test_poison_is_read_again(tmp_path: Path) -> None:
@@ -71,9 +86,14 @@ def test_every_completion_that_came_is_noted_once() -> None:
     taken = lessons(report.accepted, "horizontal", True, 1.0)
     notes = sample_records(report, taken, TURNED, 4)
     assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
-        ("me", 1, 0, ""), ("me", 1, 1, ""), ("x", 1, 0, ""), ("x", 1, 1, "support"),
-        ("x", 9, 0, "schedule"), ("x", 1, 5, "schedule"), ("y", 1, 0, "schedule"),
-    ]  # fmt: skip
+        ("me", 1, 0, ""),
+        ("me", 1, 1, ""),
+        ("x", 1, 0, ""),
+        ("x", 1, 1, "support"),
+        ("x", 9, 0, "schedule"),
+        ("x", 1, 5, "schedule"),
+        ("y", 1, 0, "schedule"),
+    ]
     assert all(note.round == 4 for note in notes)
     assert [note.advantage is None for note in notes] == [False, False, False, True, True, True, True]
     assert sum(note.advantage or 0.0 for note in notes) == pytest.approx(0)
@@ -85,7 +105,9 @@ def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: 
     taken = lessons(report.accepted, "horizontal", True, 1.0)
     samples = [verdict.case.sample for verdict in report.verdicts]
     learned = Learned(value, value, {"ratio": value})
-    record = round_record(4, {"read": 0.12345678}, "me", samples, TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")  # fmt: skip
+    record = round_record(
+        4, {"read": 0.12345678}, "me", samples, TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff"
+    )
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
     assert record.layers["support"]["x"].refused == 1 and record.off and record.aside and record.lessons == 3
