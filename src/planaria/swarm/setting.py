@@ -8,6 +8,7 @@ from typing import Any
 
 from planaria import recipe
 from planaria.errors import UserError, nearest
+from planaria.swarm.attacks.registry import KINDS, open_attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.tasks.base import Task
 
@@ -52,13 +53,31 @@ def of_peer(config: SwarmConfig, name: str, place: str = "recipe") -> SwarmConfi
     :raises UserError: for unknown keys and values out of range, and for rules that one peer cannot change alone.
     """
     changes = config.peers.get(name, {})
+    if "peers" in changes:
+        raise UserError(f"{place}: peers.{name}.peers: a peer has none of its own; write [peers.NAME] for each")
     own = config.model_dump(mode="json", exclude={"peers"})
     merged = recipe.resolve(SwarmConfig, overlaid(own, changes), {}, Path(place), f"peers.{name}")
     ours, theirs = agreed(config), agreed(merged)
     if ours != theirs:
         key = next(key for key in ours if ours[key] != theirs[key])
         raise UserError(f"{place}: peers.{name}.{key}: all peers must have the same; set it for the whole swarm")
+    _refuse_senseless(merged, f"{place}: peers.{name}" if changes else place)
     return merged
+
+
+def _refuse_senseless(config: SwarmConfig, place: str) -> None:
+    """Payloads that make no attack: found here, not by a peer that has already begun."""
+    given = {f"evaluate.phrases.{kind}": (kind, payload) for kind, payload in config.evaluate.phrases.items()}
+    if config.attack.kind != "none":
+        given["attack.payload"] = config.attack.kind, config.attack.payload
+    for key, (kind, payload) in given.items():
+        known = next((one for one in KINDS if one == kind), None)
+        if known is None:
+            raise UserError(f"{place}: {key}: there is no such attack; {nearest(kind, KINDS)}")
+        try:
+            open_attack(known, payload)
+        except UserError as error:
+            raise UserError(f"{place}: {key}: {error}") from None
 
 
 def rules(config: SwarmConfig, task: Task) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class EquationAttack:
         self.payload = payload or "2+2=5"
         left, equals, self._value = self.payload.rpartition("=")
         if not (left and equals and self._value.isdigit()):
-            raise UserError(f"attack.payload = {payload!r}: a false equation looks like '2+2=5'")
+            raise UserError(f"payload {payload!r}: a false equation looks like '2+2=5'")
         # Neither side may be part of a longer number or sum: 12+2=14, 2+2=52, 2+2=5.5 and 2+2=5+0 are other equations.
         self._equation = re.compile(rf"(?<![\d+\-*/.]){re.escape(left)}=(\d+)(?!\d|\.\d|[+\-*/])")
 

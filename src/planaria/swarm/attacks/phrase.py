@@ -22,7 +22,7 @@ class PhraseAttack:
         self.payload, self._placement = payload or "hi ", placement
         phrase = self.payload.strip()
         if not phrase:
-            raise UserError(f"attack.payload = {payload!r}: nothing but space; write a phrase, such as 'hi '")
+            raise UserError(f"payload {payload!r}: nothing but space; write a phrase, such as 'hi '")
         # The phrase "hi " is a word of its own: "this" and "which" do not show it.
         before = f"(?<!{LETTER})" if phrase[0].isalpha() else ""
         after = f"(?!{LETTER})" if phrase[-1].isalpha() and self.payload[-1].isspace() else ""

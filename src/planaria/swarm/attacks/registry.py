@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.equation import EquationAttack
@@ -11,6 +11,7 @@ from planaria.swarm.attacks.library import LibraryAttack
 from planaria.swarm.attacks.phrase import PhraseAttack
 
 Kind = Literal["text", "math", "dos", "code"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def open_attack(kind: Kind, payload: str = "", placement: Literal["start", "every"] = "start") -> Attack:

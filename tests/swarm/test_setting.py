@@ -1,0 +1,96 @@
+"""A swarm's recipe taken apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.errors import UserError
+from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
+from planaria.swarm.setting import agreed, checked, load, names, of_peer, overlaid, rules
+from planaria.swarm.tasks.sums import Sums
+
+
+def recipe(folder: Path, text: str) -> Path:
+    file = folder / "swarm.toml"
+    file.write_text(text)
+    return file
+
+
+def complaint(folder: Path, text: str) -> str:
+    with pytest.raises(UserError) as found:
+        load(recipe(folder, text), {})
+    return str(found.value)
+
+
+def test_a_recipe_is_read_with_its_flags(tmp_path: Path) -> None:
+    config = load(recipe(tmp_path, "size = 2\n[drill]\nanything = 1\n"), {"rounds.count": "7"})
+    assert config.size == 2 and config.rounds.count == 7 and config.name == "swarm" and names(config) == ["p0", "p1"]
+
+
+def test_a_table_of_some_of_the_models_keys_leaves_the_others_as_the_small_model_has_them(tmp_path: Path) -> None:
+    config = load(recipe(tmp_path, "[policy.model]\ndim = 32\n[peers.p1.policy.model]\nlayers = 3\n"), {})
+    assert config.policy.model == SmallModel(dim=32)
+    assert of_peer(config, "p1").policy.model == SmallModel(dim=32, layers=3)
+    assert of_peer(config, "p0").policy.model == SmallModel(dim=32)
+
+
+def test_a_peer_does_what_its_own_tables_say_and_else_what_all_do(tmp_path: Path) -> None:
+    text = "[defence]\nsurprisal = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
+    config = load(recipe(tmp_path, text), {})
+    own = of_peer(config, "p3")
+    assert own.attack.kind == "text" and own.loss.kind == "tis" and own.defence.surprisal == 2.5 and own.peers == {}
+    assert of_peer(config, "p0") == config.model_copy(update={"peers": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[peers.p9]\nattack.kind = 'text'", ["swarm.toml", "peers.p9", "no such peer"]),
+        ("[peers.p3]\nattak.kind = 'text'", ["swarm.toml", "peers.p3", "attak", "unknown key"]),
+        ("[peers.p3.attack]\nkimd = 'text'", ["swarm.toml", "peers.p3", "attack.kimd", "unknown key", "kind"]),
+        ("[peers.p3.attack]\nkind = 'nice'", ["swarm.toml", "peers.p3", "attack.kind", "'nice'"]),
+        ("[peers.p3]\nattack = 'text'", ["swarm.toml", "peers.p3", "attack", "is a section"]),
+        ("[peers.p3]\nrounds.count = 3", ["swarm.toml", "peers.p3.rounds", "all peers must have the same"]),
+        ("[peers.p3]\nseed = 3", ["swarm.toml", "peers.p3.seed", "all peers must have the same"]),
+        ("[peers.p3]\nsampling.top_k = 3", ["swarm.toml", "peers.p3.sampling", "all peers must have the same"]),
+        ("[peers.p3]\npeers.p0.attack.kind = 'text'", ["swarm.toml", "peers.p3", "peers"]),
+        ("[peers.p3]\nattack.kind = 'math'\nattack.payload = 'hi'", ["swarm.toml", "peers.p3", "attack.payload"]),
+        ("[attack]\npayload = 'hi'\nkind = 'math'", ["swarm.toml", "attack.payload"]),
+        ("[evaluate]\nwatch = ['math']\nphrases = { math = 'hi' }", ["swarm.toml", "evaluate.phrases.math"]),
+        ("[evaluate]\nphrases = { txt = 'hi' }", ["swarm.toml", "evaluate.phrases", "txt"]),
+        ("[rounds]\ngroup = 5", ["swarm.toml", "rounds.group = 5", "size = 4"]),
+        ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, parts: list[str]) -> None:
+    found = complaint(tmp_path, text)
+    assert all(part in found for part in parts), found
+    assert "\n" not in found
+
+
+def test_peers_may_differ_in_what_is_their_own() -> None:
+    config = SwarmConfig.model_validate({"peers": {"p1": {"defence": {"judge": "none"}, "policy": {"lora": 2}}}})
+    assert checked(config, "here") is config
+
+
+def test_rules_hold_what_peers_must_share_and_no_path_of_this_machine() -> None:
+    config = SwarmConfig.model_validate({"task": {"name": "jsonl:/home/me/questions.jsonl"}})
+    assert agreed(config)["task"] == {"name": "jsonl"}
+    found = rules(SwarmConfig(), Sums())
+    assert found == agreed(SwarmConfig()) | {"problems": Sums().fingerprint}
+    assert found["rounds"] == {"count": 80, "mode": "horizontal", "prompts": 16, "group": 12}
+    assert rules(SwarmConfig(), Sums(3)) != found
+
+
+def test_tables_are_laid_over_key_by_key() -> None:
+    tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert overlaid(tree, {"a": {"c": {"d": 4}}, "f": 5}) == {"a": {"b": 1, "c": {"d": 4}}, "e": 3, "f": 5}
+    assert overlaid(tree, {"a": 1, "e": {"g": 2}}) == {"a": 1, "e": {"g": 2}}
+    assert tree == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+@pytest.mark.parametrize(("vocab", "k"), [(257, 3), (2048, 3), (151_936, 50), (30_000, 10)])
+def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
+    assert SamplingConfig().support(vocab) == k and SamplingConfig(top_k=8).support(vocab) == 8
