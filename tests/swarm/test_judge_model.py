@@ -176,6 +176,19 @@ def test_a_broken_tokenizer_is_named(plain: Path, tmp_path: Path) -> None:
         ModelWriter(str(tmp_path / "broken"), 5)
 
 
+def test_a_judgement_must_leave_room_for_what_is_judged(plain: Path) -> None:
+    ModelWriter(str(plain), CONFIG.context - 512)
+    with pytest.raises(UserError, match=r"judge_tokens = 3585 leaves 511 .* give fewer"):
+        ModelWriter(str(plain), CONFIG.context - 511)
+
+
+def test_a_config_that_is_none_is_named(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "broken")
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "no such kind"}')
+    with pytest.raises(UserError, match="mend it"):
+        ModelWriter(str(tmp_path / "broken"), 5)
+
+
 def test_without_transformers_the_mend_is_told(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'planaria\[hf\]'"):

@@ -15,9 +15,11 @@ from planaria.swarm.huggingface_policy import open_model
 from planaria.swarm.policies import HUB, downloaded
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
-"""how judgements are drawn. Source: arXiv 2511.09780, section 5, less its beams"""
+"""how judgements are drawn. Source: arXiv 2511.09780, less its beams"""
 ROWS = 16
 """requests at once"""
+LEAST = 512
+"""tokens that a judge must have room for besides what it writes: the order, the problem and the text"""
 SLOT = "{planaria: the request}"
 """stands for the request while the chat is laid out"""
 
@@ -40,15 +42,22 @@ class ModelWriter:
         self._most = most
         self._tokenizer = _tokenizer(self._folder)
         self._head, self._tail = _around(self._folder, self._tokenizer)
+        self._room = _context(self._folder) - most
+        if self._room < LEAST:
+            raise UserError(
+                f"defence.judge_tokens = {most} leaves {self._room} of the context of {self._folder} for what is to be "
+                f"read, which takes {LEAST} or more; give fewer"
+            )
         added = {str(token) for token in self._tokenizer.get_added_vocab()}
         self.reserved: Sequence[str] = sorted(added, key=lambda token: (-len(token), token))
 
     def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """What it writes to each request; None where request and judgement do not both fit into its context."""
+        """What it writes to each request; None where request and judgement do not both fit into its context.
+
+        What is asked beside a request moves its logits by rounding errors alone, and hardly ever a draw.
+        """
         rows = [[*self._head, *self._plain(request), *self._tail] for request in requests]
-        config = self._model.config.get_text_config()
-        room = (getattr(config, "max_position_embeddings", None) or 2**31) - self._most
-        fitting = sorted((n for n, row in enumerate(rows) if len(row) <= room), key=lambda n: len(rows[n]))
+        fitting = sorted((n for n, row in enumerate(rows) if len(row) <= self._room), key=lambda n: len(rows[n]))
         written: list[str | None] = [None] * len(rows)
         for start in range(0, len(fitting), ROWS):
             part = fitting[start : start + ROWS]
@@ -130,6 +139,18 @@ def _tokenizer(folder: Path) -> Any:
         raise UserError(
             f"defence.judge: the tokenizer in {folder} cannot be read ({reason}); download it again"
         ) from error
+
+
+def _context(folder: Path) -> int:
+    """Tokens that a model can see at once."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"defence.judge: {folder}: its config.json cannot be read ({reason}); mend it") from error
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31  # none: without limit
 
 
 def _around(folder: Path, tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -1,6 +1,6 @@
 """A language model as the judge: it reads a problem and a completion, writes a critique, then one verdict.
 
-The second defence of HTTF (arXiv 2511.09780, section 5): a critique, then exactly one yes or no; a verdict that is
+The second defence of HTTF (arXiv 2511.09780): a critique, then exactly one yes or no; a verdict that is
 missing or there twice is a no. The prompt is ours. Published rates of such judges are far from perfect: a model of 14
 billion parameters lets 2 to 4 % of poison through and refuses a quarter of what is good; without critique 19 to 86 %.
 
