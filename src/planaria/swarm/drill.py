@@ -12,7 +12,7 @@ from planaria import recipe
 from planaria.config import Natural, Section
 from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.setting import checked, overlaid
+from planaria.swarm.setting import checked, names, of_peer, overlaid
 
 FREE_TO_DIFFER = ("defence", "peers", "loss", "rounds.gather", "rounds.mode", "sampling.top_k", "shadow")
 """what arms may change; with other tasks, schools, sizes or budgets they would not be comparable"""
@@ -46,7 +46,7 @@ class Arm(Section):
     @property
     def attackers(self) -> list[str]:
         """The peers that attack, by name."""
-        return [name for name, changes in self.config.peers.items() if _kind(changes) != "none"]
+        return [name for name in names(self.config) if of_peer(self.config, name).attack.kind != "none"]
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
@@ -108,8 +108,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
-
-
-def _kind(changes: Mapping[str, Any]) -> str:
-    attack = changes.get("attack", {})
-    return str(attack.get("kind", "none")) if isinstance(attack, Mapping) else "none"
