@@ -36,7 +36,7 @@ def graduate(
 ) -> tuple[Llama, Tokenizer]:
     """The model that has been to school, from the cache if it has been there before.
 
-    :raises UserError: when the task knows no worked solutions.
+    :raises UserError: when the task knows no worked solutions, or they do not fit into the model's context.
     """
     root = folder or cache_folder(DataConfig())
     root.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,10 @@ def graduate(
 
 
 def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
-    """Supervised updates on noisy solutions of training problems; the last loss in nats."""
+    """Supervised updates on noisy solutions of training problems; the last loss in nats.
+
+    :raises UserError: when there are no solutions, or they do not fit into the pupil's context.
+    """
     rng = random.Random(derived("school", config.seed))
     optim = OptimConfig(lr=config.lr, schedule="cosine", warmup=min(20, config.steps // 10))
     optimizer = make_optimizer(list(pupil.parameters()), optim)
@@ -66,6 +69,11 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) 
     for step in range(config.steps):
         pairs = [_lesson(task, tokenizer, config, rng) for _ in range(config.batch)]
         batch = pad(pairs)
+        if (longest := batch.tokens.shape[1]) > (context := pupil.config.context):
+            raise UserError(
+                f"policy.model.context = {context}: a worked solution of {task.name} takes {longest} tokens with its "
+                f"problem; set it to {longest} or more"
+            )
         pupil.zero_grad()
         logits = pupil(batch.tokens)[:, :-1]
         targets = batch.tokens[:, 1:][batch.mask]

@@ -1,0 +1,117 @@
+"""School, and what is kept of it."""
+
+from __future__ import annotations
+
+import queue
+import random
+import string
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_swarm import MODEL, byte_tokenizer
+
+from planaria.data.cache import locked
+from planaria.errors import UserError
+from planaria.model.stages import Llama
+from planaria.swarm.config import SchoolConfig
+from planaria.swarm.fingerprints import weights_fingerprint
+from planaria.swarm.school import graduate, strayed, teach
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
+
+SCHOOL = SchoolConfig(steps=3, batch=4)
+
+
+class Dumb(Sums):
+    """A task that knows no solutions."""
+
+    noisy_solution = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "noisy_solution":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def solution(self, problem: Problem, rng: random.Random) -> None:  # type: ignore[override]
+        return None
+
+
+def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
+    found, tokenizer = graduate(Sums(), config, MODEL.model_copy(update=model), folder)
+    assert tokenizer.vocab == 257
+    return weights_fingerprint(found)
+
+
+def test_a_school_is_kept_and_not_taught_twice(tmp_path: Path) -> None:
+    told: list[str] = []
+    first, _ = graduate(Sums(), SCHOOL, MODEL, tmp_path, told.append)
+    again, _ = graduate(Sums(), SCHOOL, MODEL, tmp_path, told.append)
+    assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
+    assert told == ["school: 3 steps on worked solutions of sums"]
+
+
+def test_the_same_school_elsewhere_gives_the_same_weights(tmp_path: Path) -> None:
+    assert schooled(tmp_path / "a") == schooled(tmp_path / "b")
+
+
+def test_another_school_task_or_model_is_kept_apart(tmp_path: Path) -> None:
+    schooled(tmp_path)
+    schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
+    schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
+    schooled(tmp_path, dim=32)
+    graduate(Sums(style="words"), SCHOOL, MODEL, tmp_path)
+    graduate(Sums(3), SCHOOL, MODEL, tmp_path)
+    files = sorted(tmp_path.glob("school-*.safetensors"))
+    assert len(files) == 6 == len({file.read_bytes() for file in files})
+
+
+def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'sums' knows no worked solutions .*policy\.path"):
+        graduate(Dumb(), SCHOOL, MODEL, tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_context_too_short_for_a_solution_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
+        graduate(Sums(), SCHOOL, MODEL.model_copy(update={"context": 16}), tmp_path)
+
+
+def test_whoever_teaches_the_same_at_the_same_time_waits(tmp_path: Path) -> None:
+    first = schooled(tmp_path)
+    (lock,), (file,) = tmp_path.glob("*.lock"), tmp_path.glob("*.safetensors")
+    kept = tmp_path / "kept"
+    file.rename(kept)
+    told: queue.Queue[str] = queue.Queue()
+    found: list[Llama] = []
+    with locked(lock, lambda: None):  # the lock is a file's: a thread is kept out like another process
+        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, MODEL, tmp_path, told.put)[0]))
+        late.start()
+        assert told.get(timeout=60) == "waiting for another process that teaches the same"
+        kept.rename(file)
+    late.join(60)
+    assert weights_fingerprint(found[0]) == first and told.empty(), "it taught nothing itself"
+
+
+def test_lessons_bring_the_loss_down() -> None:
+    config = SchoolConfig(steps=30, batch=8, strays=0.0, noise=0.0)
+    losses = [
+        teach(Llama(MODEL, seed=0), byte_tokenizer(), Sums(), config.model_copy(update={"steps": steps}))
+        for steps in (1, 30)
+    ]
+    assert losses[1] < 0.7 * losses[0]
+
+
+@given(st.text(string.digits + "+=,;[]\n", max_size=40), st.randoms(use_true_random=False))
+def test_stray_letters_stand_between_steps_and_change_nothing_else(solution: str, rng: random.Random) -> None:
+    found = strayed(solution, rng)
+    added = len(found) - len(solution)
+    assert 1 <= added <= 4
+    place = next(
+        n for n in range(len(solution) + 1) if found[:n] == solution[:n] and found[n + added :] == solution[n:]
+    )
+    stray = found[place : place + added]
+    assert set(stray) <= set(string.ascii_lowercase + " ")
+    assert place == 0 or solution[place - 1] in ",;\n"
