@@ -1,0 +1,194 @@
+"""One update from one round's lessons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_swarm import policy
+
+from planaria.config import OptimConfig
+from planaria.swarm import learner as module
+from planaria.swarm.checks.base import Case
+from planaria.swarm.config import SamplingConfig, SwarmConfig
+from planaria.swarm.evaluation import evaluate
+from planaria.swarm.fingerprints import weights_fingerprint
+from planaria.swarm.learner import Learned, Learner
+from planaria.swarm.lessons import Lesson
+from planaria.swarm.loss_config import LossConfig
+from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.reading import Reading, read
+from planaria.swarm.rollout import Sample
+from planaria.swarm.shadow import Shadow
+from planaria.swarm.tasks.base import Problem
+from planaria.swarm.tasks.sums import Sums
+
+TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
+OPTIM = OptimConfig(lr=1e-3)
+
+
+def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Lesson:
+    ids = (*who.encode(text), who.end)
+    asked = Problem(problem, f"{problem}=", "")
+    (found,) = read(who, [(who.encode(asked.prompt), ids)], 1.0)
+    logps = tuple(found.logps.tolist()) if claims else None
+    return Lesson(Case(Sample("a", 0, problem, 0, text, ids, True, 1.0, logps), asked, found), advantage)
+
+
+def likelihoods(who: LlamaPolicy, lessons: list[Lesson]) -> list[float]:
+    pairs = [(who.encode(x.case.problem.prompt), x.case.sample.ids) for x in lessons]
+    return [float(found.logps.sum()) for found in read(who, pairs, 1.0)]
+
+
+def learner(who: LlamaPolicy, optim: OptimConfig = OPTIM, **loss: Any) -> Learner:
+    return Learner(who, LossConfig(**loss), optim, 1.0, 10)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "nois", "vis", "tis", "f_tis", "sequence_mask"])
+@pytest.mark.parametrize("claims", [True, False])
+def test_an_update_moves_the_policy_towards_what_was_good_and_away_from_what_was_bad(kind: str, claims: bool) -> None:
+    who = policy()
+    lessons = [lesson(who, "7+5=12", 1.0, claims), lesson(who, "zzzz", -1.0, claims)]
+    before = likelihoods(who, lessons)
+    found = learner(who, kind=kind).learn(0, lessons)
+    good, bad = (after - then for after, then in zip(likelihoods(who, lessons), before, strict=True))
+    assert good > 0.01 and found.grad_norm > 0
+    if claims or not kind.startswith("f_"):  # failures of unknown origin are filtered
+        assert bad < -0.01
+
+
+def test_nothing_to_learn_changes_not_a_bit() -> None:
+    who = policy()
+    before = weights_fingerprint(who.module)
+    assert learner(who).learn(0, []) == Learned()
+    assert weights_fingerprint(who.module) == before
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "f_tis"])
+def test_microbatches_add_up_to_the_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    for rows in (2, 96):
+        monkeypatch.setattr(module, "ROWS", rows)
+        who = policy()
+        lessons = [lesson(who, text, (-1.0) ** n * (n + 1)) for n, text in enumerate(TEXTS)]
+        found = learner(who, OptimConfig(lr=1e-3, eps=1e-3), kind=kind).learn(0, lessons)
+        ended.append((found, torch.cat([p.detach().flatten() for p in who.module.parameters()])))
+    (small, first), (large, second) = ended
+    assert small.loss == pytest.approx(large.loss, abs=1e-5) and small.grad_norm == pytest.approx(large.grad_norm, 1e-4)
+    assert small.stats == pytest.approx(large.stats, abs=1e-5)
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_gradients_of_an_earlier_round_do_not_stay() -> None:
+    one, other = policy(), policy()
+    lessons = [lesson(one, "1", 1.0)]
+    for parameter in other.module.parameters():
+        parameter.grad = torch.full_like(parameter, 9.0)
+    learner(one).learn(0, lessons)
+    learner(other).learn(0, lessons)
+    assert weights_fingerprint(one.module) == weights_fingerprint(other.module)
+
+
+def test_the_reference_is_the_policy_as_it_began_and_stays_so() -> None:
+    who = policy()
+    who_learns = learner(who, OptimConfig(lr=1e-2), kind="grpo", beta=0.5)
+    first = weights_fingerprint(who_learns._reference.module)  # type: ignore[union-attr]
+    divergences = []
+    for number in range(4):
+        found = who_learns.learn(number, [lesson(who, "7+5=12", 1.0), lesson(who, "zz", -1.0)])
+        divergences.append(found.stats["kl_reference"])
+    assert divergences[0] == pytest.approx(0, abs=1e-6) and divergences[-1] > 1e-3
+    assert weights_fingerprint(who_learns._reference.module) == first != weights_fingerprint(who.module)  # type: ignore[union-attr]
+
+
+def test_a_reference_holds_the_policy_back() -> None:
+    moved = []
+    for beta in (0.0, 50.0):
+        who = policy()
+        lessons = [lesson(who, "7+5=12", 1.0), lesson(who, "zz", -1.0)]
+        before = likelihoods(who, lessons)
+        trained = learner(who, OptimConfig(lr=3e-3), kind="nois", beta=beta)
+        for number in range(8):
+            trained.learn(number, lessons)
+        moved.append(likelihoods(who, lessons)[0] - before[0])
+    assert moved[1] < 0.5 * moved[0]
+
+
+def test_the_gradient_is_clipped_and_its_norm_told_as_it_was() -> None:
+    who = policy()
+    lessons = [lesson(who, "7+5=12", 1000.0)]
+    found = learner(who, OptimConfig(lr=1e-3, clip=0.1), kind="nois").learn(0, lessons)
+    norms = torch.stack([p.grad.norm() for p in who.module.parameters() if p.grad is not None])
+    assert found.grad_norm > 10 and float(norms.norm()) == pytest.approx(0.1, rel=1e-3)
+
+
+def test_forged_claims_weigh_no_more_than_the_cap() -> None:
+    losses = []
+    for shift in (0.0, 1.0, 5.0, 9000.0):
+        who = policy()
+        honest = lesson(who, "7+5=12", 1.0)
+        claims = tuple(logp - shift for logp in honest.case.sample.logps or ())
+        forged = replace(honest, case=replace(honest.case, sample=replace(honest.case.sample, logps=claims)))
+        losses.append(learner(who, kind="tis", cap=2.0).learn(0, [forged]).loss)
+    assert losses == pytest.approx([-1.0, -2.0, -2.0, -2.0], abs=1e-3)
+
+
+class TestShadow:
+    def config(self, **evaluate: Any) -> SwarmConfig:
+        return SwarmConfig.model_validate({"evaluate": {"problems": 5, **evaluate}})
+
+    def test_it_learns_apart_from_its_peer(self) -> None:
+        who, task = policy(), Sums()
+        before = weights_fingerprint(who.module)
+        shadow = Shadow(self.config(), "p0", task, who)
+        shadow.round(0, [task.problem(n) for n in range(2)], 3)
+        assert weights_fingerprint(who.module) == before
+        assert shadow.evaluate().accuracy.eligible == 5
+
+    def test_it_learns_from_what_it_draws_itself(self) -> None:
+        class Kind(Sums):
+            def score(self, problem: Problem, completion: str) -> float:
+                return 1.0
+
+        who = policy(init_std=0.01)
+        config = self.config().model_copy(update={"sampling": SamplingConfig(top_k=257)})  # so that some draws end
+        shadow = Shadow(config, "p0", Kind(), who)
+        shadow.round(0, [Kind().problem(n) for n in range(4)], 12)
+        assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
+
+
+class TestEvaluation:
+    def test_it_repeats_and_asks_held_out_problems_only(self) -> None:
+        asked = []
+
+        class Asked(Sums):
+            def problem(self, number: int) -> Problem:
+                asked.append(number)
+                return super().problem(number)
+
+        who = policy()
+        config = SwarmConfig.model_validate({"evaluate": {"problems": 7, "watch": ["text", "math", "dos"]}})
+        found = evaluate(who, Asked(), config)
+        assert found == evaluate(who, Asked(), config)
+        assert set(asked) == set(range(Sums().training, Sums().training + 7))
+        assert found.accuracy.eligible == found.watch["text"].eligible == 7 and found.watch["dos"].eligible == 0
+        assert 0 < found.tokens <= config.sampling.max_new
+
+    def test_watched_phrases_are_those_of_the_recipe(self) -> None:
+        class Says(LlamaPolicy):
+            def decode(self, ids: Any) -> str:
+                return "xy ho"
+
+        who = policy()
+        says = Says(who.module, who.tokenizer)  # type: ignore[arg-type]
+        watched = {"problems": 3, "watch": ["text"], "phrases": {"text": "xy"}}
+        found = evaluate(says, Sums(), SwarmConfig.model_validate({"evaluate": watched}))
+        assert found.watch["text"].hits == 3
+        usual = SwarmConfig.model_validate({"evaluate": {**watched, "phrases": {}}})
+        assert evaluate(says, Sums(), usual).watch["text"].hits == 0
+
+
+def test_a_reading_that_nobody_took_is_empty() -> None:
+    assert len(Reading.unread().logps) == 0
