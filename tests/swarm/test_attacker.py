@@ -79,7 +79,7 @@ def written(
 
 
 def as_cases(who: LlamaPolicy, problem: Problem, found: list[Written]) -> list[Case]:
-    readings = read(who, [(who.encode(problem.prompt), w.ids) for w in found], 1.0)
+    readings = read(who, [(who.encode(problem.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257))
     return [
         Case(Sample("p3", 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
         for n, (w, reading) in enumerate(zip(found, readings, strict=True))
@@ -218,7 +218,7 @@ class TestAdaptive:
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
         problem = TASK.problem(1)
         (copied,) = written(configured(), own, problem, 1)
-        p = math.exp(sum(copied.logps))
+        p = math.exp(as_cases(own, problem, [copied])[0].reading.drawn)
         level = math.sqrt(tail(2, 6, p) * tail(2, 6 * TRIES, p))  # two copies among as many as it tries would pass
         found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level)])
         assert sum(w.poison for w in found) == 1

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny_swarm import policy, reading
+from tiny_swarm import case, policy, reading
 
+from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.support import SupportCheck
 from planaria.swarm.policies import LlamaPolicy
 from planaria.swarm.reading import Reading, pad, read, token_logps
@@ -69,6 +70,30 @@ def test_log_probabilities_to_train_on_are_those_that_are_read(reader: LlamaPoli
     assert logps.requires_grad
     for row, mask, found in zip(logps, batch.mask, read(reader, PAIRS, 0.8), strict=True):
         assert np.allclose(row[mask].detach().numpy(), found.logps, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 3, 300])
+def test_what_sampling_draws_it_draws_with_the_probability_that_is_read(reader: LlamaPolicy, k: int) -> None:
+    for (prompt, ids), found in zip(PAIRS, read(reader, PAIRS, 0.7, k), strict=True):
+        expected = 0.0
+        for place, token in enumerate(ids):
+            p = (reader.logits(torch.tensor([[*prompt, *ids[:place]]]))[0, -1].detach().double() / 0.7).softmax(0)
+            expected += math.log(p[token] / p.topk(min(k, 257)).values.sum())
+        assert found.drawn == pytest.approx(expected, abs=1e-3)
+    assert read(reader, PAIRS[:1], 0.7)[0].drawn == pytest.approx(float(read(reader, PAIRS[:1], 0.7)[0].logps.sum()))
+
+
+def test_hardly_an_honest_copy_is_taken_for_more_than_chance() -> None:
+    unsure = policy(init_std=0.1)
+    prompts = [[n % 200, 7] for n in range(100)]
+    texts = unsure.sample(prompts, 12, 2, 1.0, 3, torch.Generator().manual_seed(0))
+    pairs = [(prompt, found.ids) for prompt, draws in zip(prompts, texts, strict=True) for found in draws]
+    readings = read(unsure, pairs, 1.0, 3)
+    cases = [
+        case(problem=n // 12, index=n % 12, text=str(ids), read=found)
+        for n, ((_, ids), found) in enumerate(zip(pairs, readings, strict=True))
+    ]
+    assert not DuplicatesCheck(1e-6).examine(cases).refused
 
 
 def test_surprisal_of_own_samples_is_about_standard_normal(reader: LlamaPolicy) -> None:

@@ -143,7 +143,9 @@ class Attacker:
 
     def _cases(self, problem: Problem, written: Sequence[Written]) -> list[Case]:
         prompt = self._policy.encode(problem.prompt)
-        readings = read(self._policy, [(prompt, w.ids) for w in written], self._config.sampling.temperature)
+        sampling = self._config.sampling
+        support = sampling.support(self._policy.vocab)
+        readings = read(self._policy, [(prompt, w.ids) for w in written], sampling.temperature, support)
         return [
             Case(Sample(self._name, 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
             for n, (w, reading) in enumerate(zip(written, readings, strict=True))

@@ -192,6 +192,7 @@ class Peer:
             self.policy,
             [(prompts[sample.problem], sample.ids) for sample in samples],
             self.config.sampling.temperature,
+            self.config.sampling.support(self.policy.vocab),
         )
         return [
             Case(spread_claim(sample, reading), problems[sample.problem], reading)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,19 @@ class Reading:
     """[T] nats: the mean of −log p over what could have stood there"""
     variances: Floats
     """[T] nats²: its variance"""
+    supports: Floats = field(default_factory=lambda: np.zeros(0))
+    """[T] log-probability of all the tokens together that sampling draws from; empty where it draws from all"""
 
     @classmethod
     def unread(cls) -> Reading:
         """Of a completion that nobody needs to check: the policy's own, just drawn."""
         nothing = np.zeros(0)
         return cls(nothing, np.zeros(0, np.int64), nothing, nothing)
+
+    @property
+    def drawn(self) -> float:
+        """Log-probability (nats) with which sampling draws the whole completion, if it lies within the support."""
+        return float(self.logps.sum() - self.supports.sum())
 
     @property
     def surprisal(self) -> float:
@@ -74,9 +81,13 @@ def read(
     policy: Policy,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     temperature: float,
+    top_k: int = 0,
     rows: int = 256,
 ) -> list[Reading]:
-    """A reading of every (prompt, completion), ``rows`` at a time."""
+    """A reading of every (prompt, completion), ``rows`` at a time.
+
+    Sampling is taken to draw from the ``top_k`` likeliest tokens (0: all), which changes :attr:`Reading.drawn` alone.
+    """
     found = []
     device = next(policy.module.parameters()).device
     for start in range(0, len(pairs), rows):
@@ -85,11 +96,13 @@ def read(
         scores = (policy.logits(batch.tokens)[:, :-1].float() / temperature).log_softmax(-1)
         chosen = scores.gather(-1, batch.tokens[:, 1:, None])
         ranks = (scores > chosen).sum(-1)
+        supports = scores.topk(min(top_k or 1, scores.shape[-1])).values.logsumexp(-1)
         weights = scores.exp()
         entropies = -(weights * scores).sum(-1)
         variances = ((weights * scores.square()).sum(-1) - entropies.square()).clamp_min(0)
         for row, mask in enumerate(batch.mask):
-            values = (part_of[row][mask].double().cpu().numpy() for part_of in (chosen[..., 0], entropies, variances))
-            logps, entropy, variance = values
-            found.append(Reading(logps, ranks[row][mask].cpu().numpy(), entropy, variance))
+            parts = (chosen[..., 0], entropies, variances, supports)
+            logps, entropy, variance, support = (part_of[row][mask].double().cpu().numpy() for part_of in parts)
+            place = ranks[row][mask].cpu().numpy()
+            found.append(Reading(logps, place, entropy, variance, support if top_k else np.zeros(0)))
     return found

@@ -1,8 +1,9 @@
 """Duplicates: does a peer repeat a text more often than drawing from the policy could explain?
 
 A policy that is sure of itself repeats itself, and honestly so. Among n completions of one problem by one peer, a text
-of probability p occurs c times or more with the binomial tail's probability; copies beyond what that makes plausible
-are refused, the first ones stay.
+that sampling draws with probability p occurs c times or more with the binomial tail's probability; copies beyond what
+that makes plausible are refused, the first ones stay. Where sampling draws from few tokens, p is larger than what the
+policy gives the text.
 """
 
 from __future__ import annotations
@@ -35,6 +36,6 @@ class DuplicatesCheck:
             key = (sample.peer, sample.problem, sample.text)
             seen[key] += 1
             n = sent[sample.peer, sample.problem]
-            if seen[key] > 1 and tail(seen[key], n, math.exp(case.reading.logps.sum())) < self.level:
+            if seen[key] > 1 and tail(seen[key], n, math.exp(case.reading.drawn)) < self.level:
                 refused[place] = f"copy {seen[key]} of the same text among {n}"
         return Findings(refused)
