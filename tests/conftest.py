@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,30 @@ torch.set_num_threads(1)
 # On a busy machine, how long one example took says nothing.
 settings.register_profile("planaria", deadline=None)
 settings.load_profile("planaria")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache folder of this session, for this process and those it starts: a school is attended once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small policy that solves one sum in five, as a folder: peers of tests start with it."""
+    from planaria.swarm.config import SchoolConfig, SmallModel
+    from planaria.swarm.policies import LlamaPolicy
+    from planaria.swarm.school import graduate
+    from planaria.swarm.tasks.registry import open_task
+
+    school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)
+    model, tokenizer = graduate(open_task("sums", None), school, SmallModel(dim=32, hidden=64))
+    folder = tmp_path_factory.mktemp("pupil")
+    LlamaPolicy(model, tokenizer).export(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

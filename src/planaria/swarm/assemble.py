@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from planaria.errors import UserError, nearest
@@ -73,17 +73,19 @@ def assemble(
     board: str,
     identity: Identity,
     late: bool = False,
+    known: Set[str] = frozenset(),
     told: Told | None = None,
 ) -> Peer:
     """The peer ``name``, which notes what it does in ``folder`` and joins the run on ``board``.
 
-    ``late``: begin with the round that the others are at, rather than follow them from the first.
+    ``known``: ids of peers that the run is sure to have. ``late``: begin with the round that the others are at, rather
+    than follow them from the first.
     """
     task = task_of(config)
-    place = Board.open(board, identity)
+    place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
     policy = policy_of(config, task, told)
-    meeting = Meeting(place, identity.peer, config.rounds, near="://" not in board)
+    meeting = Meeting(place, identity.peer, config.rounds, config.size, near="://" not in board)
     hello = Hello(
         run=meeting.run,
         peer=identity.peer,
@@ -95,7 +97,7 @@ def assemble(
     )
     own = folder / PEERS / name
     _check_records(own, meeting.run)
-    first = meeting.arrive(hello, config.size if config.rounds.gather else 1)
+    first = meeting.arrive(hello, known)
     return Peer(config, name, own, meeting, task, policy, judge_of(config, task), first)
 
 

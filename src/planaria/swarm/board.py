@@ -19,6 +19,7 @@ import heapq
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -74,6 +75,7 @@ class Board:
         self._farewells: dict[str, Farewell] = {}
         self._secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
         self._looks = 0
+        self._looked: Counter[str] = Counter()
 
     @classmethod
     def open(
@@ -183,14 +185,15 @@ class Board:
         """Everybody who takes part, by verified messages.
 
         Once read, a hello or farewell stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
-        those known first, then a draw among the others by a secret of this peer's. So nobody can make an id that comes
-        before others', and whoever is not drawn is in the next draw.
+        those known first, then those looked at least often, in an order that is a secret of this peer's. So nobody can
+        make an id that comes before others', and a newcomer is seen among any number of folders that nobody is in.
         """
         refused: dict[str, str] = {}
         names = set(self._store.folders("peers", _PEER)) - self._hellos.keys()
         seats = self._limits.peers - len(self._hellos.keys() - self._farewells.keys())
         drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
         self._looks += 1
+        self._looked.update(drawn)
         for peer in drawn:
             self._take(peer, "hello.json", Hello, self._hellos, refused)
         for peer in self._hellos.keys() - self._farewells.keys():
@@ -252,8 +255,9 @@ class Board:
             raise ValueError(f"{peer!r} is no peer id")
         return f"peers/{peer}/{name}"
 
-    def _order(self, peer: str) -> tuple[bool, bytes]:
-        return peer not in self._known, hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
+    def _order(self, peer: str) -> tuple[bool, int, bytes]:
+        secret = hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
+        return peer not in self._known, self._looked[peer], secret
 
     def _read(
         self, path: str, kind: type[Message], limits: Limits, peer: str | None = None, round: int | None = None

@@ -136,8 +136,9 @@ def _be(config_json: str, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     config = SwarmConfig.model_validate_json(config_json)
     try:
-        peer = assemble(config, name, folder, board_of(config, folder), own_identity(config, name, folder))
-        peer.run()
+        identities = {peer: own_identity(config, peer, folder) for peer in names(config)}
+        known = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
+        assemble(config, name, folder, board_of(config, folder), identities[name], known=known).run()
     except (UserError, RunStopped) as error:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)

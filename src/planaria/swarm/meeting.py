@@ -29,10 +29,16 @@ class Meeting:
     """The board of one run, as one of its peers uses it."""
 
     def __init__(
-        self, board: Board, me: str, rounds: RoundsConfig, near: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        board: Board,
+        me: str,
+        rounds: RoundsConfig,
+        size: int,
+        near: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``near``: the board is a folder of this machine's."""
-        self._board, self.me, self._rounds, self._clock = board, me, rounds, clock
+        """``size``: peers that the run was made for. ``near``: the board is a folder of this machine's."""
+        self._board, self.me, self._rounds, self._size, self._clock = board, me, rounds, size, clock
         self._poll_s = POLL_S if near else POLL_FAR_S
         self._heard: frozenset[str] | None = None
         """who was heard in the last round: nobody waits for others until they are heard again"""
@@ -42,11 +48,17 @@ class Meeting:
     def run(self) -> str:
         return self._board.rules.run
 
-    def arrive(self, hello: Hello, size: int) -> int:
-        """Take part, and wait a while until ``size`` peers do. The round that it said it begins with."""
+    def arrive(self, hello: Hello, known: Set[str]) -> int:
+        """Take part, and wait a while until all of the run do, ``known`` peers among them: a stranger may have come
+        before them. The round that this peer said it begins with.
+        """
+        size = self._size if self._rounds.gather else 1
         joined = self._board.join(hello).joined
         until = self._clock() + self._rounds.timeout_s
-        while len(self._board.peers().hellos) < size and self._clock() < until:
+        while self._clock() < until:
+            there = self._board.peers().hellos.keys()
+            if len(there) >= size and known <= there:
+                break
             time.sleep(self._poll_s)
         return joined
 
@@ -135,7 +147,8 @@ class Meeting:
         return members if self._heard is None else members & self._heard
 
     def _quorum(self, peers: Set[str] | list[str]) -> int:
-        return math.ceil(self._rounds.quorum * len(peers))
+        """How many of them a round needs. Whoever makes up a hundred peers stops nobody who waits for three."""
+        return math.ceil(self._rounds.quorum * min(len(peers), self._size))
 
     def _furthest(self, peer: str) -> int:
         furthest = -1

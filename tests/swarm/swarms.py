@@ -1,0 +1,135 @@
+"""Swarms for tests: small enough to learn something in a second, as processes or as threads of this one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from planaria.swarm.assemble import assemble
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.live import LiveSwarm, board_of, own_identity
+from planaria.swarm.peer import Peer
+from planaria.swarm.records import LOG, PEERS, Record, RoundDone, read_log
+from planaria.swarm.setting import names, of_peer
+
+
+def tiny(policy: Path, **sections: Any) -> SwarmConfig:
+    """A swarm of ``policy``; ``sections`` change single fields, as a recipe would."""
+    plain: dict[str, Any] = {
+        "name": "tiny",
+        "size": 3,
+        "policy": {"path": str(policy)},
+        "rounds": {"count": 6, "prompts": 4, "group": 6, "timeout_s": 60.0},
+        "evaluate": {"every": 0, "problems": 10},
+    }
+    for name, value in sections.items():
+        plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
+    return SwarmConfig.model_validate(plain)
+
+
+def peer(config: SwarmConfig, name: str, folder: Path, late: bool = False) -> Peer:
+    """A peer of this process."""
+    own = of_peer(config, name)
+    known = {own_identity(config, other, folder).peer for other in names(config)}
+    me = own_identity(config, name, folder)
+    return assemble(own, name, folder, board_of(config, folder), me, late, frozenset() if late else known)
+
+
+@contextmanager
+def threads(*peers: Callable[[], None]) -> Iterator[None]:
+    """All at once; whatever one of them raises is raised here."""
+    raised: list[BaseException] = []
+
+    def guarded(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    running = [threading.Thread(target=guarded, args=(act,), daemon=True) for act in peers]
+    for thread in running:
+        thread.start()
+    yield
+    for thread in running:
+        thread.join(100)
+        assert not thread.is_alive()
+    if raised:
+        raise raised[0]
+
+
+def together(config: SwarmConfig, folder: Path, who: Sequence[str] | None = None) -> None:
+    """Run the whole swarm, every peer a thread."""
+    with threads(*[lambda name=name: peer(config, name, folder).run() for name in who or names(config)]):
+        pass
+
+
+@contextmanager
+def processes(config: SwarmConfig, folder: Path) -> Iterator[LiveSwarm]:
+    """A swarm of which none is started yet; all that were are ended here."""
+    swarm = LiveSwarm(config, folder)
+    try:
+        yield swarm
+    finally:
+        swarm.stop()
+
+
+def ended(swarm: LiveSwarm, seconds: float = 100.0) -> dict[str, int | None]:
+    """Wait for all processes: their exit codes."""
+    until = time.monotonic() + seconds
+    for process in swarm.processes.values():
+        process.join(max(0.0, until - time.monotonic()))
+    return {name: process.exitcode for name, process in swarm.processes.items()}
+
+
+def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not reached"
+        time.sleep(0.01)
+
+
+def log(folder: Path, name: str) -> list[Record]:
+    return read_log(folder / PEERS / name / LOG)
+
+
+def rounds(folder: Path, name: str) -> dict[int, RoundDone]:
+    return {record.round: record for record in log(folder, name) if isinstance(record, RoundDone)}
+
+
+def weights(folder: Path, name: str) -> list[str]:
+    """Fingerprints after each round."""
+    return [record.weights for _, record in sorted(rounds(folder, name).items())]
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Which of them are there and no zombies."""
+    found = []
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        if status.rpartition(")")[2].split()[0] != "Z":
+            found.append(pid)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below ``pid``, children of children included."""
+    parents: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(process.name))
+    below, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        below += children
+        queue += children
+    return below

@@ -1,0 +1,215 @@
+"""Three honest peers, and somebody who writes whatever it likes onto their board."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from boards import Clock
+from swarms import peer, rounds, threads, tiny, together, until, weights
+from words import hello, rollouts
+
+from planaria.swarm.assemble import task_of
+from planaria.swarm.board import Board
+from planaria.swarm.config import RoundsConfig, SwarmConfig
+from planaria.swarm.identity import Identity
+from planaria.swarm.meeting import Meeting
+from planaria.swarm.message import Closing, seal
+from planaria.swarm.setting import rules
+
+HONEST = ("p0", "p1", "p2")
+
+
+class Hostile:
+    """Someone who takes part, and has the board's folder to itself before the others come."""
+
+    def __init__(self, config: SwarmConfig, folder: Path) -> None:
+        self.who, self.place = Identity.fresh(), folder / "board"
+        self.board = Board.open(str(self.place), self.who)
+        self.run = self.board.found(rules(config, task_of(config))).run
+        self.board.join(hello(self.who, self.run))
+        self.rounds = self.place / "peers" / self.who.peer / "rounds"
+        self.rounds.mkdir(exist_ok=True)
+        self.closings = self.place / "closings"
+        self.closings.mkdir(exist_ok=True)
+
+    def sealed(self, round: int, **changes: object) -> bytes:
+        return seal(self.who, rollouts(self.who, self.run, round, **changes))
+
+    def file(self, round: int) -> Path:
+        return self.rounds / f"{round:06d}.json"
+
+
+def forged(hostile: Hostile, round: int) -> bytes:
+    other = Identity.fresh()
+    return seal(other, rollouts(other, hostile.run, round))
+
+
+MALICE: list[tuple[str, Callable[[Hostile, int], object]]] = [
+    ("not JSON", lambda h, r: h.file(r).write_bytes(b"\xff{]" * 99)),
+    ("oversized", lambda h, r: h.file(r).write_bytes(b" " * (5 << 20))),
+    ("not JSON", lambda h, r: h.file(r).write_bytes(h.sealed(r)[:-40])),
+    ("replayed", lambda h, r: h.file(r).write_bytes(h.sealed(r - 1))),
+    ("another run", lambda h, r: h.file(r).write_bytes(seal(h.who, rollouts(h.who, "ab" * 16, r)))),
+    ("forged", lambda h, r: h.file(r).write_bytes(forged(h, r))),
+    ("forged", lambda h, r: h.file(r).write_bytes(h.sealed(r).replace(b"3 + 4", b"3 + 5"))),
+    ("malformed: key", lambda h, r: h.file(r).write_bytes(b'{"key": 7, "signature": [], "body": null}')),
+    ("not JSON", lambda h, r: h.file(r).write_bytes(b"[" * 3_000_000)),
+    ("not a file", lambda h, r: os.mkfifo(h.file(r))),
+    ("not a file", lambda h, r: h.file(r).mkdir()),
+    ("not a file", lambda h, r: h.file(r).symlink_to("/dev/zero")),
+]
+
+
+def test_nothing_hostile_stops_honest_peers_or_teaches_them(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds={"count": len(MALICE), "timeout_s": 1.0})
+    together(config, tmp_path / "clean")
+    hostile = Hostile(config, tmp_path / "raided")
+    for number, (_, act) in enumerate(MALICE):
+        act(hostile, number)
+    (hostile.closings / "000002.json").mkdir()
+    (hostile.closings / "000003.json").write_bytes(b"{")
+    os.mkfifo(hostile.closings / "000004.json")
+    os.mkfifo(hostile.place / "peers" / secrets.token_hex(16))
+    (hostile.place / "peers" / secrets.token_hex(16)).write_text("no folder")
+    (hostile.place / "peers" / secrets.token_hex(16)).symlink_to("/")
+    for junk in range(3000):
+        (hostile.place / "peers" / f"{junk:032x}").mkdir()
+    together(config, tmp_path / "raided")
+    assert len({*weights(tmp_path / "clean", "p0")}) > 3
+    for name in HONEST:
+        done = rounds(tmp_path / "raided", name)
+        reasons = [done[number].refused_messages.get(hostile.who.peer) for number in range(len(MALICE))]
+        # Among three thousand folders a stranger is not found at once.
+        assert all(found in (None, reason) for found, (reason, _) in zip(reasons, MALICE, strict=True))
+        assert all(reasons[-4:])
+        assert not any(hostile.who.peer in record.sent for record in done.values())
+        assert weights(tmp_path / "raided", name) == weights(tmp_path / "clean", name)
+
+
+def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> None:
+    """It publishes all rounds at once, and says of each that it is over and that it alone was heard."""
+    config = tiny(pupil, rounds={"count": 4})
+    together(config, tmp_path / "clean")
+    hostile = Hostile(config, tmp_path / "raided")
+    for number in range(4):
+        hostile.file(number).write_bytes(hostile.sealed(number, groups=()))
+        closing = Closing(run=hostile.run, peer=hostile.who.peer, round=number, heard=(hostile.who.peer,))
+        (hostile.closings / f"{number:06d}.json").write_bytes(seal(hostile.who, closing))
+    together(config, tmp_path / "raided")
+    for name in HONEST:
+        assert weights(tmp_path / "raided", name) == weights(tmp_path / "clean", name)
+        assert all(len(record.sent) == 3 for record in rounds(tmp_path / "raided", name).values())
+
+
+def test_what_comes_after_the_run_has_begun_does_no_harm_either(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds={"count": 6})
+    together(config, tmp_path / "clean")
+    folder = tmp_path / "raided"
+
+    def raid() -> None:
+        until(lambda: len(rounds(folder, "p0")) >= 2)
+        hostile = Hostile(config, folder)
+        for number, (_, act) in enumerate(MALICE[3:], start=1):
+            act(hostile, number)
+        for victim in (hostile.place / "peers").iterdir():
+            (victim / "rounds").mkdir(exist_ok=True)
+            (victim / "rounds" / "junk").mkdir(exist_ok=True)
+            (victim / "farewell.json").write_bytes(hostile.sealed(1))
+
+    (folder / "peers" / "p0").mkdir(parents=True)
+    with threads(raid, *[lambda name=name: peer(config, name, folder).run() for name in HONEST]):
+        pass
+    for name in HONEST:
+        assert weights(folder, name) == weights(tmp_path / "clean", name)
+
+
+# ---- one peer's view of the others, with a clock that only sleeping moves
+
+
+class Scene:
+    """Peer 0's meeting, and boards for everybody."""
+
+    def __init__(self, folder: Path, peers: int, **terms: float) -> None:
+        self.clock = Clock()
+        self.who = [Identity.fresh() for _ in range(peers)]
+        self.boards = [
+            Board.open(str(folder), who, clock=self.clock, sleep=lambda seconds: self.clock.sleep(seconds + 1e-6))
+            for who in self.who
+        ]
+        for who, board in zip(self.who, self.boards, strict=True):
+            self.run = board.found({"task": "sums"}).run
+            board.join(hello(who, self.run))
+        config = RoundsConfig.model_validate({"timeout_s": 10.0, "patience_s": 100.0, **terms})
+        self.meetings = [
+            Meeting(board, who.peer, config, 3, near=True, clock=self.clock)
+            for who, board in zip(self.who, self.boards, strict=True)
+        ]
+
+    def publish(self, number: int, *peers: int) -> None:
+        for place in peers:
+            self.boards[place].publish(rollouts(self.who[place], self.run, number))
+
+    def heard(self, number: int, peer: int = 0) -> set[int]:
+        meeting = self.meetings[peer]
+        found = meeting.gather(number, meeting.closed(number)).found
+        return {place for place, who in enumerate(self.who) if who.peer in found}
+
+
+def test_a_dead_peer_is_waited_for_once_until_it_is_heard_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 3)
+    spent = []
+    for number, present in enumerate([(0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1)]):
+        scene.publish(number, *present)
+        before = scene.clock.now
+        assert scene.heard(number) == {*present}
+        spent.append(scene.clock.now - before)
+    assert [seconds >= 10 for seconds in spent] == [False, True, False, False, True]
+
+
+def test_peers_that_somebody_made_up_do_not_stop_a_run(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40)
+    scene.publish(0, 0, 1, 2)
+    assert scene.heard(0) == {0, 1, 2} and scene.clock.now < 11
+    scene.publish(1, 0, 1, 2)
+    assert scene.heard(1) == {0, 1, 2} and scene.clock.now < 11
+
+
+def test_whoever_took_too_long_learns_from_what_the_others_did(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 3)
+    slow = scene.meetings[2]
+    assert not slow.closed(0)
+    scene.publish(0, 0, 1)
+    assert scene.heard(0) == {0, 1}
+    scene.publish(0, 2)
+    assert slow.gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
+
+
+def test_whom_nobody_waits_for_is_heard_by_all_or_by_none(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 3)
+    assert not scene.meetings[2].closed(0)
+    scene.publish(0, 0, 1)
+    assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
+    assert scene.meetings[2].gather(0, False).found.keys() == {who.peer for who in scene.who[:2]}
+    scene.publish(1, 0, 1)
+    assert scene.heard(1, 0) == {0, 1}
+    scene.publish(1, 2)
+    assert scene.heard(1, 1) == scene.heard(1, 2) == {0, 1}
+    scene.publish(2, 0, 1, 2)
+    assert scene.heard(2, 1) == scene.heard(2, 2) == scene.heard(2, 0) == {0, 1, 2}
+
+
+def test_two_who_collude_cannot_shut_out_a_third_that_is_in_time(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 3)
+    scene.publish(0, 0, 1, 2)
+    scene.boards[1].close(0, [scene.who[1].peer, scene.who[2].peer])
+    assert scene.heard(0) == {0, 1, 2}
+
+
+def test_a_word_about_messages_that_are_not_there_is_not_followed(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 4)
+    scene.boards[3].close(0, [who.peer for who in scene.who])
+    scene.publish(0, 0, 1, 2)
+    assert scene.heard(0) == {0, 1, 2}

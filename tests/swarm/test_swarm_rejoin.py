@@ -1,0 +1,169 @@
+"""Peers that die and come back, are late, or sleep through rounds: they end as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
+
+from planaria.errors import UserError
+from planaria.swarm.board import Board
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.message import Rollouts
+from planaria.swarm.outcome import read_outcome
+from planaria.swarm.records import LOG, PEERS, SAMPLES, Evaluated, Log, Started, read_samples
+
+
+def thread_of(
+    config: SwarmConfig, name: str, folder: Path, rounds_only: int | None = None, published: bool = False
+) -> Callable[[], None]:
+    """A peer's life, or the part of it before it dies in a round, with its completions ``published`` or not."""
+
+    class Death(Exception):
+        pass
+
+    def live() -> None:
+        mortal = peer(config, name, folder)
+        publish = mortal.meeting.publish
+
+        def last_words(rollouts: Rollouts) -> None:
+            if rollouts.round != rounds_only or published:
+                publish(rollouts)
+            if rollouts.round == rounds_only:
+                raise Death
+
+        mortal.meeting.publish = last_words  # type: ignore[method-assign]
+        with contextlib.suppress(Death):
+            mortal.run()
+
+    return live
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_peer_that_is_killed_and_started_again_ends_equal(tmp_path: Path, pupil: Path, keep: int) -> None:
+    config = tiny(pupil, rounds={"count": 8, "keep": keep}, shadow=True)
+    with processes(config, tmp_path) as swarm:
+        for name in ("p0", "p1", "p2"):
+            swarm.start(name)
+        until(lambda: len(rounds(tmp_path, "p1")) >= 3)
+        os.kill(swarm.processes["p1"].pid or 0, signal.SIGKILL)
+        swarm.processes["p1"].join()
+        before = len(rounds(tmp_path, "p1"))
+        swarm.start("p1")
+        assert ended(swarm) == {"p0": 0, "p1": 0, "p2": 0}
+    assert before < 8
+    assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
+    assert len({*weights(tmp_path, "p0")}) > 1
+    assert len([record for record in log(tmp_path, "p1") if isinstance(record, Started)]) == 2
+    alone = [[r.alone for r in log(tmp_path, name) if isinstance(r, Evaluated)] for name in ("p0", "p1")]
+    assert len(alone[0]) == len(alone[1]) == 2
+    assert read_outcome(tmp_path).peers[1].finished
+
+
+def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, size=2, rounds={"count": 3, "keep": 2})
+    together(config, tmp_path)
+    first = read_outcome(tmp_path)
+    samples = len(list(read_samples(tmp_path / PEERS / "p0" / SAMPLES)))
+    peer(config, "p0", tmp_path).run()
+    again = read_outcome(tmp_path)
+    lines = (tmp_path / PEERS / "p0" / LOG).read_text().splitlines()
+    assert sum('"kind":"round"' in line for line in lines) == 3 + 1
+    assert again.rounds == first.rounds and again.layers == first.layers
+    assert [p.points for p in again.peers] == [p.points for p in first.peers]
+    assert [p.weights for p in again.peers] == [p.weights for p in first.peers]
+    assert len(list(read_samples(tmp_path / PEERS / "p0" / SAMPLES))) == samples
+
+
+@pytest.mark.parametrize(("defence", "shadow"), [({}, True), ({"surprisal": 0.5, "useless": 0.3, "window": 3}, False)])
+def test_what_a_peer_keeps_is_all_it_needs(
+    tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool
+) -> None:
+    config = tiny(pupil, size=2, shadow=shadow, defence=defence, rounds={"count": 5, "keep": 4}, evaluate={"every": 5})
+    together(config, tmp_path)
+    once = rounds(tmp_path, "p0")[4], log(tmp_path, "p0")[-2]
+    peer(config, "p0", tmp_path).run()
+    again = rounds(tmp_path, "p0")[4], log(tmp_path, "p0")[-2]
+    assert isinstance(once[1], Evaluated) and isinstance(again[1], Evaluated)
+    same = {"time": 0.0}
+    assert once[1].model_copy(update=same) == again[1].model_copy(update=same)
+    same = {"time": 0.0, "seconds": {}}
+    assert once[0].model_copy(update=same) == again[0].model_copy(update=same)
+
+
+def test_one_state_is_kept_and_a_damaged_one_is_named(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, size=2, rounds={"count": 5, "keep": 2})
+    together(config, tmp_path)
+    own = tmp_path / PEERS / "p0"
+    (state,) = own.glob("state-*")
+    assert state.name == "state-000004"
+    (own / "state-000006.unfinished").mkdir()
+    (state / "memory.json").write_text("{}")
+    with pytest.raises(UserError, match=r"state-000004: cannot be gone on from .*; remove it"):
+        peer(config, "p0", tmp_path).run()
+
+
+def test_records_of_another_run_are_not_gone_on_with(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, size=1, rounds={"count": 1})
+    together(config, tmp_path)
+    with pytest.raises(UserError, match="records of another run; give another --name"):
+        peer(config.model_copy(update={"board": str(tmp_path / "elsewhere")}), "p0", tmp_path)
+
+
+def test_a_line_that_a_kill_cut_off_is_not_grown_together_with_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    whole = json.dumps({"x": "y" * 200_000}) + "\n"
+    for text, left in [(whole + "z" * 100_000, whole), ("half", ""), ("", ""), (whole, whole)]:
+        file.write_text(text)
+        Log(file).close()
+        assert file.read_text() == left
+
+
+@pytest.mark.parametrize(("keep", "published"), [(0, False), (2, False), (2, True)])
+def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
+    tmp_path: Path, pupil: Path, keep: int, published: bool
+) -> None:
+    config = tiny(pupil, rounds={"count": 12, "timeout_s": 1.0, "keep": keep})
+    first = [thread_of(config, name, tmp_path) for name in ("p0", "p1")]
+    with threads(*first, thread_of(config, "p2", tmp_path, 3, published)):
+        until(lambda: len(rounds(tmp_path, "p0")) >= 5)
+        peer(config, "p2", tmp_path).run()
+    assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
+    assert len({*weights(tmp_path, "p0")}) > 1
+    assert bool(rounds(tmp_path, "p0")[3].missing) != published and rounds(tmp_path, "p0")[4].missing
+
+
+def test_a_peer_that_returns_when_all_is_over_learns_what_the_others_learned(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds={"timeout_s": 1.0})
+    with threads(*[thread_of(config, name, tmp_path) for name in ("p0", "p1")]):
+        thread_of(config, "p2", tmp_path, rounds_only=2)()
+    peer(config, "p2", tmp_path).run()
+    assert weights(tmp_path, "p0") == weights(tmp_path, "p2")
+
+
+def test_a_late_message_is_learned_from_by_nobody(tmp_path: Path, pupil: Path) -> None:
+    """Its sender included, who finds out that the round was closed without it."""
+    config = tiny(pupil, rounds={"count": 4, "timeout_s": 2.0})
+
+    def late() -> None:
+        sleeper = peer(config, "p2", tmp_path)
+        publish = sleeper.meeting.publish
+
+        def tardy(rollouts: Rollouts) -> None:
+            if rollouts.round == 1:
+                until(lambda: Board.open(str(tmp_path / "board")).closing(1) is not None)
+            publish(rollouts)
+
+        sleeper.meeting.publish = tardy  # type: ignore[method-assign]
+        sleeper.run()
+
+    with threads(*[thread_of(config, name, tmp_path) for name in ("p0", "p1")], late):
+        pass
+    assert weights(tmp_path, "p0") == weights(tmp_path, "p1") == weights(tmp_path, "p2")
+    assert all(rounds(tmp_path, name)[1].missing for name in ("p0", "p1", "p2"))
