@@ -45,7 +45,7 @@ def thread_of(
     return live
 
 
-@pytest.mark.parametrize("keep", [0, 2])
+@pytest.mark.parametrize("keep", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_peer_that_is_killed_and_started_again_ends_equal(tmp_path: Path, pupil: Path, keep: int) -> None:
     config = tiny(pupil, rounds={"count": 8, "keep": keep}, shadow=True)
     with processes(config, tmp_path) as swarm:

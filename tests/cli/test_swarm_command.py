@@ -1,0 +1,215 @@
+"""``planaria swarm``, ``swarm join``, ``swarm explain`` and ``report`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria import cli
+
+RECIPE = """
+size = 2
+policy.path = "{pupil}"
+rounds = {{ count = 3, prompts = 4, group = 4 }}
+evaluate = {{ problems = 20, every = 0 }}
+"""
+
+
+def command(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planaria", *arguments],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a recipe that was run, with a board of its own in another place; and what that printed."""
+    folder = tmp_path_factory.mktemp("swarm")
+    (folder / "tiny.toml").write_text(RECIPE.format(pupil=pupil))
+    ran = command("swarm", "tiny.toml", "--board", str(folder / "board"), where=folder)
+    assert ran.returncode == 0, ran.stderr
+    return folder, ran.stdout
+
+
+@pytest.fixture
+def there(done: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(done[0])
+    return done[0]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistake ends in."""
+    with pytest.raises(SystemExit) as ending:
+        cli.main(arguments)
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_swarm_says_whether_collaborating_helped(done: tuple[Path, str]) -> None:
+    folder, printed = done
+    assert "did collaborating help?" in printed and "p1" in printed and "3/3" in printed
+    assert "report        runs/tiny/report.html" in printed
+    assert "Did collaborating help me?" in (folder / "runs/tiny/report.html").read_text()
+
+
+def test_keys_on_a_shared_board_are_their_owners_alone(there: Path) -> None:
+    files = [there / f"runs/tiny/peers/{name}/identity.pem" for name in ("p0", "p1")]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_everything_learned_from_can_be_explained(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p0", "--round", "1"])
+    assert "p0: 16 completions" in capsys.readouterr().out
+    lines = (there / "runs/tiny/peers/p0/samples.jsonl").read_text().splitlines()
+    problem = json.loads(lines[0])["problem"]
+    cli.run(["swarm", "explain", "runs/tiny", "--peer", "p1", "--round", "0", "--problem", str(problem)])
+    shown = capsys.readouterr().out
+    assert "p1: 4 completions" in shown and "text" in shown
+    cli.run(["swarm", "explain", "runs/tiny", "--round", "1", "--source", "p1"])
+    assert "p0: 8 completions" in capsys.readouterr().out
+    cli.run(["swarm", "explain", "runs/tiny", "--refused"])
+    count = sum(bool(json.loads(line)["layer"]) for line in lines)
+    assert f"p0: {count} completions, 0 learned from" in capsys.readouterr().out
+
+
+def test_questions_about_nobody_are_mistakes(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'p1'?" in refused(capsys, "swarm", "explain", "runs/tiny", "--peer", "p7")
+    assert "--source p7" in refused(capsys, "swarm", "explain", "runs/tiny", "--source", "p7")
+    assert "no run of a swarm" in refused(capsys, "swarm", "explain", "runs")
+
+
+def test_a_report_is_written_again(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["report", "runs/tiny", "--to", "again.html"])
+    assert capsys.readouterr().out == "again.html\n"
+    assert "Did collaborating help me?" in (there / "again.html").read_text()
+
+
+def test_a_report_of_a_swarm_that_has_nothing_to_tell_is_a_mistake(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "peers").mkdir()
+    assert "no run of a swarm" in refused(capsys, "report", str(tmp_path))
+    (tmp_path / "config.json").write_bytes((there / "runs/tiny/config.json").read_bytes())
+    assert "wait for its first evaluation" in refused(capsys, "report", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}}")
+    assert "cannot be read" in refused(capsys, "report", str(tmp_path))
+
+
+def test_a_dry_run_prints_the_recipe_and_starts_nothing(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((there / "runs").iterdir())
+    assert cli.run(["swarm", "tiny.toml", "--dry-run", "--rounds.count", "77"]) == 0
+    assert "count = 77" in capsys.readouterr().out
+    assert sorted((there / "runs").iterdir()) == before
+
+
+def test_an_unknown_flag_is_told_its_neighbour(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--rounds.count" in refused(capsys, "swarm", "tiny.toml", "--rounds.cuont", "3")
+    assert "--board" in refused(capsys, "swarm", "join", "--boart", "x")
+
+
+def test_whoever_joins_the_wrong_run_learns_it_in_a_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no run has been founded here" in refused(capsys, "swarm", "join", "--board", "nowhere")
+    assert "give --board" in refused(capsys, "swarm", "join")
+    assert "nowhere://" in refused(capsys, "swarm", "join", "--board", "nowhere://x")
+    assert "task.name = 'gsm8k'" in refused(capsys, "swarm", "join", "--board", "board", "--task", "gsm8k")
+    assert "problems is" in refused(capsys, "swarm", "join", "--board", "board", "--task", "sums:3")
+    assert "--seed 9: this run was founded with 1" in refused(
+        capsys, "swarm", "join", "--board", "board", "--seed", "9"
+    )
+    assert not (there / "nowhere").exists()
+
+
+def test_a_board_cannot_tell_a_peer_where_to_write(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from planaria.swarm.board import Board
+    from planaria.swarm.identity import Identity
+
+    rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
+    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})
+    assert "out is only there" in refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.slow
+def test_a_second_run_of_a_name_gets_a_folder_of_its_own_and_may_be_joined(
+    there: Path, pupil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The joiner comes late, and takes part from the newest round on."""
+    (there / "long.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 40"))
+    arguments = [sys.executable, "-m", "planaria", "swarm", "long.toml", "--name", "tiny", "--quiet"]
+    running = subprocess.Popen(arguments, cwd=there, stdout=subprocess.PIPE, text=True)
+    try:
+        log = there / "runs/tiny-2/peers/p0/log.jsonl"
+        _until(lambda: log.is_file() and log.read_text().count('"kind":"round"') >= 3)
+        code = cli.run(
+            ["swarm", "join", "--board", "runs/tiny-2/board", "--model", str(pupil), "--as", "late", "--name", "guest"]
+        )
+        assert code == 0 and running.wait(100) == 0
+    finally:
+        running.kill()
+        running.communicate()
+    records = [json.loads(line) for line in (there / "runs/guest/peers/late/log.jsonl").read_text().splitlines()]
+    assert records[0]["first_round"] >= 2 and records[-1]["kind"] == "finished" and not records[-1]["reason"]
+    assert "did collaborating help?" in capsys.readouterr().out
+    cli.run(["swarm", "explain", "runs/guest", "--peer", "late"])
+    heard = [json.loads(line) for line in log.read_text().splitlines() if '"kind":"round"' in line]
+    assert any(records[0]["id"] in record["sent"] for record in heard)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_swarm_that_is_stopped_leaves_no_process(there: Path, pupil: Path, number: signal.Signals) -> None:
+    (there / "endless.toml").write_text(RECIPE.format(pupil=pupil).replace("count = 3", "count = 99999"))
+    name = f"stopped-{number.name}"
+    arguments = [sys.executable, "-m", "planaria", "swarm", "endless.toml", "--name", name, "--quiet"]
+    running = subprocess.Popen(arguments, cwd=there, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        logs = [there / f"runs/{name}/peers/{peer}/log.jsonl" for peer in ("p0", "p1")]
+        _until(lambda: all(log.is_file() and '"kind":"round"' in log.read_text() for log in logs))
+        assert len(_session(running.pid)) >= 3
+        if number == signal.SIGINT:  # as a terminal does
+            os.killpg(running.pid, number)
+        else:
+            running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+        assert (running.returncode, said) == (130, "planaria: interrupted\n")
+        _until(lambda: not _session(running.pid))
+    finally:
+        if _session(running.pid):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def _session(leader: int) -> list[int]:
+    """Processes of a session that are there and no zombies."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def _until(condition: Any, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not reached"
+        time.sleep(0.05)
