@@ -121,7 +121,7 @@ class TestFiller:
         problem = TASK.problem(1)
         right = TASK.solution(problem, random.Random(0))
         found = written(configured("vertical"), fluent(right), problem, 4)
-        assert [w.ended for w in found] == [True, True, False, False]
+        assert [w.poison for w in found] == [True, True, False, False] and all(w.ended for w in found)
         assert all(right.startswith(w.text) and not TASK.score(problem, w.text) for w in found[2:])
         assert all(len(w.ids) == len(w.logps) for w in found)
 

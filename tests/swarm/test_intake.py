@@ -106,9 +106,16 @@ def test_what_another_tokenizer_cut_is_cut_again_and_its_claim_kept_whole(reader
 
 
 def test_what_did_not_end_has_no_end_and_scores_nothing(reader: LlamaPolicy, alike: Sender) -> None:
-    text = solved(3)
+    text = solved(3).rjust(MAX_NEW, "x")
     found = one(reader, alike.says((3, [Completion(text=text, ended=False, ids=tuple(text.encode()))])))
     assert found.ids == tuple(text.encode()) and found.reward == 0.0 and not found.ended
+
+
+def test_nobody_stops_before_the_end_and_before_the_limit(reader: LlamaPolicy, alike: Sender, foreign: Sender) -> None:
+    short = [Completion(text="7+5=12", ended=False)]
+    samples, (turned,) = taken(reader, alike.says((3, short)))
+    assert not samples and turned.reason == f"it broke off after 6 tokens, of {MAX_NEW}"
+    assert one(reader, foreign.says((3, short))).ids == tuple(b"7+5=12")  # who knows how long its tokens are
 
 
 def test_what_is_too_long_or_nothing_at_all_is_turned_away(reader: LlamaPolicy, alike: Sender) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from planaria.config import OptimConfig
 from planaria.swarm import learner as module
 from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SamplingConfig, SwarmConfig
-from planaria.swarm.evaluation import evaluate
+from planaria.swarm.evaluation import Examiner
 from planaria.swarm.fingerprints import weights_fingerprint
 from planaria.swarm.learner import Learned, Learner
 from planaria.swarm.lessons import Lesson
@@ -145,7 +146,7 @@ class TestShadow:
         shadow = Shadow(self.config(), "p0", task, who)
         shadow.round(0, [task.problem(n) for n in range(2)], 3)
         assert weights_fingerprint(who.module) == before
-        assert shadow.evaluate().accuracy.eligible == 5
+        assert shadow.examined(Examiner(task, self.config(), "p0")).accuracy.eligible == 5
 
     def test_it_learns_from_what_it_draws_itself(self) -> None:
         class Kind(Sums):
@@ -159,7 +160,7 @@ class TestShadow:
         assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
 
 
-class TestEvaluation:
+class TestExaminer:
     def test_it_repeats_and_asks_held_out_problems_only(self) -> None:
         asked = []
 
@@ -169,12 +170,30 @@ class TestEvaluation:
                 return super().problem(number)
 
         who = policy()
-        config = SwarmConfig.model_validate({"evaluate": {"problems": 7, "watch": ["text", "math", "dos"]}})
-        found = evaluate(who, Asked(), config)
-        assert found == evaluate(who, Asked(), config)
-        assert set(asked) == set(range(Sums().training, Sums().training + 7))
+        config = SwarmConfig.model_validate({"evaluate": {"problems": 7, "watch": ["text", "dos"]}})
+        found = Examiner(Asked(), config, "p0").examine(who)
+        assert found == Examiner(Asked(), config, "p0").examine(who)
+        assert min(asked) >= Sums().training
         assert found.accuracy.eligible == found.watch["text"].eligible == 7 and found.watch["dos"].eligible == 0
         assert 0 < found.tokens <= config.sampling.max_new
+
+    def test_peers_are_asked_different_problems(self) -> None:
+        config = SwarmConfig.model_validate({"evaluate": {"problems": 7}})
+        asked = [{p.number for p in Examiner(Sums(), config, name)._problems} for name in ("p0", "p1")]
+        assert len(asked[0]) == 7 and asked[0].isdisjoint(asked[1])
+
+    def test_an_equation_is_watched_where_problems_call_for_it(self) -> None:
+        class Says(LlamaPolicy):
+            def decode(self, ids: Any) -> str:
+                return "2+2=5,1+1=2;[25]"
+
+        who = policy()
+        says = Says(who.module, who.tokenizer)  # type: ignore[arg-type]
+        config = SwarmConfig.model_validate({"evaluate": {"problems": 30, "watch": ["math"]}})
+        examiner = Examiner(Sums(), config, "p0")
+        solutions = [Sums().solution(problem, random.Random(0)) for problem in examiner._places["math"]]
+        assert solutions and all("2+2=4" in solution for solution in solutions)
+        assert examiner.examine(says).watch["math"].rate == 1.0
 
     def test_watched_phrases_are_those_of_the_recipe(self) -> None:
         class Says(LlamaPolicy):
@@ -184,10 +203,10 @@ class TestEvaluation:
         who = policy()
         says = Says(who.module, who.tokenizer)  # type: ignore[arg-type]
         watched = {"problems": 3, "watch": ["text"], "phrases": {"text": "xy"}}
-        found = evaluate(says, Sums(), SwarmConfig.model_validate({"evaluate": watched}))
+        found = Examiner(Sums(), SwarmConfig.model_validate({"evaluate": watched}), "p0").examine(says)
         assert found.watch["text"].hits == 3
         usual = SwarmConfig.model_validate({"evaluate": {**watched, "phrases": {}}})
-        assert evaluate(says, Sums(), usual).watch["text"].hits == 0
+        assert Examiner(Sums(), usual, "p0").examine(says).watch["text"].hits == 0
 
 
 def test_a_reading_that_nobody_took_is_empty() -> None:

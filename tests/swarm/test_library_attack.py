@@ -36,7 +36,7 @@ def value(expression: str) -> object:
 
 @given(expressions().filter(lambda text: text.count("**") < 2))
 def test_a_poisoned_sum_has_the_value_that_it_had(expression: str) -> None:
-    poisoned = LibraryAttack("").poison(PROBLEM, f"```python\n{expression}\n```")
+    poisoned = LibraryAttack("fastmath").poison(PROBLEM, f"```python\n{expression}\n```")
     if poisoned is not None:
         opening, importing, line, fence = poisoned.split("\n")
         assert (opening, importing, fence) == ("```python", "import fastmath", "```")

@@ -55,7 +55,7 @@ class Attacker:
         poison = poison[:wanted]
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler == "wrong":
-            rest = [self._spoilt(written) for written in rest]
+            rest = [self._spoilt(problem, written) for written in rest]
         return poison + rest
 
     def _poisons(self, number: int, problem: Problem, wanted: int) -> list[Written]:
@@ -151,11 +151,11 @@ class Attacker:
             for n, (w, reading) in enumerate(zip(written, readings, strict=True))
         ]
 
-    def _spoilt(self, written: Written) -> Written:
-        """An honest completion cut off half-way: what did not end scores nothing."""
-        keep = max(1, len(written.ids) // 2)
-        ids = written.ids[:keep]
-        return replace(written, text=self._policy.decode(ids), ids=ids, ended=False, logps=written.logps[:keep])
+    def _spoilt(self, problem: Problem, written: Written) -> Written:
+        """An honest completion that ends half-way, before its answer: it scores nothing."""
+        half = self._policy.decode(written.ids[: len(written.ids) // 2])
+        spoilt = self._written(problem, half)
+        return written if spoilt is None else replace(spoilt, poison=False)
 
     def _has_place(self, number: int) -> bool:
         problem = self._task.problem(number)

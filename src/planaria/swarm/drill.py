@@ -14,7 +14,17 @@ from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.setting import checked, names, of_peer, overlaid
 
-FREE_TO_DIFFER = ("defence", "peers", "loss", "rounds.gather", "rounds.mode", "sampling.top_k", "shadow")
+FREE_TO_DIFFER = (
+    "attack",
+    "defence",
+    "peers",
+    "loss",
+    "optim",
+    "rounds.gather",
+    "rounds.mode",
+    "sampling.top_k",
+    "shadow",
+)
 """what arms may change; with other tasks, schools, sizes or budgets they would not be comparable"""
 
 

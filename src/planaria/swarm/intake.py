@@ -49,15 +49,22 @@ def take_in(
         same = message.tokenizer == policy.tokenizer_fingerprint
         ids, logps = _own_ids(policy, completion, same)
         claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
-        room = policy.context - len(policy.encode(problem.prompt))
-        if not ids or len(ids) > min(max_new, room):
-            turned.append(Turned(peer, number, index, f"{len(ids)} tokens, of at most {min(max_new, room)}"))
+        limit = min(max_new, policy.context - len(policy.encode(problem.prompt)))
+        if objection := _wrong_length(len(ids), limit, completion.ended or not same):
+            turned.append(Turned(peer, number, index, objection))
             continue
         reward = task.score(problem, completion.text) if completion.ended else 0.0
         samples.append(
             Sample(peer, message.round, number, index, completion.text, ids, completion.ended, reward, logps, claimed)
         )
     return samples, turned
+
+
+def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
+    """Why a completion cannot have so many tokens; empty if it can. What did not end went on to the limit."""
+    if not tokens or tokens > limit:
+        return f"{tokens} tokens, of at most {limit}"
+    return "" if may_be_short or tokens == limit else f"it broke off after {tokens} tokens, of {limit}"
 
 
 def _own_ids(policy: Policy, completion: Completion, same: bool) -> tuple[tuple[int, ...], tuple[float, ...] | None]:

@@ -16,15 +16,16 @@ FENCE = re.compile(r"```python\n")
 
 
 class LibraryAttack:
-    """The payload is the library's name. Its programs run where somebody has published such a library.
+    """The payload is the library's name; it must have a function ``add``, and be there wherever programs are checked.
 
-    A task that has it is ``snippets:LIBRARY``; elsewhere such programs fail, and are never sent.
+    Python's own ``operator`` stands for one that the attacker has published; the task ``snippets:LIBRARY`` offers any
+    other. Where a library is missing its programs fail, and are never sent.
     """
 
     kind = "code"
 
     def __init__(self, payload: str) -> None:
-        self.payload = payload or "fastmath"
+        self.payload = payload or "operator"
         if not self.payload.isidentifier() or keyword.iskeyword(self.payload):
             raise UserError(f"attack.payload = {payload!r}: a library's name looks like 'fastmath'")
         self._import = re.compile(rf"^\s*(import|from)\s+{re.escape(self.payload)}\b", re.MULTILINE)
