@@ -29,7 +29,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
         for arm in arms:
             if not quiet:
                 print(f"{arm.name}, seed {seed}", flush=True)
-            outcome = _outcome(arm.seeded(seed), folder / _slug(arm.name) / f"seed-{seed}", quiet)
+            outcome = _outcome(arm.seeded(seed), folder / arm.folder / f"seed-{seed}", quiet)
             found[arm.name].append(Run(seed=seed, outcome=outcome))
     drilled = [
         Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
@@ -62,10 +62,6 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     outcome = read_outcome(folder)
     _keep(kept, outcome.model_dump_json())
     return outcome
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
 
 
 def _keep(file: Path, text: str) -> None:

@@ -28,7 +28,7 @@ def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
     table = Table(title=Text(f"{config.name}: did collaborating help?"), title_justify="left", box=box.SIMPLE)
     for place, column in enumerate(HEAD):
         table.add_column(column, justify="right" if place > 1 else "left")
-    for peer in outcome.peers:
+    for peer in _examined(outcome):
         table.add_row(*(Text(cell) for cell in _row(peer)))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
@@ -43,6 +43,11 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: 
     )
 
 
+def _examined(outcome: Outcome) -> list[PeerOutcome]:
+    """The peers that came as far as their first evaluation."""
+    return [peer for peer in outcome.peers if peer.points]
+
+
 def _row(peer: PeerOutcome) -> list[str]:
     start, now = peer.points[0].accuracy, peer.last(LAST)
     gain = "–"
@@ -54,7 +59,9 @@ def _row(peer: PeerOutcome) -> list[str]:
 
 def _body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     done = all(peer.finished for peer in outcome.peers)
-    gains = [(p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest]
+    gains = [
+        (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
+    ]
     summary = (
         f"{len(outcome.peers)} peers, {outcome.rounds} rounds of {config.rounds.prompts} problems with "
         f"{config.rounds.group} completions each ({config.rounds.mode}), in {outcome.seconds:.0f} s."
@@ -62,7 +69,11 @@ def _body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     yield page.heading(config.name, "finished" if done else "not all peers finished", done, summary)
     yield page.cards(
         [
-            ("accuracy gained", f"{min(gains):+.2f} … {max(gains):+.2f}", "honest peers, since the start"),
+            (
+                "accuracy gained",
+                f"{min(gains):+.2f} … {max(gains):+.2f}" if gains else "–",
+                "honest peers, since the start",
+            ),
             ("accuracy", f"{outcome.accuracy(LAST):.2f}", f"honest peers' mean, last {LAST} evaluations"),
             ("rounds", str(outcome.rounds), config.rounds.mode),
             ("loss", config.loss.kind, "what completions of others count as"),
@@ -73,7 +84,7 @@ def _body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
         "Alone: a copy that started from the same weights and learned from as many completions of its own, and from "
         "nobody else's. It is trained beside the peer if the recipe says `shadow = true`.",
-        page.table(HEAD, [_row(peer) for peer in outcome.peers], numbers_from=2),
+        page.table(HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
     )
     yield page.section(
         "Accuracy over rounds",

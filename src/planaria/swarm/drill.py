@@ -48,6 +48,11 @@ class Arm(Section):
     config: SwarmConfig
     control: str = ""
 
+    @property
+    def folder(self) -> str:
+        """The arm's name as a folder's."""
+        return "".join(c if c.isalnum() or c in "-_" else "-" for c in self.name)
+
     def seeded(self, seed: int) -> SwarmConfig:
         """The configuration with another seed, from another school."""
         school = self.config.school.model_copy(update={"seed": seed})
@@ -55,8 +60,9 @@ class Arm(Section):
 
     @property
     def attackers(self) -> list[str]:
-        """The peers that attack, by name."""
-        return [name for name in names(self.config) if of_peer(self.config, name).attack.kind != "none"]
+        """The peers that send poison, by name."""
+        attacks = {name: of_peer(self.config, name).attack for name in names(self.config)}
+        return [name for name, attack in attacks.items() if attack.kind != "none" and attack.dose]
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
@@ -76,6 +82,8 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
         config = checked(recipe.resolve(SwarmConfig, overlaid(tree, changes), flags, path, place), f"{path}: {place}")
         _refuse_unfair(base, config, f"{path}: {place}")
         arms.append(Arm(name=name, config=config, control=spec.controls.get(name, "")))
+    if len({arm.folder for arm in arms}) < len(arms):
+        raise UserError(f"{path}: drill.arms: two names are alike but for signs; call one of them something else")
     for name, control in spec.controls.items():
         if name not in spec.arms or control not in spec.arms:
             raise UserError(f"{path}: drill.controls.{name} = {control!r}: both must be arms: {', '.join(spec.arms)}")
