@@ -48,8 +48,8 @@ def forged(hostile: Hostile, round: int) -> bytes:
 
 
 MALICE: list[tuple[str, Callable[[Hostile, int], object]]] = [
-    ("not JSON", lambda h, r: h.file(r).write_bytes(b"\xff{]" * 99)),
     ("oversized", lambda h, r: h.file(r).write_bytes(b" " * (5 << 20))),
+    ("not JSON", lambda h, r: h.file(r).write_bytes(b"\xff{]" * 99)),
     ("not JSON", lambda h, r: h.file(r).write_bytes(h.sealed(r)[:-40])),
     ("replayed", lambda h, r: h.file(r).write_bytes(h.sealed(r - 1))),
     ("another run", lambda h, r: h.file(r).write_bytes(seal(h.who, rollouts(h.who, "ab" * 16, r)))),
@@ -64,7 +64,7 @@ MALICE: list[tuple[str, Callable[[Hostile, int], object]]] = [
 
 
 def test_nothing_hostile_stops_honest_peers_or_teaches_them(tmp_path: Path, pupil: Path) -> None:
-    config = tiny(pupil, rounds={"count": len(MALICE), "timeout_s": 1.0})
+    config = tiny(pupil, rounds={"count": len(MALICE)})
     together(config, tmp_path / "clean")
     hostile = Hostile(config, tmp_path / "raided")
     for number, (_, act) in enumerate(MALICE):

@@ -129,7 +129,7 @@ def test_a_line_that_a_kill_cut_off_is_not_grown_together_with_the_next(tmp_path
 def test_a_peer_that_comes_back_after_the_others_gave_it_up_ends_equal(
     tmp_path: Path, pupil: Path, keep: int, published: bool
 ) -> None:
-    config = tiny(pupil, rounds={"count": 12, "timeout_s": 1.0, "keep": keep})
+    config = tiny(pupil, rounds={"count": 12, "timeout_s": 3.0, "keep": keep})
     first = [thread_of(config, name, tmp_path) for name in ("p0", "p1")]
     with threads(*first, thread_of(config, "p2", tmp_path, 3, published)):
         until(lambda: len(rounds(tmp_path, "p0")) >= 5)
