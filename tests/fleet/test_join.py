@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import Live, apart, checked, ending, facts, live, losses, tiny, training
 
 from planaria import decisions as d
@@ -175,6 +176,7 @@ def test_a_run_that_ends_sends_its_guests_home(tmp_path: Path) -> None:
     assert ending(record).outcome == "stopped"
 
 
+@pytest.mark.slow
 def test_a_machine_calls_a_run_again_that_was_killed_and_joins_it_when_it_is_resumed(tmp_path: Path) -> None:
     with ExitStack() as ending_last:
         with live(growing(tmp_path)) as run:
@@ -191,6 +193,7 @@ def test_a_machine_calls_a_run_again_that_was_killed_and_joins_it_when_it_is_res
     assert machine.returncode == 0 and "calling it again" in out and out.endswith("the run is over\n"), out
 
 
+@pytest.mark.slow
 def test_a_machine_gives_up_a_run_that_does_not_come_back(tmp_path: Path) -> None:
     with live(growing(tmp_path)) as run:
         run.wait_until(lambda record: committed(record, 0) > 0)

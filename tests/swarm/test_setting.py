@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from planaria.errors import UserError
+from planaria.recipe import dump
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
+from planaria.swarm.drill import load as load_drill
 from planaria.swarm.setting import agreed, checked, load, names, of_peer, overlaid, rules
 from planaria.swarm.tasks.sums import Sums
 
@@ -94,3 +96,23 @@ def test_tables_are_laid_over_key_by_key() -> None:
 @pytest.mark.parametrize(("vocab", "k"), [(257, 3), (2048, 3), (151_936, 50), (30_000, 10)])
 def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
     assert SamplingConfig().support(vocab) == k and SamplingConfig(top_k=8).support(vocab) == 8
+
+
+HOUSE = Path(__file__).parents[2] / "recipes"
+DRILLS = [HOUSE / "drills.toml", *sorted((HOUSE / "drills").glob("*.toml"))]
+
+
+def test_the_swarm_of_the_house_loads_and_survives_dump_and_load(tmp_path: Path) -> None:
+    config = load(HOUSE / "arithmetic_swarm.toml", {})
+    (tmp_path / "again.toml").write_text(dump(config))
+    assert load(tmp_path / "again.toml", {}) == config
+
+
+@pytest.mark.parametrize(
+    "file", [HOUSE / "drills.toml", *sorted((HOUSE / "drills").glob("*.toml"))], ids=lambda f: f.name
+)
+def test_the_drills_of_the_house_load_and_every_attacked_arm_has_its_control(file: Path) -> None:
+    spec, arms = load_drill(file, {})
+    assert len(spec.seeds) >= 3 and len(arms) >= 2
+    by_name = {arm.name: arm for arm in arms}
+    assert not [arm.name for arm in arms if arm.control and by_name[arm.control].attackers]
