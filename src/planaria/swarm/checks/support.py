@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from planaria.swarm.checks.base import Case, Findings
 
-LARGEST = 0.02
-"""a support of a larger share of the vocabulary lets phrases through: 8 of 46 symbols did, 3 of 46 did not"""
+LARGEST, SMALL = 0.02, 6
+"""a support of a larger share of the vocabulary lets phrases through, unless it is small by itself: 8 of 46 symbols
+did, 3 of 46 and 6 of 257 did not"""
 
 
 def outside(ranks: Sequence[int], k: int) -> int | None:
@@ -29,7 +30,7 @@ class SupportCheck:
     @property
     def warning(self) -> str:
         """Why this k is too large for the vocabulary to tell poison from honest text; empty if it is not."""
-        if self.k <= max(3, LARGEST * self.vocab):
+        if self.k <= max(SMALL, LARGEST * self.vocab):
             return ""
         return (
             f"sampling.top_k = {self.k} of {self.vocab} tokens: so large a support contains most phrases, and the "
