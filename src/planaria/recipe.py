@@ -103,6 +103,15 @@ def read(recipe: Path) -> dict[str, Any]:
         raise UserError(f"{recipe}: not valid TOML: {error}") from None
 
 
+def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with the tables ``changes`` laid over it, key by key."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
 def refuse_unknown(
     tree: Mapping[str, Any], section: type[Section], place: str, prefix: str = "", root: type[Section] = RunConfig
 ) -> None:

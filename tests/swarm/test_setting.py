@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from planaria.errors import UserError
-from planaria.recipe import dump
+from planaria.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
 from planaria.swarm.drill import load as load_drill
-from planaria.swarm.setting import agreed, checked, load, names, of_peer, overlaid, rules
+from planaria.swarm.setting import agreed, checked, load, names, of_peer, rules
 from planaria.swarm.tasks.sums import Sums
 
 

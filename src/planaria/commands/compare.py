@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from planaria import recipe
 from planaria.chaos.trace import Trace, digest, write
+from planaria.commands import runs
 from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
 from planaria.compare.contest import Contest
@@ -47,7 +47,7 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     for seed, trace in traces.items():
         write(trace, folder / f"trace-{seed}.json")
     found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    _keep(folder / "comparison.json", found)
+    runs.write_whole(folder / "comparison.json", found.model_dump_json(indent=1))
     show_table(found)
     print(
         f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"
@@ -172,9 +172,3 @@ def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     """The settings in which an arm differs from the recipe."""
     one, other = recipe.flat(base), recipe.flat(config)
     return {name: str(value) for name, value in other.items() if one[name] != value and name != "name"}
-
-
-def _keep(file: Path, found: Compared) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_text(found.model_dump_json(indent=1))
-    unfinished.replace(file)

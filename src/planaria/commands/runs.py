@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,9 +49,14 @@ def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> Non
 
 def keep_config(folder: Path, config: RunConfig | SwarmConfig) -> None:
     """Write down the resolved configuration."""
-    unfinished = folder / "config.json.unfinished"
-    unfinished.write_text(config.model_dump_json(indent=2))
-    unfinished.replace(folder / "config.json")
+    write_whole(folder / "config.json", config.model_dump_json(indent=2))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """The file with this text, over what was there; whole or not at all."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 def config_of(folder: Path) -> RunConfig:

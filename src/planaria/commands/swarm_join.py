@@ -19,7 +19,7 @@ from planaria.swarm.board import Board
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.identity import Identity
 from planaria.swarm.records import LOG, PEERS, follow
-from planaria.swarm.setting import AGREED, overlaid
+from planaria.swarm.setting import AGREED
 
 
 def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: bool) -> int:
@@ -68,7 +68,9 @@ def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
         raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}[:PATH]")
     # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
     agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
-    merged = recipe.resolve(SwarmConfig, overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}")
+    merged = recipe.resolve(
+        SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}"
+    )
     for name in flags:
         if (mine := _value(own, name)) != (theirs := _value(merged, name)):
             raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")

@@ -84,7 +84,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
         faults = changes.pop("faults", True)
         if not isinstance(faults, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {faults!r}: must be true or false")
-        config = recipe.from_tree(_merged(tree, changes), flags, path, f"compare.arms.{name}")
+        config = recipe.from_tree(recipe.overlaid(tree, changes), flags, path, f"compare.arms.{name}")
         _refuse_unfair(base, config, f"{path}: compare.arms.{name}")
         arms.append(Arm(name=name, config=config, faults=faults))
     return comparison, arms
@@ -122,14 +122,6 @@ def _comparison(table: Any, path: Path) -> Comparison:
     if not made.arms:
         raise UserError(f"{path}: compare.arms: there are none; write one table [compare.arms.NAME] for each")
     return made
-
-
-def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _refuse_unfair(base: RunConfig, arm: RunConfig, place: str) -> None:

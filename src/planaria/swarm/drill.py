@@ -12,7 +12,7 @@ from planaria import recipe
 from planaria.config import Natural, Section
 from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.setting import checked, names, of_peer, overlaid
+from planaria.swarm.setting import checked, names, of_peer
 
 FREE_TO_DIFFER = (
     "attack",
@@ -79,7 +79,9 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
     arms = []
     for name, changes in spec.arms.items():
         place = f"drill.arms.{name}"
-        config = checked(recipe.resolve(SwarmConfig, overlaid(tree, changes), flags, path, place), f"{path}: {place}")
+        config = checked(
+            recipe.resolve(SwarmConfig, recipe.overlaid(tree, changes), flags, path, place), f"{path}: {place}"
+        )
         _refuse_unfair(base, config, f"{path}: {place}")
         arms.append(Arm(name=name, config=config, control=spec.controls.get(name, "")))
     if len({arm.folder for arm in arms}) < len(arms):

@@ -56,7 +56,7 @@ def of_peer(config: SwarmConfig, name: str, place: str = "recipe") -> SwarmConfi
     if "peers" in changes:
         raise UserError(f"{place}: peers.{name}.peers: a peer has none of its own; write [peers.NAME] for each")
     own = config.model_dump(mode="json", exclude={"peers"})
-    merged = recipe.resolve(SwarmConfig, overlaid(own, changes), {}, Path(place), f"peers.{name}")
+    merged = recipe.resolve(SwarmConfig, recipe.overlaid(own, changes), {}, Path(place), f"peers.{name}")
     ours, theirs = agreed(config), agreed(merged)
     if ours != theirs:
         key = next(key for key in ours if ours[key] != theirs[key])
@@ -91,12 +91,3 @@ def agreed(config: SwarmConfig) -> dict[str, Any]:
     # A file's path is this machine's own affair; the problems' fingerprint tells whether it is the same file.
     found["task"]["name"] = found["task"]["name"].partition(":")[0]
     return found
-
-
-def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with the tables ``changes`` laid over it, key by key."""
-    merged = dict(tree)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
