@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.advantage import advantages, group_advantages, overlong_penalty
+from planaria.swarm.advantage import group_advantages, overlong_penalty
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=2, max_size=12).filter(
     lambda rewards: len(set(rewards)) > 1
@@ -53,30 +53,6 @@ def test_a_group_that_teaches_nothing_has_no_advantages(rewards: list[float], sc
 def test_a_reward_that_is_no_number_is_refused(odd: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         group_advantages([0.0, 1.0, odd])
-
-
-def test_a_batch_keeps_its_order_and_counts_what_it_skips() -> None:
-    rewards = [1.0, 5.0, 0.0, 5.0, 2.0, 0.0, 0.0]
-    groups = ["mixed", "equal", "mixed", "equal", "alone", "mixed", "mixed"]
-    found = advantages(rewards, groups)
-    assert found.values == (1.5, None, -0.5, None, None, -0.5, -0.5)
-    assert (found.groups, found.skipped) == (3, 2)
-
-
-def test_whose_group_it_is_decides_whose_statistics_are_used() -> None:
-    problems, peers = [7, 7, 7, 7], ["a", "a", "b", "b"]
-    rewards = [1.0, 0.0, 1.0, 1.0]
-    horizontal = advantages(rewards, problems, scale=False)
-    vertical = advantages(rewards, list(zip(peers, problems, strict=True)), scale=False)
-    assert horizontal.values == (0.25, -0.75, 0.25, 0.25)
-    assert vertical.values == (0.5, -0.5, None, None)
-
-
-@given(REWARDS, REWARDS, st.booleans())
-def test_a_group_does_not_notice_its_neighbours(first: list[float], second: list[float], scale: bool) -> None:
-    found = advantages(first + second, [0] * len(first) + [1] * len(second), scale)
-    assert list(found.values[: len(first)]) == group_advantages(first, scale)
-    assert list(found.values[len(first) :]) == group_advantages(second, scale)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
 from planaria.swarm.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy import Policy
 from planaria.swarm.rollout import Drawn
-from planaria.swarm.wording import faithful
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=32, init_std=0.3)
 
@@ -170,7 +169,8 @@ def test_a_tied_heads_gradient_is_whole_after_one_backward(own: LlamaPolicy) -> 
 
 
 def test_texts_come_back_as_they_were_and_ends_leave_nothing(policy: Policy) -> None:
-    assert faithful(policy, "Grüße, 1+1=2\n\t<|end|>")
+    text = "Grüße, 1+1=2\n\t<|end|>"
+    assert policy.decode(policy.encode(text)) == text
     ids = policy.encode("two")
     assert policy.end not in policy.encode("<|end|>") and policy.decode([policy.end, *ids, policy.end]) == "two"
 

@@ -8,33 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 NO_SPREAD = 1e-9
 """rewards that differ by less, absolutely or relatively, differ by rounding: divided by σ it would become advantages"""
-
-
-@dataclass(frozen=True)
-class Advantages:
-    """One advantage for each sample, in the samples' order; None where its group teaches nothing."""
-
-    values: tuple[float | None, ...]
-    groups: int
-    """groups there were"""
-    skipped: int
-    """how many of them taught nothing: equal rewards, or fewer than two members"""
-
-
-def overlong_penalty(length: int, limit: int, margin: int) -> float:
-    """What to add to the reward of a completion of ``length`` tokens: 0, falling to −1 over the last ``margin`` tokens.
-
-    0 up to limit − margin, then (limit − margin − length) / margin, and −1 beyond ``limit``. Raises ValueError unless
-    0 < margin ≤ limit. Source: DAPO, arXiv 2503.14476, equation 13.
-    """
-    if not 0 < margin <= limit:
-        raise ValueError(f"a margin of {margin} tokens does not fit into a limit of {limit}")
-    return -min(1.0, max(0.0, (length - (limit - margin)) / margin))
 
 
 def group_advantages(rewards: Sequence[float], scale: bool = True) -> list[float] | None:
@@ -54,21 +31,12 @@ def group_advantages(rewards: Sequence[float], scale: bool = True) -> list[float
     return [(reward - mean) / sigma for reward in rewards]
 
 
-def advantages(rewards: Sequence[float], groups: Sequence[Hashable], scale: bool = True) -> Advantages:
-    """``group_advantages`` of a whole batch: sample i has rewards[i] and belongs to groups[i].
+def overlong_penalty(length: int, limit: int, margin: int) -> float:
+    """What to add to the reward of a completion of ``length`` tokens: 0, falling to −1 over the last ``margin`` tokens.
 
-    Samples that a check rejected must be left out, not given reward 0: they would move μ and σ of all others.
+    0 up to limit − margin, then (limit − margin − length) / margin, and −1 beyond ``limit``. Raises ValueError unless
+    0 < margin ≤ limit. Source: DAPO, arXiv 2503.14476, equation 13.
     """
-    members: dict[Hashable, list[int]] = {}
-    for index, (_, group) in enumerate(zip(rewards, groups, strict=True)):
-        members.setdefault(group, []).append(index)
-    values: list[float | None] = [None] * len(rewards)
-    skipped = 0
-    for indices in members.values():
-        found = group_advantages([rewards[index] for index in indices], scale)
-        if found is None:
-            skipped += 1
-            continue
-        for index, value in zip(indices, found, strict=True):
-            values[index] = value
-    return Advantages(tuple(values), len(members), skipped)
+    if not 0 < margin <= limit:
+        raise ValueError(f"a margin of {margin} tokens does not fit into a limit of {limit}")
+    return -min(1.0, max(0.0, (length - (limit - margin)) / margin))

@@ -9,7 +9,6 @@ from typing import Self
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.swarm.fingerprints import tokenizer_fingerprint
-from planaria.swarm.policy import Policy
 
 
 class Wording:
@@ -36,8 +35,3 @@ class Wording:
     def clone(self) -> Self:
         """An equal policy with weights of its own."""
         return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})
-
-
-def faithful(policy: Policy, text: str) -> bool:
-    """Whether the policy's tokenizer gives the text back as it was."""
-    return policy.decode(policy.encode(text)) == text
