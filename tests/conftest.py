@@ -30,13 +30,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy that solves one sum in five, as a folder: peers of tests start with it."""
-    from planaria.swarm.config import SchoolConfig, SmallModel
+    from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policies import LlamaPolicy
     from planaria.swarm.school import graduate
     from planaria.swarm.tasks.registry import open_task
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)
-    model, tokenizer = graduate(open_task("sums", None), school, SmallModel(dim=32, hidden=64))
+    model, tokenizer = graduate(open_task("sums", None), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))
     folder = tmp_path_factory.mktemp("pupil")
     LlamaPolicy(model, tokenizer).export(folder)
     return folder

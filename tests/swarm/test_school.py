@@ -16,13 +16,14 @@ from tiny_swarm import MODEL, byte_tokenizer
 from planaria.data.cache import locked
 from planaria.errors import UserError
 from planaria.model.stages import Llama
-from planaria.swarm.config import SchoolConfig
+from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.fingerprints import weights_fingerprint
 from planaria.swarm.school import graduate, strayed, teach
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 
 SCHOOL = SchoolConfig(steps=3, batch=4)
+PUPIL = PolicyConfig(model=MODEL)
 
 
 class Dumb(Sums):
@@ -39,6 +40,10 @@ class Dumb(Sums):
         return None
 
 
+def taught(**model: int) -> PolicyConfig:
+    return PUPIL.model_copy(update={"model": PUPIL.model.model_copy(update=model)})
+
+
 def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
     found, tokenizer = graduate(Sums(), config, MODEL.model_copy(update=model), folder)
     assert tokenizer.vocab == 257
@@ -47,8 +52,8 @@ def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
 
 def test_a_school_is_kept_and_not_taught_twice(tmp_path: Path) -> None:
     told: list[str] = []
-    first, _ = graduate(Sums(), SCHOOL, MODEL, tmp_path, told.append)
-    again, _ = graduate(Sums(), SCHOOL, MODEL, tmp_path, told.append)
+    first, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.append)
+    again, _ = graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.append)
     assert weights_fingerprint(first) == weights_fingerprint(again) != weights_fingerprint(Llama(MODEL, seed=0))
     assert told == ["school: 3 steps on worked solutions of sums"]
 
@@ -62,21 +67,31 @@ def test_another_school_task_or_model_is_kept_apart(tmp_path: Path) -> None:
     schooled(tmp_path, SCHOOL.model_copy(update={"seed": 1}))
     schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
     schooled(tmp_path, dim=32)
-    graduate(Sums(style="words"), SCHOOL, MODEL, tmp_path)
-    graduate(Sums(3), SCHOOL, MODEL, tmp_path)
+    graduate(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
+    graduate(Sums(3), SCHOOL, PUPIL, tmp_path)
     files = sorted(tmp_path.glob("school-*.safetensors"))
     assert len(files) == 6 == len({file.read_bytes() for file in files})
 
 
+def test_a_tokenizer_of_the_tasks_own_is_the_same_for_all_schools_and_loses_nothing(tmp_path: Path) -> None:
+    pairs = taught(vocab=300).model_copy(update={"tokenizer": "bpe"})
+    _, first = graduate(Sums(), SCHOOL, pairs, tmp_path)
+    _, other = graduate(Sums(), SCHOOL.model_copy(update={"seed": 1}), pairs, tmp_path)
+    assert first.to_json() == other.to_json()
+    solution = Sums().solution(Sums().problem(7), random.Random(0))
+    assert first.decode(first.encode(solution)) == solution and len(first.encode(solution)) < len(solution)
+    assert first.decode(first.encode("hé 🦠")) == "hé 🦠"
+
+
 def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'sums' knows no worked solutions .*policy\.path"):
-        graduate(Dumb(), SCHOOL, MODEL, tmp_path)
+        graduate(Dumb(), SCHOOL, PUPIL, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_context_too_short_for_a_solution_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy\.model\.context = 16.* 2\d or more"):
-        graduate(Sums(), SCHOOL, MODEL.model_copy(update={"context": 16}), tmp_path)
+        graduate(Sums(), SCHOOL, taught(context=16), tmp_path)
 
 
 def test_whoever_teaches_the_same_at_the_same_time_waits(tmp_path: Path) -> None:
@@ -87,7 +102,7 @@ def test_whoever_teaches_the_same_at_the_same_time_waits(tmp_path: Path) -> None
     told: queue.Queue[str] = queue.Queue()
     found: list[Llama] = []
     with locked(lock, lambda: None):  # the lock is a file's: a thread is kept out like another process
-        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, MODEL, tmp_path, told.put)[0]))
+        late = threading.Thread(target=lambda: found.append(graduate(Sums(), SCHOOL, PUPIL, tmp_path, told.put)[0]))
         late.start()
         assert told.get(timeout=60) == "waiting for another process that teaches the same"
         kept.rename(file)

@@ -31,7 +31,7 @@ def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Poli
     """The policy that a peer starts with; UserError when there is none to be had."""
     if config.policy.path:
         return open_policy(config.policy.path, config.policy.lora, seed=config.seed)
-    return LlamaPolicy(*graduate(task, config.school, config.policy.model, on_progress=told))
+    return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=told))
 
 
 def task_of(config: SwarmConfig) -> Task:

@@ -59,6 +59,9 @@ class PolicyConfig(Section):
     """a run's or a Hugging Face folder, or hf:NAME; unless given, a small LLaMA on bytes that goes to school first"""
     lora: Natural = 0
     """rank of the adapters that are trained instead of the weights; 0 trains the weights"""
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    """the small LLaMA's: bytes, or pairs of them that it finds in the task's own worked solutions (policy.model.vocab
+    ids in all)"""
     model: SmallModel = SmallModel()
     """the small LLaMA"""
 

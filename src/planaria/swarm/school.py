@@ -12,25 +12,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from planaria.config import DataConfig, ModelConfig, OptimConfig
+from planaria.config import DataConfig, OptimConfig
 from planaria.data.cache import cache_folder, locked
-from planaria.data.tokenizer import Tokenizer, load_tokenizer
+from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from planaria.engine.optimizer import learning_rate, make_optimizer
 from planaria.errors import UserError
 from planaria.model.stages import Llama
-from planaria.swarm.config import SchoolConfig
+from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.reading import pad
-from planaria.swarm.tasks.base import Erring, Task
+from planaria.swarm.tasks.base import Erring, Problem, Task
 
 VERSION = 1
 """of what is taught; another one teaches anew"""
+SAMPLED = 2000
+"""solutions that a tokenizer finds its pairs in"""
 
 
 def graduate(
     task: Task,
     config: SchoolConfig,
-    model: ModelConfig,
+    policy: PolicyConfig,
     folder: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[Llama, Tokenizer]:
@@ -40,8 +42,8 @@ def graduate(
     """
     root = folder or cache_folder(DataConfig())
     root.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(DataConfig(tokenizer="bytes"), model.vocab, root)
-    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {model.model_dump_json()}"
+    model, tokenizer = policy.model, _tokenizer(task, policy, root)
+    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {policy.model_dump_json()}"
     style = getattr(task, "style", "")
     file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
     tell = on_progress or (lambda _: None)
@@ -55,6 +57,19 @@ def graduate(
             unfinished.replace(file)
     pupil.load_global_state(load_file(file))
     return pupil, tokenizer
+
+
+def _tokenizer(task: Task, policy: PolicyConfig, root: Path) -> Tokenizer:
+    """The same for all schools that teach one task in one style.
+
+    :raises UserError: when the model has no room for it, or the task no solutions to find pairs in.
+    """
+    vocab = policy.model.vocab
+    if policy.tokenizer == "bytes":
+        return load_tokenizer(DataConfig(tokenizer="bytes"), vocab, root)
+    rng = random.Random(derived("tokenizer", task.name))
+    problems = [task.problem(rng.randrange(task.training)) for _ in range(SAMPLED)]
+    return train_bpe([problem.prompt + _solution(task, problem, rng, 0.0) for problem in problems], vocab)
 
 
 def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) -> float:
@@ -89,16 +104,18 @@ def teach(pupil: Llama, tokenizer: Tokenizer, task: Task, config: SchoolConfig) 
 
 def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.Random) -> tuple[list[int], list[int]]:
     problem = task.problem(rng.randrange(task.training))
-    solution: str | None
-    if isinstance(task, Erring):
-        solution = task.noisy_solution(problem, rng, config.noise)
-    else:
-        solution = task.solution(problem, rng)
-    if solution is None:
-        raise UserError(f"task.name = {task.name!r} knows no worked solutions to go to school with; give policy.path")
+    solution = _solution(task, problem, rng, config.noise)
     if rng.random() < config.strays:
         solution = strayed(solution, rng)
     return tokenizer.encode(problem.prompt), [*tokenizer.encode(solution), tokenizer.end]
+
+
+def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) -> str:
+    erring = isinstance(task, Erring)
+    solution = task.noisy_solution(problem, rng, noise) if erring else task.solution(problem, rng)
+    if solution is None:
+        raise UserError(f"task.name = {task.name!r} knows no worked solutions to go to school with; give policy.path")
+    return solution
 
 
 def strayed(solution: str, rng: random.Random) -> str:
