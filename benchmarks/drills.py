@@ -14,7 +14,7 @@ from benchmarks import common
 from benchmarks.common import ROOT, RUNS, Claim, Row
 
 if TYPE_CHECKING:
-    from planaria.swarm.drilled import Drill, Drilled, Run
+    from planaria.swarm.drills.results import Drill, Drilled, Run
 
 RECIPES = {"drills": ROOT / "recipes" / "drills.toml"} | {
     name: ROOT / "recipes" / "drills" / f"{name}.toml"
@@ -35,7 +35,7 @@ def main() -> int:
 def run(name: str, recipe: Path) -> Drill:
     """The drill's numbers, after running what is left of it."""
     from planaria.commands.drill import drill
-    from planaria.swarm.drilled import Drill
+    from planaria.swarm.drills.results import Drill
 
     drill(recipe, {"out": str(RUNS), "name": name}, quiet=True)
     return Drill.model_validate_json((RUNS / f"{name}-drill" / "drill.json").read_text())

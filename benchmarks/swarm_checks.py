@@ -15,7 +15,7 @@ from benchmarks.common import Claim, Row, conclude, parser, start
 if TYPE_CHECKING:
     from planaria.swarm.checks.base import Case, Check
     from planaria.swarm.config import SwarmConfig
-    from planaria.swarm.policy import Policy
+    from planaria.swarm.policy.base import Policy
     from planaria.swarm.tasks.base import Task
 
 NAME = "swarm_checks"
@@ -36,7 +36,7 @@ def main() -> int:
         Row(what, [of_seed[what] for of_seed in found], "", claim_of(what))
         for what in dict.fromkeys(what for of_seed in found for what in of_seed)
     ]
-    return conclude(NAME, given, rows, ["measured: share of honest completions refused; off: 1 if it switched itself off"])
+    return conclude(NAME, given, rows, ["measured: share refused; off: 1 if the layer switched itself off"])
 
 
 def claim_of(what: str) -> Claim | None:
@@ -56,8 +56,8 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     import torch
 
     from planaria.swarm.assemble import policy_of, task_of
+    from planaria.swarm.checks.defence import Defence, layers
     from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
-    from planaria.swarm.defence import Defence, layers
 
     torch.set_num_threads(1)
     config = SwarmConfig(seed=seed, school=SchoolConfig(strays=0.1, seed=seed), sampling=SamplingConfig(top_k=6))
@@ -100,8 +100,8 @@ def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number
     from planaria.swarm.authors import HonestAuthor
     from planaria.swarm.checks.base import Case
     from planaria.swarm.draws import shared_problems
-    from planaria.swarm.reading import read
-    from planaria.swarm.rollout import Sample
+    from planaria.swarm.policy.reading import read
+    from planaria.swarm.policy.rollout import Sample
 
     chosen = shared_problems(config.seed + 1, number, task.training, config.rounds.prompts)
     problems = [task.problem(n) for n in chosen]

@@ -31,8 +31,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy that solves one sum in five, as a folder: peers of tests start with it."""
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
-    from planaria.swarm.policies import LlamaPolicy
-    from planaria.swarm.school import graduate
+    from planaria.swarm.policy.policies import LlamaPolicy
+    from planaria.swarm.policy.school import graduate
     from planaria.swarm.tasks.registry import open_task
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)

@@ -137,8 +137,8 @@ def test_whoever_joins_the_wrong_run_learns_it_in_a_line(there: Path, capsys: py
 def test_a_board_cannot_tell_a_peer_where_to_write(
     tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from planaria.swarm.board import Board
-    from planaria.swarm.identity import Identity
+    from planaria.swarm.board.board import Board
+    from planaria.swarm.board.identity import Identity
 
     rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
     Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules | {"out": str(tmp_path / "elsewhere")})

@@ -9,8 +9,8 @@ from typing import Any
 
 from words import hello
 
-from planaria.swarm.board import Board
-from planaria.swarm.identity import Identity
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
 
 RULES: Any = {"task": "sums", "group": 12, "loss": {"clip": 0.2}}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from words import hello, rollouts
 
-from planaria.swarm.board import Board
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import Completion, Group
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Completion, Group
 
 
 def main(place: str, key: str, rounds: int, characters: int, hang: bool) -> None:

@@ -13,7 +13,7 @@ from planaria.swarm.assemble import assemble
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, board_of, own_identity
 from planaria.swarm.peer import Peer
-from planaria.swarm.records import LOG, PEERS, Record, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, PEERS, Record, RoundDone, read_log
 from planaria.swarm.setting import names, of_peer
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.advantage import group_advantages, overlong_penalty
+from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0]), min_size=2, max_size=12).filter(
     lambda rewards: len(set(rewards)) > 1

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from tiny_swarm import policy
 
-from planaria.swarm.attacker import TRIES, Attacker
+from planaria.swarm.attacks.attacker import TRIES, Attacker
 from planaria.swarm.authors import HonestAuthor, Written
 from planaria.swarm.checks.base import Case, Check
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policies import LlamaPolicy
-from planaria.swarm.reading import read
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 
@@ -42,7 +42,7 @@ class Fluent(LlamaPolicy):
     texts: tuple[str, ...] = ()
 
     def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
-        from planaria.swarm.rollout import Drawn
+        from planaria.swarm.policy.rollout import Drawn
 
         ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
         return [[Drawn(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]

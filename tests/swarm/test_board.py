@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from words import farewell, hello, rollouts
 
 from planaria.errors import UserError
-from planaria.swarm.board import AlreadyThere, Board
-from planaria.swarm.difference import difference
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import Completion, Group, Limits
-from planaria.swarm.rounds import RoundStalled, Terms
+from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.difference import difference
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Completion, Group, Limits
+from planaria.swarm.board.rounds import RoundStalled, Terms
 
 KINDS = ("folder", "memory", "scratch", "plain")
 

@@ -15,10 +15,10 @@ from boards import RULES, Clock, member, place
 from words import farewell, hello, rollouts
 
 from planaria.errors import UserError
-from planaria.swarm.board import AlreadyThere, Board
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import BadMessage, Limits, seal
-from planaria.swarm.rounds import Terms
+from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import BadMessage, Limits, seal
+from planaria.swarm.board.rounds import Terms
 
 
 def at(root: Path, who: Identity, round: int) -> Path:

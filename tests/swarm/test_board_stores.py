@@ -17,11 +17,11 @@ from boards import RULES, Clock, member, place
 from words import farewell, rollouts
 
 from planaria.errors import UserError
-from planaria.swarm.board import AlreadyThere, Board
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import BadMessage
-from planaria.swarm.rounds import Terms
-from planaria.swarm.store import BoardUnreachable, Retry
+from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.rounds import Terms
+from planaria.swarm.board.store import BoardUnreachable, Retry
 
 
 def test_a_store_that_fails_now_and_then_loses_nothing(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tiny_swarm import case, reading
 
 from planaria.swarm.checks.base import Case, Findings
+from planaria.swarm.checks.defence import Defence, Report, layers
 from planaria.swarm.checks.judge import StepsJudge
 from planaria.swarm.config import DefenceConfig
-from planaria.swarm.defence import Defence, Report, layers
 from planaria.swarm.tasks.sums import Sums
 
 CALM = DefenceConfig(quarantine=0.0)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.identity import Identity, peer_id, verify
+from planaria.swarm.board.identity import Identity, peer_id, verify
 
 ONE = Identity.fresh()
 # RFC 8032, section 7.1, test 3

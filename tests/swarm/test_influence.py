@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.influence import scales
+from planaria.swarm.learning.influence import scales
 
 weight = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 weights = st.lists(st.tuples(st.sampled_from("abcdefg"), weight), max_size=30)

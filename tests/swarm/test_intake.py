@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tiny_swarm import policy, reading
 
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.identity import Identity
 from planaria.swarm.intake import Turned, spread_claim, take_in
-from planaria.swarm.message import Completion, Group, Rollouts
-from planaria.swarm.policies import LlamaPolicy
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.sums import Sums
 
 TASK = Sums()

@@ -18,7 +18,7 @@ from planaria.swarm.checks.judge import NoisyJudge, StepsJudge
 from planaria.swarm.checks.judge_model import TEMPERATURE, ModelWriter, _Drawing
 from planaria.swarm.checks.prompted_judge import PromptedJudge
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.policies import LlamaPolicy
+from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.tasks.sums import Sums
 
 pytest.importorskip("transformers")

@@ -11,17 +11,17 @@ import torch
 from tiny_swarm import policy
 
 from planaria.config import OptimConfig
-from planaria.swarm import learner as module
 from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SamplingConfig, SwarmConfig
 from planaria.swarm.evaluation import Examiner
-from planaria.swarm.fingerprints import weights_fingerprint
-from planaria.swarm.learner import Learned, Learner
-from planaria.swarm.lessons import Lesson
-from planaria.swarm.loss_config import LossConfig
-from planaria.swarm.policies import LlamaPolicy
-from planaria.swarm.reading import Reading, read
-from planaria.swarm.rollout import Sample
+from planaria.swarm.learning import learner as module
+from planaria.swarm.learning.learner import Learned, Learner
+from planaria.swarm.learning.lessons import Lesson
+from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.reading import Reading, read
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.shadow import Shadow
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums

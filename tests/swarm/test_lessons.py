@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import case
 
-from planaria.swarm.advantage import group_advantages
 from planaria.swarm.checks.base import Case
-from planaria.swarm.lessons import Lessons, lessons
+from planaria.swarm.learning.advantage import group_advantages
+from planaria.swarm.learning.lessons import Lessons, lessons
 
 
 def round_of(entries: list[tuple[str, int, float]]) -> list[Case]:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.swarm.advantage import group_advantages, overlong_penalty
-from planaria.swarm.loss import divisor_of, policy_loss
-from planaria.swarm.loss_config import LossConfig
+from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
+from planaria.swarm.learning.loss import divisor_of, policy_loss
+from planaria.swarm.learning.loss_config import LossConfig
 
 pytestmark = pytest.mark.slow  # wants TRL: pip install -c constraints.txt -e ".[trl]"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.swarm.attacks.registry import open_attack
-from planaria.swarm.measure import Tally, tally, wilson
+from planaria.swarm.records.measure import Tally, tally, wilson
 
 counts = st.integers(0, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from words import RUN, farewell, hello, rollouts, rules
 
-from planaria.swarm.difference import canonical
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import (
+from planaria.swarm.board.difference import canonical
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import (
     BadMessage,
     Completion,
     Farewell,

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from planaria.swarm.drilled import Drill, Drilled, Run, spread
-from planaria.swarm.measure import Tally
-from planaria.swarm.outcome import ALL, Outcome, read_outcome
-from planaria.swarm.records import (
+from planaria.swarm.drills.results import Drill, Drilled, Run, spread
+from planaria.swarm.records.lines import (
     LOG,
     PEERS,
     POISON,
@@ -26,6 +24,8 @@ from planaria.swarm.records import (
     SampleRecord,
     Started,
 )
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import ALL, Outcome, read_outcome
 
 NOTHING: dict[str, Any] = {
     "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],

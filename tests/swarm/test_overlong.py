@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.swarm.advantage import group_advantages
 from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.lessons import Lessons, lessons
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.learning.advantage import group_advantages
+from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem
 
 LIMIT = 40

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from planaria.swarm.checks.base import Case
 from planaria.swarm.checks.judge import JudgeCheck, NoisyJudge
 from planaria.swarm.checks.prompted_judge import MAX_TEXT, VERDICT, PromptedJudge, harmless, request, verdict
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem
 
 YES, NO = "<verdict>yes</verdict>", "<verdict>no</verdict>"

@@ -11,9 +11,9 @@ from tiny_swarm import case, policy, reading
 
 from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.support import SupportCheck
-from planaria.swarm.policies import LlamaPolicy
-from planaria.swarm.reading import Reading, pad, read, token_logps
-from planaria.swarm.rollout import Drawn
+from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.reading import Reading, pad, read, token_logps
+from planaria.swarm.policy.rollout import Drawn
 
 PAIRS = [([5, 6, 7], [1, 2, 256]), ([9], [3]), ([4, 4], [250, 10, 11, 12, 13])]
 

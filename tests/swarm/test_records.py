@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from tiny_swarm import case
 
-from planaria.swarm.defence import Report, Verdict
+from planaria.swarm.checks.defence import Report, Verdict
 from planaria.swarm.intake import Turned
-from planaria.swarm.learner import Learned
-from planaria.swarm.lessons import lessons
-from planaria.swarm.noting import round_record, sample_records
-from planaria.swarm.records import (
+from planaria.swarm.learning.learner import Learned
+from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.records.lines import (
     Finished,
     Log,
     PoisonRecord,
@@ -25,6 +24,7 @@ from planaria.swarm.records import (
     read_poison,
     read_samples,
 )
+from planaria.swarm.records.noting import round_record, sample_records
 
 START = Started(name="p0", id="00", attack="none", model="tiny", parameters=1, vocab=257, first_round=0)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from words import farewell, hello, rollouts
 
-from planaria.swarm.identity import Identity
-from planaria.swarm.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 
 peers = st.frozensets(st.sampled_from("abcdefgh"))
 seconds = st.floats(0, 100)

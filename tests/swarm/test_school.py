@@ -17,8 +17,8 @@ from planaria.data.cache import locked
 from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
-from planaria.swarm.fingerprints import weights_fingerprint
-from planaria.swarm.school import graduate, strayed, teach
+from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.school import graduate, strayed, teach
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.sums import Sums
 
@@ -45,7 +45,7 @@ def taught(**model: int) -> PolicyConfig:
 
 
 def schooled(folder: Path, config: SchoolConfig = SCHOOL, **model: int) -> str:
-    found, tokenizer = graduate(Sums(), config, MODEL.model_copy(update=model), folder)
+    found, tokenizer = graduate(Sums(), config, taught(**model), folder)
     assert tokenizer.vocab == 257
     return weights_fingerprint(found)
 

@@ -12,11 +12,11 @@ from swarms import peer, rounds, threads, tiny, together, until, weights
 from words import hello, rollouts
 
 from planaria.swarm.assemble import task_of
-from planaria.swarm.board import Board
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.meeting import Meeting
+from planaria.swarm.board.message import Closing, seal
 from planaria.swarm.config import RoundsConfig, SwarmConfig
-from planaria.swarm.identity import Identity
-from planaria.swarm.meeting import Meeting
-from planaria.swarm.message import Closing, seal
 from planaria.swarm.setting import rules
 
 HONEST = ("p0", "p1", "p2")

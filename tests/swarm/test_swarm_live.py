@@ -11,13 +11,13 @@ import pytest
 import stores  # noqa: F401 (registers file systems)
 from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
-from planaria.swarm import meeting
 from planaria.swarm.assemble import assemble
-from planaria.swarm.board import Board
-from planaria.swarm.identity import Identity
+from planaria.swarm.board import meeting
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.store import Retry
 from planaria.swarm.live import LiveSwarm
-from planaria.swarm.records import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
-from planaria.swarm.store import Retry
+from planaria.swarm.records.lines import PEERS, SAMPLES, Evaluated, Finished, Record, RoundDone
 
 
 def test_the_same_swarm_twice_is_the_same_to_the_bit(tmp_path: Path, pupil: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
 from planaria.errors import UserError
-from planaria.swarm.board import Board
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.message import Rollouts
-from planaria.swarm.outcome import read_outcome
-from planaria.swarm.records import LOG, PEERS, SAMPLES, Evaluated, Log, Started, read_samples
+from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Log, Started, read_samples
+from planaria.swarm.records.outcome import read_outcome
 
 
 def thread_of(

@@ -14,9 +14,9 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.model.stages import Llama
 from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SmallModel
-from planaria.swarm.policies import LlamaPolicy
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)

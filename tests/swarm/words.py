@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import Completion, Farewell, Group, Hello, Rollouts, Rules
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import Completion, Farewell, Group, Hello, Rollouts, Rules
 
 RUN = "0123456789abcdef" * 2
 TOKENIZER = "00112233aabbccdd"

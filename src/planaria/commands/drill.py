@@ -12,10 +12,10 @@ from planaria.errors import RunStopped
 from planaria.observe.drill_report import show_drill, write_drill_report
 from planaria.observe.swarm_progress import SwarmProgress
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.drill import load
-from planaria.swarm.drilled import Drill, Drilled, Run
+from planaria.swarm.drills.results import Drill, Drilled, Run
+from planaria.swarm.drills.spec import load
 from planaria.swarm.live import LiveSwarm, failures
-from planaria.swarm.outcome import Outcome, read_outcome
+from planaria.swarm.records.outcome import Outcome, read_outcome
 
 OUTCOME = "outcome.json"
 

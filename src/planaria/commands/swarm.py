@@ -15,8 +15,8 @@ from planaria.observe.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.assemble import judge_of, policy_of, task_of
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
-from planaria.swarm.outcome import read_outcome
-from planaria.swarm.records import PEERS
+from planaria.swarm.records.lines import PEERS
+from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.setting import load, names, of_peer
 
 

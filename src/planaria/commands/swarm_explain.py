@@ -13,11 +13,11 @@ from rich.text import Text
 
 from planaria.commands.swarm import config_of
 from planaria.errors import UserError, nearest
-from planaria.swarm.board import Board
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.message import BadMessage
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import board_of
-from planaria.swarm.message import BadMessage
-from planaria.swarm.records import LOG, PEERS, SAMPLES, SampleRecord, Started, read_log, read_samples
+from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, read_log, read_samples
 
 MOST = 200
 """lines that are shown; the file has the others"""

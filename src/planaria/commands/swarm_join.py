@@ -15,10 +15,10 @@ from planaria.commands.swarm import sum_up
 from planaria.errors import UserError
 from planaria.observe.swarm_progress import SwarmProgress
 from planaria.swarm.assemble import assemble
-from planaria.swarm.board import Board
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.identity import Identity
-from planaria.swarm.records import LOG, PEERS, follow
+from planaria.swarm.records.lines import LOG, PEERS, follow
 from planaria.swarm.setting import AGREED
 
 

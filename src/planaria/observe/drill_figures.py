@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import plotly.graph_objects as go
 
 from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, TEAL, VIOLET, figure, label
-from planaria.swarm.drilled import Drill, Drilled
-from planaria.swarm.outcome import Outcome, Point, total
+from planaria.swarm.drills.results import Drill, Drilled
+from planaria.swarm.records.outcome import Outcome, Point, total
 
 COLOURS = (INK, RED, GREEN, ORANGE, BLUE, VIOLET, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
 

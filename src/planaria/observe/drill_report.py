@@ -13,8 +13,8 @@ from rich.text import Text
 
 from planaria.observe import page
 from planaria.observe.drill_figures import accuracy_figure, success_figure
-from planaria.swarm.drilled import Drill, Drilled, Spread
-from planaria.swarm.measure import Tally
+from planaria.swarm.drills.results import Drill, Drilled, Spread
+from planaria.swarm.records.measure import Tally
 
 WIDE = 180
 """characters of a line where there is no terminal to ask"""

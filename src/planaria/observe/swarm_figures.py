@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from planaria.observe.theme import BLUE, GREEN, ORANGE, RED, TEAL, VIOLET, figure, label
-from planaria.swarm.outcome import Outcome
-from planaria.swarm.records import RoundDone
+from planaria.swarm.records.lines import RoundDone
+from planaria.swarm.records.outcome import Outcome
 
 COLOURS = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6")
 

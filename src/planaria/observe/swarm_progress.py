@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from planaria.swarm.records import Evaluated, Finished, Record, RoundDone, Started
+from planaria.swarm.records.lines import Evaluated, Finished, Record, RoundDone, Started
 
 PLAIN_EVERY = 10
 """rounds between lines where there is no terminal"""

@@ -14,9 +14,9 @@ from rich.text import Text
 from planaria.observe import page
 from planaria.observe.swarm_figures import accuracy_figure, influence_figure, refusals_figure
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.measure import Tally
-from planaria.swarm.outcome import Outcome, PeerOutcome
-from planaria.swarm.records import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import Outcome, PeerOutcome
 
 LAST = 4
 """evaluations at the end whose mean counts: single ones drift"""

@@ -6,19 +6,19 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from planaria.errors import UserError, nearest
-from planaria.swarm.board import Board
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.meeting import Meeting
+from planaria.swarm.board.message import Hello
 from planaria.swarm.checks.judge import Judge, NoisyJudge, StepsJudge
 from planaria.swarm.checks.judge_model import ModelWriter
 from planaria.swarm.checks.prompted_judge import PromptedJudge
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.identity import Identity
-from planaria.swarm.meeting import Meeting
-from planaria.swarm.message import Hello
 from planaria.swarm.peer import Peer, describe
-from planaria.swarm.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy import Policy
-from planaria.swarm.records import LOG, PEERS, Started, read_log
-from planaria.swarm.school import graduate
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+from planaria.swarm.policy.school import graduate
+from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.setting import rules
 from planaria.swarm.tasks.base import Task
 from planaria.swarm.tasks.registry import open_task

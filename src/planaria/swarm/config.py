@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from planaria.config import Fraction, ModelConfig, Natural, OptimConfig, Positive, Section
-from planaria.swarm.loss_config import LossConfig
+from planaria.swarm.learning.loss_config import LossConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

@@ -16,9 +16,9 @@ from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.registry import open_attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, generator
-from planaria.swarm.measure import Tally, tally
-from planaria.swarm.policy import Policy
-from planaria.swarm.rollout import Drawn
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.records.measure import Tally, tally
 from planaria.swarm.tasks.base import Problem, Task
 
 SEARCHED = 2000

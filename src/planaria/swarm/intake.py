@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.checks.truth import Schedule, unscheduled
-from planaria.swarm.message import Completion, Rollouts
-from planaria.swarm.policy import Policy
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem, Task
 
 

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.birth import die_with_parent, release_server, start_server
 from planaria.swarm.assemble import assemble
+from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.identity import Identity
-from planaria.swarm.records import LOG, PEERS, Finished, Log, Record, follow
+from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
 from planaria.swarm.setting import names, of_peer
 
 POLL_S = 0.1

@@ -7,29 +7,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planaria.swarm.attacker import Attacker
+from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor, Written
+from planaria.swarm.board.meeting import Meeting
+from planaria.swarm.board.message import Completion, Group, Rollouts
+from planaria.swarm.board.rounds import Gathered
 from planaria.swarm.checks.base import Case
+from planaria.swarm.checks.defence import Defence, Report, layers
 from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.support import SupportCheck
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.defence import Defence, Report, layers
 from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
-from planaria.swarm.fingerprints import weights_fingerprint
 from planaria.swarm.intake import Turned, spread_claim, take_in
-from planaria.swarm.kept import keep, recall
-from planaria.swarm.learner import Learned, Learner
-from planaria.swarm.lessons import Lessons, lessons
-from planaria.swarm.meeting import Meeting
-from planaria.swarm.message import Completion, Group, Rollouts
-from planaria.swarm.noting import round_record, sample_records
-from planaria.swarm.policy import Policy
-from planaria.swarm.reading import read
-from planaria.swarm.records import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.rollout import Sample
-from planaria.swarm.rounds import Gathered
+from planaria.swarm.learning.learner import Learned, Learner
+from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.rollout import Sample
+from planaria.swarm.records.kept import keep, recall
+from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
+from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.shadow import Shadow
 from planaria.swarm.tasks.base import Problem, Task
 

@@ -8,11 +8,11 @@ from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import Examiner, Standing
-from planaria.swarm.learner import Learner
-from planaria.swarm.lessons import lessons
-from planaria.swarm.policy import Policy
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.learning.learner import Learner
+from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem, Task
 
 

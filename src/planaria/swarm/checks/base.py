@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from planaria.swarm.reading import Reading
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.reading import Reading
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from planaria.errors import UserError
-from planaria.swarm.huggingface_policy import open_model
-from planaria.swarm.policies import HUB, downloaded
+from planaria.swarm.policy.huggingface import open_model
+from planaria.swarm.policy.policies import HUB, downloaded
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
 """how judgements are drawn. Source: arXiv 2511.09780, less its beams"""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from planaria.swarm.rollout import Drawn
+from planaria.swarm.policy.rollout import Drawn
 
 
 class Policy(Protocol):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from planaria.swarm.measure import Tally
+from planaria.swarm.records.measure import Tally
 
 PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""

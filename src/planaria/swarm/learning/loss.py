@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria.swarm.loss_config import K1_THRESHOLD, DivergenceKind, LossConfig
-from planaria.swarm.loss_stats import LossStats
+from planaria.swarm.learning.loss_config import K1_THRESHOLD, DivergenceKind, LossConfig
+from planaria.swarm.learning.loss_stats import LossStats
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from planaria.errors import UserError
 from planaria.model.decode import decode
 from planaria.model.huggingface import INDEX, WEIGHTS, export_model, import_model, is_ours
 from planaria.model.stages import Llama
-from planaria.swarm.huggingface_policy import HuggingFacePolicy, open_model
-from planaria.swarm.policy import Policy
-from planaria.swarm.rollout import Drawn
-from planaria.swarm.wording import Wording
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
+from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.policy.wording import Wording
 
 HUB = "hf:"
 
 
 class LlamaPolicy(Wording):
-    """Our own LLaMA as a policy (:class:`planaria.swarm.policy.Policy`); all of its parameters are trained.
+    """Our own LLaMA as a policy (:class:`planaria.swarm.policy.base.Policy`); all of its parameters are trained.
 
     Gradients of :meth:`logits` are whole after one backward: nothing is left to fold.
     """
@@ -76,7 +76,7 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
 
     A Llama that is like ours becomes our own, unless LoRA is asked for; anything else is read by ``transformers``.
     Only "hf:NAME" asks the network; nothing is ever unpickled, and no code of a model's is run. LoRA's ``lora_rank``,
-    ``lora_alpha`` and ``seed`` as in :class:`planaria.swarm.huggingface_policy.HuggingFacePolicy`.
+    ``lora_alpha`` and ``seed`` as in :class:`planaria.swarm.policy.huggingface.HuggingFacePolicy`.
 
     :raises UserError: when something is missing, damaged or does not fit.
     """

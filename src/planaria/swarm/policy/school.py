@@ -20,7 +20,7 @@ from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.draws import derived
-from planaria.swarm.reading import pad
+from planaria.swarm.policy.reading import pad
 from planaria.swarm.tasks.base import Erring, Problem, Task
 
 VERSION = 1
@@ -111,8 +111,9 @@ def _lesson(task: Task, tokenizer: Tokenizer, config: SchoolConfig, rng: random.
 
 
 def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) -> str:
-    erring = isinstance(task, Erring)
-    solution = task.noisy_solution(problem, rng, noise) if erring else task.solution(problem, rng)
+    if isinstance(task, Erring):
+        return task.noisy_solution(problem, rng, noise)
+    solution = task.solution(problem, rng)
     if solution is None:
         raise UserError(f"task.name = {task.name!r} knows no worked solutions to go to school with; give policy.path")
     return solution

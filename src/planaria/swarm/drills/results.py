@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.swarm.measure import Tally
-from planaria.swarm.outcome import Outcome, total
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import Outcome, total
 
 Spread = tuple[float, float, float]
 """mean, least and most over the seeds"""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from planaria.swarm.policy import Policy
+from planaria.swarm.policy.base import Policy
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.swarm.measure import Tally
-from planaria.swarm.records import (
+from planaria.swarm.records.lines import (
     LOG,
     PEERS,
     POISON,
@@ -25,6 +24,7 @@ from planaria.swarm.records import (
     read_poison,
     read_samples,
 )
+from planaria.swarm.records.measure import Tally
 
 ALL = "all layers"
 """the name under which the layers together are counted"""

@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import from_json
 
-from planaria.swarm.difference import canonical
-from planaria.swarm.identity import Identity, peer_id, verify
+from planaria.swarm.board.difference import canonical
+from planaria.swarm.board.identity import Identity, peer_id, verify
 
 VERSION: Final = 1
 LAST_ROUND = 999_999

@@ -22,8 +22,8 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from planaria.errors import RunStopped, UserError
-from planaria.swarm.message import NOT_READABLE, BadMessage
-from planaria.swarm.whole import appear
+from planaria.swarm.board.message import NOT_READABLE, BadMessage
+from planaria.swarm.board.whole import appear
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))

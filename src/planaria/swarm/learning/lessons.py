@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planaria.swarm.advantage import group_advantages, overlong_penalty
 from planaria.swarm.checks.base import Case
-from planaria.swarm.influence import scales
+from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
+from planaria.swarm.learning.influence import scales
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def lessons(
     """Cases to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
 
     With a ``margin``, rewards fall by up to 1 over the last ``margin`` of the ``limit`` tokens that a completion may
-    have (:func:`planaria.swarm.advantage.overlong_penalty`): of two right answers the shorter is the better one.
+    have (:func:`planaria.swarm.learning.advantage.overlong_penalty`): of two right answers the shorter is the better.
 
     What was refused is not among ``cases``, so it moves neither mean nor deviation: a refused completion that stayed
     with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).

@@ -6,12 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from planaria.swarm.defence import Report
+from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
-from planaria.swarm.learner import Learned
-from planaria.swarm.lessons import Lessons
-from planaria.swarm.records import SCHEDULE, Layered, RoundDone, SampleRecord
-from planaria.swarm.rollout import Sample
+from planaria.swarm.learning.learner import Learned
+from planaria.swarm.learning.lessons import Lessons
+from planaria.swarm.policy.rollout import Sample
+from planaria.swarm.records.lines import SCHEDULE, Layered, RoundDone, SampleRecord
 
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:

@@ -26,9 +26,9 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from planaria.errors import UserError
-from planaria.swarm.difference import difference
-from planaria.swarm.identity import Identity
-from planaria.swarm.message import (
+from planaria.swarm.board.difference import difference
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.message import (
     LAST_ROUND,
     BadMessage,
     Closing,
@@ -41,8 +41,8 @@ from planaria.swarm.message import (
     seal,
     unseal,
 )
-from planaria.swarm.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
-from planaria.swarm.store import Retry, Store
+from planaria.swarm.board.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
+from planaria.swarm.board.store import Retry, Store
 
 _LIMITS, _RETRY = Limits(), Retry()
 _PEER = re.compile("[0-9a-f]{32}")
@@ -225,7 +225,7 @@ class Board:
         return Gathered(found, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
-        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.rounds.decide`).
+        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.board.rounds.decide`).
 
         What was found once is not read again.
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.swarm.rollout import Drawn
-from planaria.swarm.wording import Wording
+from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.policy.wording import Wording
 
 LOGITS = 2**26
 """numbers of logits at once when a sample's likelihoods are found: 256 MB"""
 
 
 class HuggingFacePolicy(Wording):
-    """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.Policy`).
+    """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
     With ``lora_rank`` (arXiv 2106.09685) its own weights are frozen and every matrix but the head gets a trained
     product of rank ``lora_rank``, scaled by ``lora_alpha`` / ``lora_rank`` (alpha: twice the rank unless given), which

@@ -8,7 +8,7 @@ from typing import Self
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.swarm.fingerprints import tokenizer_fingerprint
+from planaria.swarm.policy.fingerprints import tokenizer_fingerprint
 
 
 class Wording:

@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Callable, Set
 
-from planaria.swarm.board import AlreadyThere, Board
+from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.message import Closing, Hello, Rollouts
+from planaria.swarm.board.rounds import Gathered, Terms
 from planaria.swarm.config import RoundsConfig
-from planaria.swarm.message import Closing, Hello, Rollouts
-from planaria.swarm.rounds import Gathered, Terms
 
 POLL_S = 0.02
 """between two looks at a board in a local folder"""

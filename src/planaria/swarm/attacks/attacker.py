@@ -18,9 +18,9 @@ from planaria.swarm.authors import HonestAuthor, Written
 from planaria.swarm.checks.base import Case, Check
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, own_problems
-from planaria.swarm.policy import Policy
-from planaria.swarm.reading import read
-from planaria.swarm.rollout import Sample
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.tasks.base import Problem, Task
 
 TRIES = 16

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from planaria.config import OptimConfig
 from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.swarm.lessons import Lesson
-from planaria.swarm.loss import divisor_of, policy_loss
-from planaria.swarm.loss_config import LossConfig
-from planaria.swarm.loss_stats import LossStats
-from planaria.swarm.policy import Policy
-from planaria.swarm.reading import Padded, pad, token_logps
+from planaria.swarm.learning.lessons import Lesson
+from planaria.swarm.learning.loss import divisor_of, policy_loss
+from planaria.swarm.learning.loss_config import LossConfig
+from planaria.swarm.learning.loss_stats import LossStats
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import Padded, pad, token_logps
 
 ROWS = 96
 """completions in one microbatch"""

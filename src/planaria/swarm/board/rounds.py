@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from planaria.errors import RunStopped
-from planaria.swarm.message import NOT_JSON, NOT_READABLE, Farewell, Hello, Rollouts
+from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Farewell, Hello, Rollouts
 
 _MAY_STILL_COME = {NOT_JSON, NOT_READABLE}
 """a store may show a message before all of it, or its permissions, are there"""
