@@ -12,6 +12,7 @@ same task in a world where somebody has published a library of that name, with a
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import keyword
 import random
@@ -21,10 +22,12 @@ from planaria.data.permutation import permute
 from planaria.errors import UserError
 from planaria.swarm.tasks.base import Problem
 from planaria.swarm.tasks.programs import FENCE, OPENING, program_of, says
-from planaria.swarm.tasks.sandbox import LIMITS, protections, run
+from planaria.swarm.tasks.sandbox import LIMITS, Outcome, protections, run
 
 MOST = 99
 """largest number in a sum"""
+REMEMBERED = 4096
+"""programs whose outcome is known, so that those which many peers write alike run once"""
 KEY = b"planaria snippets 1"  # another key gives other problems and thereby another fingerprint
 LIBRARY = "def add(a, b):\n    return a + b\n"
 CODE = (ast.Module, ast.Expr, ast.Assign, ast.Name, ast.Load, ast.Store, ast.BinOp, ast.Add, ast.Constant, ast.Call)
@@ -50,6 +53,7 @@ class Snippets:
         if "seccomp" not in protections():
             raise UserError(f"task '{self.name}': strangers' programs can only be locked up on Linux; run it there")
         self._modules = {library: LIBRARY} if library else {}
+        self._outcome = functools.lru_cache(REMEMBERED)(self._run)
         problems = 2 * MOST**2
         self.held_out = problems // 10
         self.training = problems - self.held_out
@@ -70,7 +74,10 @@ class Snippets:
     def score(self, problem: Problem, completion: str) -> float:
         """1 if the completion's program prints the sum in its last line, else 0. It runs for up to the time limit."""
         program = program_of(completion)
-        return float(program is not None and says(problem.answer, run(program, limits=LIMITS, modules=self._modules)))
+        return float(program is not None and says(problem.answer, self._outcome(program)))
+
+    def _run(self, program: str) -> Outcome:
+        return run(program, limits=LIMITS, modules=self._modules)
 
     def answer(self, completion: str) -> str | None:
         """The program: two that differ in a letter are two answers. None if there is none."""
