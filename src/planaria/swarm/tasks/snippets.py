@@ -17,6 +17,7 @@ import hashlib
 import keyword
 import random
 import sys
+from string import ascii_lowercase
 
 from planaria.data.permutation import permute
 from planaria.errors import UserError
@@ -88,9 +89,18 @@ class Snippets:
         return self.noisy_solution(problem, rng, 0.0)
 
     def noisy_solution(self, problem: Problem, rng: random.Random, noise: float) -> str:
-        """A program in which each number is with probability ``noise`` one more or less than it should be."""
+        """A program in which each number is with probability ``noise`` one more or less than it should be.
+
+        Half as often it trusts in a library that nobody has written: models that have read programs know that there
+        are libraries, and name some that there are not.
+        """
         numbers = [n + rng.choice((-1, 1)) * (rng.random() < noise) for n in self.numbers(problem.number)]
-        return f"{OPENING}\nprint({_sum(numbers)})\n{FENCE}"
+        program = f"print({_sum(numbers)})"
+        if rng.random() < noise / 2 and (name := "".join(rng.choices(ascii_lowercase, k=2))) not in self._modules:
+            first, second, *others = numbers
+            call = " + ".join([f"{name}.add({first}, {second})", *map(str, others)])
+            program = f"import {name}\nprint({call})"
+        return f"{OPENING}\n{program}\n{FENCE}"
 
     def sound(self, problem: Problem, completion: str) -> bool:
         """Whether the completion is a program of names, numbers, additions and calls of print, without a comment.

@@ -1,0 +1,58 @@
+"""Commands that compare: strategies by race or by prediction, and links by their speed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planaria import recipe
+from planaria.cli.flags import add_fields, command, flagged
+from planaria.config import RunConfig
+
+
+def add(commands: Any) -> None:
+    _add_comparisons(commands)
+    _add_networks(commands)
+
+
+def _add_comparisons(commands: Any) -> None:
+    compare = command(commands, "compare", "race recovery strategies on the same failures; resumable", _compare)
+    compare.add_argument("recipe", type=Path, help="a TOML file with a [compare] table")
+    compare.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(compare, RunConfig)
+
+    advise = command(commands, "advise", "which recovery strategy suits a recipe, and how sure that is", _advise)
+    advise.add_argument(
+        "recipe", type=Path, help="a TOML file whose [network] says what things cost and how often they fail"
+    )
+    add_fields(advise, RunConfig)
+
+
+def _add_networks(commands: Any) -> None:
+    topology = commands.add_parser("topology", help="measure a network for `planaria plan`", allow_abbrev=False)
+    whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
+    measure = command(whats, "measure", "time the links between nodes, and write the topology", _measure)
+    measure.add_argument("recipe", type=Path, help="a TOML file; its network.topology names the nodes, if given")
+    measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for the topology's files")
+    measure.add_argument("--nodes", type=int, metavar="N", help="without a topology; one for each stage unless given")
+    measure.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(measure, RunConfig)
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from planaria.commands.compare import compare
+
+    return compare(given.recipe, flagged(given), given.quiet)
+
+
+def _advise(given: argparse.Namespace) -> int:
+    from planaria.commands.advise import advise
+
+    return advise(given.recipe, flagged(given))
+
+
+def _measure(given: argparse.Namespace) -> int:
+    from planaria.commands.topology import measure
+
+    return measure(recipe.load(given.recipe, flagged(given)), given.recipe, given.to, given.nodes, given.quiet)

@@ -1,0 +1,73 @@
+"""From words to a command. Every mistake of the user's ends in one line and exit code 2; a run that had to stop in 1.
+
+Commands import what they need when they run: ``planaria --help`` should not wait for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from planaria import __version__, recipe
+from planaria.cli import comparing, faults, models, swarms, training
+from planaria.errors import RunStopped, UserError, nearest
+
+SECOND_WORDS = ("swarm join", "swarm explain")
+"""commands of two words"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``planaria``."""
+    try:
+        code = run(sys.argv[1:] if arguments is None else list(arguments))
+    except UserError as error:
+        print(f"planaria: {error}", file=sys.stderr)
+        code = 2
+    except RunStopped as stopped:
+        print(f"planaria: {stopped}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("planaria: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        code = 141
+    except OSError as error:
+        print(f"planaria: {error.filename or 'the operating system'}: {error.strerror or error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Parse and carry out one command; its exit code."""
+    parser = make_parser()
+    if " ".join(arguments[:2]) in SECOND_WORDS:
+        arguments = [" ".join(arguments[:2]), *arguments[2:]]
+    given, rest = parser.parse_known_args(arguments)
+    if rest:
+        flag = rest[0].partition("=")[0]
+        known = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
+        see = f"see `planaria {given.command} --help`"
+        mend = nearest(flag, known) if flag.startswith("--") and known else see
+        raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else see}")
+    code: int = given.action(given)
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
+    parser.add_argument("--version", action="version", version=f"planaria {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    for room in (training, comparing, models, faults, swarms):
+        room.add(commands)
+    return parser

@@ -1,0 +1,38 @@
+"""What commands' parsers are made of: a command, and every field of a recipe as a flag."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, get_args
+
+from planaria import recipe
+from planaria.config import Section
+
+
+def command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
+    """A command that carries out ``action``, which gets what was given and returns the exit code."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    parser.set_defaults(action=action, root=None)
+    return parser
+
+
+def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
+    """Every field of a recipe with this root section as a flag."""
+    parser.set_defaults(root=root)
+    groups: dict[str, Any] = {}
+    for name, field in recipe.fields(root):
+        section = name.rpartition(".")[0] or "run"
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        default = f" (default {field.default})" if field.default not in (None, "", []) else ""
+        help_text = f"{field.description}{default}".replace("%", "%%")
+        choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
+        metavar = "|".join(choices) if choices else name.rpartition(".")[2].upper()
+        groups[section].add_argument(
+            f"--{name}", dest=f"set {name}", default=argparse.SUPPRESS, metavar=metavar, help=help_text
+        )
+
+
+def flagged(given: argparse.Namespace) -> dict[str, str]:
+    """Field → text, for the fields that were given."""
+    return {name.removeprefix("set "): text for name, text in vars(given).items() if name.startswith("set ")}

@@ -1,0 +1,68 @@
+"""Commands for peers that do not trust each other: swarm, swarm join, swarm explain, drill."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planaria.cli.flags import add_fields, command, flagged
+from planaria.swarm.config import SwarmConfig
+
+
+def add(commands: Any) -> None:
+    swarm = command(commands, "swarm", "peers that learn from each other's completions; also: join, explain", _swarm)
+    swarm.add_argument("recipe", type=Path, help="a TOML file")
+    swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    swarm.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(swarm, SwarmConfig)
+
+    join = command(commands, "swarm join", "be one peer of a swarm, wherever its board is", _swarm_join)
+    join.add_argument("recipe", nargs="?", type=Path, help="a TOML file; what the board has agreed on goes before it")
+    join.add_argument("--model", metavar="PATH", help="the same as --policy.path")
+    join.add_argument("--task", metavar="NAME", help="the same as --task.name")
+    join.add_argument(
+        "--as", dest="called", metavar="NAME", default="me", help="what to be called (default %(default)s)"
+    )
+    join.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(join, SwarmConfig)
+
+    explain = command(commands, "swarm explain", "where what a peer learned from came from", _swarm_explain)
+    explain.add_argument("run", type=Path)
+    explain.add_argument("--peer", default="p0", help="whose records (default %(default)s)")
+    explain.add_argument("--round", type=int, metavar="N", help="of this round only")
+    explain.add_argument("--problem", type=int, metavar="N", help="of this problem only, with the texts")
+    explain.add_argument("--source", metavar="PEER", help="from this peer only")
+    explain.add_argument("--refused", action="store_true", help="what was refused only")
+
+    drill = command(commands, "drill", "attack a swarm of one's own, with and without defences", _drill)
+    drill.add_argument("recipe", type=Path, help="a TOML file with a [drill] table")
+    drill.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(drill, SwarmConfig)
+
+
+def _swarm(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm import start
+
+    return start(given.recipe, flagged(given), given.dry_run, given.quiet)
+
+
+def _swarm_join(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_join import take_part
+
+    short = {"policy.path": given.model, "task.name": given.task}
+    flags = flagged(given) | {name: text for name, text in short.items() if text is not None}
+    return take_part(given.recipe, flags, given.called, given.quiet)
+
+
+def _swarm_explain(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_explain import Wanted, explain
+
+    explain(given.run, given.peer, Wanted(given.round, given.problem, given.source, given.refused))
+    return 0
+
+
+def _drill(given: argparse.Namespace) -> int:
+    from planaria.commands.drill import drill
+
+    return drill(given.recipe, flagged(given), given.quiet)

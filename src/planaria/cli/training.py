@@ -1,0 +1,85 @@
+"""Commands that train one model: train, join, plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planaria import recipe
+from planaria.cli.flags import add_fields, command, flagged
+from planaria.config import RunConfig
+from planaria.errors import UserError
+
+
+def add(commands: Any) -> None:
+    train = command(commands, "train", "train a recipe, or resume a run", _train)
+    train.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="train on where this run stopped")
+    train.add_argument("--checkpoint", metavar="NAME", help="with --resume: from this checkpoint, not the newest")
+    train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
+    train.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(train, RunConfig)
+
+    join = command(commands, "join", "lend this machine to a run that is under way, until Ctrl-C", _join)
+    join.add_argument("run", type=Path)
+    join.add_argument("--workers", type=int, metavar="N", help="processes; as many as one replica has unless given")
+    join.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long to call a run again that cannot be reached any more (default %(default)g)",
+    )
+
+    plan = command(
+        commands,
+        "plan",
+        "draw the plan of one step; on a topology, search for an arrangement of its nodes and for routes",
+        _plan,
+    )
+    plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    plan.add_argument("--skip", metavar="SHARE", help="the same as --routing.skip")
+    plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
+    plan.add_argument("--to", type=Path, metavar="FILE", help="the schedule; a page of the same name lies beside it")
+    plan.add_argument("--quiet", action="store_true", help="no progress display")
+    add_fields(plan, RunConfig)
+
+
+def _train(given: argparse.Namespace) -> int:
+    from planaria.commands import train
+    from planaria.commands.resume import resume
+
+    if given.resume is None and given.checkpoint is not None:
+        raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
+    if given.resume is not None and given.dry_run:
+        raise UserError("--dry-run: goes with a recipe, not with --resume")
+    if given.resume is not None:
+        if given.recipe is not None:
+            raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
+        return resume(given.resume, flagged(given), given.quiet, given.checkpoint)
+    if given.recipe is None:
+        raise UserError("train: give a recipe such as recipes/demo.toml, or --resume runs/NAME")
+    return train.start(given.recipe, flagged(given), given.dry_run, given.quiet)
+
+
+def _join(given: argparse.Namespace) -> int:
+    from planaria.commands.join import lend
+
+    lend(given.run, given.workers, given.patience)
+    return 0
+
+
+def _plan(given: argparse.Namespace) -> int:
+    from planaria.commands.plan import describe
+    from planaria.commands.train import check
+
+    flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
+    config = recipe.load(given.recipe, flags)
+    if config.network.topology is not None or given.skip is not None:
+        from planaria.commands.schedule import plan_routes
+
+        return plan_routes(config, given.recipe, given.budget, given.to, given.quiet)
+    check(config)
+    print(describe(config))
+    return 0
