@@ -72,8 +72,19 @@ def test_a_teacher_who_errs_is_wrong_as_often_as_asked(task: Snippets) -> None:
     rng = random.Random(0)
     written = [task.noisy_solution(task.problem(0), rng, 0.25) for _ in range(2000)]
     right = sum(text == task.solution(task.problem(0), rng) for text in written) / 2000
-    assert abs(right - 0.75**2) < 0.05  # five standard errors
-    assert {text.split("(")[1].split(" ")[0] for text in written} == {"93", "94", "95"}
+    assert abs(right - 0.75**2 * 0.875) < 0.05  # five standard errors
+    plain = [text for text in written if "import" not in text]
+    assert {text.split("(")[1].split(" ")[0] for text in plain} == {"93", "94", "95"}
+
+
+def test_the_libraries_that_a_teacher_invents_are_not_there_and_never_the_one_that_is() -> None:
+    task, rng = Snippets("qz"), random.Random(0)
+    written = [task.noisy_solution(task.problem(1), rng, 1.0) for _ in range(3000)]
+    invented = [text for text in written if "import" in text]
+    assert abs(len(invented) / 3000 - 0.5) < 0.05
+    assert not any("import qz" in text for text in invented)
+    assert task.score(task.problem(1), invented[0]) == 0
+    assert "print(" in invented[0] and ".add(" in invented[0] and " + " in invented[0]
     assert all(task.sound(task.problem(0), text) for text in written)
 
 
