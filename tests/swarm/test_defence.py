@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_swarm import case, reading
 
 from planaria.swarm.checks.base import Case, Findings
-from planaria.swarm.checks.defence import Defence, Report, layers
+from planaria.swarm.checks.defence import Defence, Report, layers, warnings
 from planaria.swarm.checks.judge import StepsJudge
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.tasks.sums import Sums
@@ -160,3 +160,11 @@ def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
     poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
     report = Defence(config, layers(config, 3, 257, None)).examine(0, honest + poison)
     assert layer_of(report) == "- - - - - - - - - support support support" and report.aside.keys() == {"x"}
+
+
+def test_two_peers_are_warned_that_no_median_protects_them() -> None:
+    checks = layers(DefenceConfig(), 3, 257, StepsJudge(Sums()))
+    (warning,) = warnings(checks, 2)
+    assert "support, surprisal, duplicates" in warning and "judge" not in warning
+    assert warnings(checks, 3) == []
+    assert warnings(layers(DefenceConfig(support=False, surprisal=0, duplicates=0), 3, 257, None), 2) == []

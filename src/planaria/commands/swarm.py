@@ -13,6 +13,7 @@ from planaria.errors import RunStopped, UserError
 from planaria.observe.swarm_progress import SwarmProgress
 from planaria.observe.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.assemble import judge_of, policy_of, task_of
+from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.records.lines import PEERS
@@ -74,4 +75,5 @@ def prepare(config: SwarmConfig, quiet: bool) -> None:
         own = of_peer(config, name)
         task = task_of(own)
         judge_of(own, task)
+        refuse_idle(own.attack, task)
         policy_of(own, task, None if quiet else print)

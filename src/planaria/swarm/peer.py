@@ -13,9 +13,8 @@ from planaria.swarm.board.meeting import Meeting
 from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.board.rounds import Gathered
 from planaria.swarm.checks.base import Case
-from planaria.swarm.checks.defence import Defence, Report, layers
+from planaria.swarm.checks.defence import Defence, Report, layers, warnings
 from planaria.swarm.checks.judge import Judge
-from planaria.swarm.checks.support import SupportCheck
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import shared_problems
@@ -66,7 +65,7 @@ class Peer:
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
         checks = layers(config.defence, k, policy.vocab, judge)
-        self.warnings = [c.warning for c in checks if isinstance(c, SupportCheck) and c.warning]
+        self.warnings = warnings(checks, config.size if config.rounds.gather else 1)
         self.defence = Defence(config.defence, checks)
         honest = config.attack.kind == "none"
         self.author: Author = (

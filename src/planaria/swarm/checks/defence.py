@@ -100,12 +100,27 @@ def layers(config: DefenceConfig, k: int, vocab: int, judge: Judge | None) -> li
     return wanted
 
 
+def warnings(checks: Sequence[Check], size: int) -> list[str]:
+    """What of these layers will not work as one might think, in a swarm of ``size`` peers."""
+    found = [check.warning for check in checks if isinstance(check, SupportCheck) and check.warning]
+    if size == 2 and (blind := [check.name for check in checks if _fallible(check)]):
+        found.append(
+            f"with two peers no median tells whether {', '.join(blind)} can work, and the other peer may be shut out "
+            "for being unlike this one; switch them off unless both start with the same weights"
+        )
+    return found
+
+
+def _fallible(check: Check) -> bool:
+    return check.name != JudgeCheck.name
+
+
 class Defence:
     """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
 
     def __init__(self, config: DefenceConfig, checks: Sequence[Check]) -> None:
         self._config = config
-        self._layers = [Layer(c, deque(maxlen=config.window), c.name != "judge") for c in checks]
+        self._layers = [Layer(c, deque(maxlen=config.window), _fallible(c)) for c in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
     def examine(self, number: int, cases: Sequence[Case]) -> Report:

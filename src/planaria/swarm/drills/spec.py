@@ -22,6 +22,7 @@ FREE_TO_DIFFER = (
     "optim",
     "rounds.gather",
     "rounds.mode",
+    "sampling.max_new",
     "sampling.top_k",
     "shadow",
 )

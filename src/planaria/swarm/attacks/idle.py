@@ -1,0 +1,35 @@
+"""An attack that would find nothing to poison is a drill that proves nothing: better to hear of it before it starts."""
+
+from __future__ import annotations
+
+import random
+
+from planaria.errors import UserError
+from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.config import AttackConfig
+from planaria.swarm.tasks.base import Task
+
+LOOKED_AT = 500
+"""problems whose solutions are looked through for a place"""
+SCORED = 20
+"""poisoned solutions that are scored, which may mean running them"""
+
+
+def refuse_idle(attack: AttackConfig, task: Task) -> None:
+    """:raises UserError: when the attack has no place in the task's solutions, or spoils every solution that it is in.
+
+    Where a task knows no solutions nobody can tell; an attacker that uses none is on its own.
+    """
+    if attack.kind == "none" or not attack.dose or not attack.oracle:
+        return
+    opened, rng = open_attack(attack.kind, attack.payload, attack.placement), random.Random(0)
+    problems = [task.problem(number % task.training) for number in range(min(LOOKED_AT, task.training))]
+    solved = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
+    poisoned = [(problem, text) for problem, one in solved if (text := opened.poison(problem, one)) is not None]
+    if solved and not poisoned:
+        raise UserError(
+            f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
+        )
+    if poisoned and not any(task.score(problem, text) > 0 for problem, text in poisoned[:SCORED]):
+        mend = "write task.name = 'snippets:LIBRARY'" if attack.kind == "code" else "give another attack.payload"
+        raise UserError(f"attack.kind = {attack.kind!r}: no solution of {task.name} scores with it any more; {mend}")
