@@ -67,12 +67,6 @@ def misjudged(found: Drill, arm: str, layer: str) -> list[float]:
     return each(found.arm(arm), lambda run: run.outcome.layers[layer].misjudged.rate)
 
 
-def of_peer(found: Drill, arm: str, name: str) -> list[float]:
-    """One peer's accuracy, seed by seed; nothing if there is no such peer."""
-    peers = [peer for run in found.arm(arm).runs for peer in run.outcome.peers if peer.name == name]
-    return [rate for peer in peers if (rate := peer.last(found.last).accuracy.rate) is not None]
-
-
 def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
     return Row(what, values, "", claim)
 
@@ -118,12 +112,13 @@ def losses(found: Drill) -> Iterator[Row]:
     """What each loss made of each unlike peer; F-TIS is held to its claims for the weak one."""
     for arm in found.arms:
         for name, what in (("p0", "strong peer"), ("p1", "weak peer"), ("p2", "peer with another tokenizer")):
-            if (values := of_peer(found, arm.name, name)) == []:
+            values = arm.peer_accuracy(name, found.last)
+            if not values:
                 continue
             claim = None
             if (arm.name, name) == ("f_tis", "p1"):
-                least = max(mean(of_peer(found, "alone", "p1")) - 0.03, mean(of_peer(found, "nois", "p1")) + 0.05)
-                claim = Claim(low=least)
+                single, plain = (mean(found.arm(other).peer_accuracy(name, found.last)) for other in ("alone", "nois"))
+                claim = Claim(low=max(single - 0.03, plain + 0.05))
             yield row(f"{arm.name}: accuracy of the {what}", values, claim)
 
 

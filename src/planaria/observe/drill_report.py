@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planaria.observe import page
 from planaria.observe.drill_figures import accuracy_figure, success_figure
-from planaria.swarm.drills.results import Drill, Drilled, Spread
+from planaria.swarm.drills.results import Drill, Drilled, Spread, spread
 from planaria.swarm.records.measure import Tally
 
 WIDE = 180
@@ -27,6 +27,7 @@ def show_drill(found: Drill) -> None:
     seeds = ", ".join(str(run.seed) for run in found.arms[0].runs)
     for title, head, rows in (
         (f"{found.name}: mean [least … most] of seeds {seeds}", _head(found), [_row(found, a) for a in found.arms]),
+        ("every peer's accuracy, and its change against the control", _peer_head(found), _peer_rows(found)),
         ("layers: poison stopped, and honest completions refused", LAYER_HEAD, list(_layer_rows(found))),
     ):
         table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
@@ -86,6 +87,27 @@ def _layer_rows(found: Drill) -> Iterator[list[str]]:
                 yield [arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"]
 
 
+def _peer_rows(found: Drill) -> list[list[str]]:
+    """Every honest peer's accuracy, and seed by seed its change against the control or, where there is none, against
+    the first arm."""
+    rows = []
+    for arm in found.arms:
+        control = found.arm(arm.control) if arm.control else found.arms[0]
+        cells = [arm.name]
+        for name in found.peers():
+            mine, theirs = arm.peer_accuracy(name, found.last), control.peer_accuracy(name, found.last)
+            cells.append(_spread(spread(mine)) if mine else "–")
+            paired = arm is not control and mine and len(mine) == len(theirs)
+            changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
+            cells.append(_spread(spread(changes), "+.2f") if changes else "–")
+        rows.append(cells)
+    return rows
+
+
+def _peer_head(found: Drill) -> list[str]:
+    return ["arm", *(cell for name in found.peers() for cell in (name, "change"))]
+
+
 def _body(found: Drill) -> Iterator[str]:
     peers = len(found.arms[0].runs[0].outcome.peers)
     rounds = found.arms[0].runs[0].outcome.rounds
@@ -113,6 +135,12 @@ def _body(found: Drill) -> Iterator[str]:
         "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
         "interval. Worst peer: the honest peer that fared worst with any seed.",
         page.table(_head(found), [_row(found, arm) for arm in found.arms], numbers_from=2),
+    )
+    yield page.section(
+        "Every peer",
+        "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
+        "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
+        page.table(_peer_head(found), _peer_rows(found), numbers_from=1),
     )
     yield page.section(
         "What each layer did",

@@ -38,6 +38,11 @@ class Drilled(_Record):
         """Honest peers' mean accuracy."""
         return spread([run.outcome.accuracy(last) for run in self.runs])
 
+    def peer_accuracy(self, name: str, last: int) -> list[float]:
+        """One honest peer's accuracy with each seed; empty where there is no such peer, or it attacks."""
+        peers = [peer for run in self.runs for peer in run.outcome.honest if peer.name == name and peer.points]
+        return [peer.last(last).accuracy.rate or 0.0 for peer in peers]
+
     def tokens(self, last: int) -> Spread:
         return spread([run.outcome.tokens(last) for run in self.runs])
 
@@ -73,6 +78,10 @@ class Drill(_Record):
 
     def arm(self, name: str) -> Drilled:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def peers(self) -> list[str]:
+        """All that were honest in any arm."""
+        return sorted({peer.name for arm in self.arms for run in arm.runs for peer in run.outcome.honest})
 
     def layers(self) -> list[str]:
         """All layers that were at work in any arm, in their order."""

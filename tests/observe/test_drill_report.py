@@ -1,0 +1,54 @@
+"""The drill's report: what it says of every peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.observe.drill_report import _peer_head, _peer_rows, show_drill, write_drill_report
+from planaria.swarm.drills.results import Drill, Drilled, Run
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point
+
+
+def peer(name: str, solved: int, attack: str = "none") -> PeerOutcome:
+    point = Point(round=5, accuracy=Tally(hits=solved, eligible=100), alone=None, tokens=18.0, watch={"text": Tally()})
+    return PeerOutcome(name=name, id=name, attack=attack, model="", points=[point], finished=True, weights="")
+
+
+def arm(name: str, control: str, *seeds: list[PeerOutcome]) -> Drilled:
+    runs = [
+        Run(seed=seed, outcome=Outcome(peers=peers, layers={}, rounds=5, seconds=1.0))
+        for seed, peers in enumerate(seeds)
+    ]
+    attackers = [one.name for one in seeds[0] if not one.honest]
+    return Drilled(name=name, control=control, attackers=attackers, runs=runs)
+
+
+FOUND = Drill(
+    name="unlike",
+    last=1,
+    watch=["text"],
+    arms=[
+        arm("alone", "", [peer("p0", 80), peer("p1", 40)], [peer("p0", 70), peer("p1", 30)]),
+        arm("together", "", [peer("p0", 75), peer("p1", 60)], [peer("p0", 71), peer("p1", 50)]),
+        arm("attacked", "together", [peer("p0", 70), peer("p1", 0, "text")], [peer("p0", 70), peer("p1", 0, "text")]),
+    ],
+)
+
+
+def test_every_peers_change_is_shown_seed_by_seed_and_attackers_are_not_among_them() -> None:
+    assert _peer_head(FOUND) == ["arm", "p0", "change", "p1", "change"]
+    assert _peer_rows(FOUND) == [
+        ["alone", "0.75 [0.70 … 0.80]", "–", "0.35 [0.30 … 0.40]", "–"],
+        ["together", "0.73 [0.71 … 0.75]", "-0.02 [-0.05 … +0.01]", "0.55 [0.50 … 0.60]", "+0.20"],
+        ["attacked", "0.70", "-0.03 [-0.05 … -0.01]", "–", "–"],
+    ]
+
+
+def test_the_page_and_the_terminal_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = write_drill_report(FOUND, tmp_path / "report.html").read_text()
+    assert "Every peer" in page and "-0.02 [-0.05 … +0.01]" in page
+    show_drill(FOUND)
+    assert "every peer's accuracy" in capsys.readouterr().out
