@@ -1,0 +1,84 @@
+"""A board on S3, as moto's server plays it: needs s3fs and moto (pip install 'planaria[s3]' 'moto[server]')."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from boards import member
+from swarms import tiny
+from words import rollouts
+
+from planaria.errors import UserError
+from planaria.swarm.board.board import AlreadyThere
+from planaria.swarm.board.rounds import Terms
+from planaria.swarm.board.store import Retry, Store
+from planaria.swarm.live import LiveSwarm
+from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+
+pytestmark = pytest.mark.slow
+s3fs = pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of its own, on a server of this process that s3fs finds by its environment."""
+    playing = server.ThreadedMotoServer(port=0, verbose=False)
+    playing.start()
+    host, port = playing.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "someone",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem().mkdir("swarm")
+        yield "s3://swarm"
+    playing.stop()
+
+
+def test_rounds_are_published_and_read_and_nothing_is_replaced(bucket: str) -> None:
+    url = f"{bucket}/{uuid.uuid4().hex}"
+    boards = [member(url) for _ in range(3)]
+    run, everyone = boards[0][0].rules.run, {who.peer for _, who in boards}
+    for number in range(3):
+        for board, who in boards:
+            board.publish(rollouts(who, run, number))
+        for board, _ in boards:
+            closed = board.wait(number, everyone, Terms(quorum=3, timeout_s=5, patience_s=9))
+            assert closed.found == {who.peer: rollouts(who, run, number) for _, who in boards}
+    board, who = boards[0]
+    with pytest.raises(AlreadyThere):
+        board.publish(rollouts(who, run, 1, groups=()))
+
+
+def test_the_store_itself_keeps_the_first_of_two_writers(bucket: str) -> None:
+    """Both have looked and found nothing: only the store's own condition can tell them apart."""
+    name = uuid.uuid4().hex
+    first, second = s3fs.S3FileSystem(), s3fs.S3FileSystem()
+    first.pipe_file(f"swarm/{name}", b"first", mode="create")
+    with pytest.raises(FileExistsError):
+        second.pipe_file(f"swarm/{name}", b"second", mode="create")
+    assert first.cat_file(f"swarm/{name}") == b"first"
+
+
+def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:
+    naps: list[float] = []
+    store = Store("s3://nobodys/run", Retry(tries=2), lambda: sum(naps), naps.append)
+    with pytest.raises(UserError, match=r"s3://nobodys/run: not there.*make it first"):
+        store.write("rules.json", b"{}")
+
+
+def test_peers_are_processes_that_stay_equal(bucket: str, pupil: Path, tmp_path: Path) -> None:
+    config = tiny(pupil, board=f"{bucket}/{uuid.uuid4().hex}")
+    codes = LiveSwarm(config, tmp_path).run(lambda *_: None, lambda *_: None)
+    assert set(codes.values()) == {0}
+    logs = [read_log(path) for path in sorted((tmp_path / PEERS).glob(f"*/{LOG}"))]
+    last = [[record for record in log if isinstance(record, RoundDone)][-1] for log in logs]
+    assert len(last) == 3 and {record.round for record in last} == {5}
+    assert len({record.weights for record in last}) == 1
