@@ -165,16 +165,19 @@ class Controller:
         if isinstance(event, e.EdgeBroken):
             self._doubt(t, event)
         chosen: e.IntervalChosen | None = None
+        further: list[e.Event] = []
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
             self._carry_out(decision)
             self._chaos.on_decision(t, decision, self.state)
+            if not self.state.over:  # at once: what a decision begins may be over in a millisecond
+                further += self._chaos.strike(t, self.state)
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
-        if chosen:
-            self._happened(chosen)
+        for next_event in [*further, *([chosen] if chosen else [])]:
+            self._happened(next_event)
         wait = waiting(self.state)
         until = time.monotonic() + self._config.exchange.patience_s
         self._impatient = {who: self._impatient.get(who, until) for who in wait}
