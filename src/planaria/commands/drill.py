@@ -48,7 +48,7 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
     """
     kept, asked = folder / OUTCOME, folder / "config.json"
-    text = config.model_dump_json(indent=2)
+    text = config.model_dump_json(indent=2, exclude={"out"})  # where it lies is no part of what was run
     if kept.is_file() and asked.is_file() and asked.read_text() == text:
         return Outcome.model_validate_json(kept.read_text())
     shutil.rmtree(folder, ignore_errors=True)
