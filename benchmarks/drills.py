@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks import common
@@ -117,13 +118,9 @@ def losses(found: Drill) -> Iterator[Row]:
                 continue
             claim = None
             if (arm.name, name) == ("f_tis", "p1"):
-                single, plain = (mean(found.arm(other).peer_accuracy(name, found.last)) for other in ("alone", "nois"))
+                single, plain = (fmean(found.arm(other).peer_accuracy(name, found.last)) for other in ("alone", "nois"))
                 claim = Claim(low=max(single - 0.03, plain + 0.05))
             yield row(f"{arm.name}: accuracy of the {what}", values, claim)
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def shown(found: Drill) -> Iterator[Row]:

@@ -26,7 +26,8 @@ FREE_TO_DIFFER = (
     "sampling.top_k",
     "shadow",
 )
-"""what arms may change; with other tasks, schools, sizes or budgets they would not be comparable"""
+"""what arms may change; with other tasks, schools, sizes or budgets they would not be comparable. A lower limit on
+length is a defence, and holds for evaluations too."""
 
 
 class DrillSpec(Section):

@@ -23,7 +23,7 @@ from planaria.swarm.draws import derived
 from planaria.swarm.policy.reading import pad
 from planaria.swarm.tasks.base import Erring, Problem, Task
 
-VERSION = 1
+VERSION = 2
 """of what is taught; another one teaches anew"""
 SAMPLED = 2000
 """solutions that a tokenizer finds its pairs in"""
@@ -43,7 +43,8 @@ def graduate(
     root = folder or cache_folder(DataConfig())
     root.mkdir(parents=True, exist_ok=True)
     model, tokenizer = policy.model, _tokenizer(task, policy, root)
-    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {policy.model_dump_json()}"
+    taught = policy.model_dump_json(include={"tokenizer", "model"})  # the rest is not for whoever goes to school
+    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {taught}"
     style = getattr(task, "style", "")
     file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
     tell = on_progress or (lambda _: None)
