@@ -122,7 +122,7 @@ class DefenceConfig(Section):
     """rounds that 'lately' means, and that a peer is set aside for before its appeal is heard"""
     share: Share = 0.4
     """most that one other peer may have of the completions that are learned from"""
-    useless: Share = 0.05
+    useless: Share = 0.02
     """a layer that would refuse so much of the median peer's completions cannot work here and switches itself off"""
 
 
