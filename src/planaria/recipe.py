@@ -37,7 +37,8 @@ def load(recipe: Path | None, flags: Mapping[str, str]) -> RunConfig:
     if recipe is None:
         return _lay_over(RunConfig, {}, flags, "the defaults")
     tree = read(recipe)
-    tree.pop("compare", None)  # what else a recipe is for; `compare.spec` reads it
+    for other in ("compare", "experts"):
+        tree.pop(other, None)  # what else a recipe is for; `compare.spec` and `experts.spec` read it
     return from_tree(tree, flags, recipe)
 
 
@@ -126,6 +127,24 @@ def refuse_unknown(
             if not isinstance(value, Mapping):
                 raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
             refuse_unknown(value, inner, place, f"{prefix}{key}.", root)
+
+
+def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
+    """The table ``name`` that a recipe has beside a run's own sections, such as ``[compare]``.
+
+    :raises UserError: naming file, key and what is wrong.
+    """
+    if not isinstance(found, Mapping):
+        raise UserError(f"{recipe}: {name}: is a section; write its keys below [{name}]")
+    refuse_unknown(found, kind, str(recipe), f"{name}.", kind)
+    try:
+        return kind.model_validate(dict(found))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # a rule about several fields names them itself
+            raise UserError(f"{recipe}: {_reason(first)}") from None
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{recipe}: {name}.{key} = {first['input']!r}: {first['msg']}") from None
 
 
 def _value(kind: type[Section], name: str, text: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from planaria import recipe
 from planaria.chaos.trace import Trace, generate
@@ -106,15 +106,7 @@ def trace_for(comparison: Comparison, config: RunConfig, seed: int) -> Trace:
 
 
 def _comparison(table: Any, path: Path) -> Comparison:
-    if not isinstance(table, Mapping):
-        raise UserError(f"{path}: compare: is a section; write its keys below [compare]")
-    recipe.refuse_unknown(table, Comparison, str(path), "compare.")
-    try:
-        made = Comparison.model_validate(dict(table))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: compare.{key} = {first['input']!r}: {first['msg']}") from None
+    made = recipe.table(Comparison, table, "compare", path)
     if not made.seeds or len(set(made.seeds)) < len(made.seeds):
         raise UserError(f"{path}: compare.seeds = {made.seeds}: give one seed or more, each once")
     if FAULT_FREE in made.arms:

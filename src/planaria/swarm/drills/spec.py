@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from planaria import recipe
 from planaria.config import Natural, Section
@@ -95,15 +95,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
 
 
 def _spec(table: Any, path: Path) -> DrillSpec:
-    if not isinstance(table, Mapping):
-        raise UserError(f"{path}: drill: is a section; write its keys below [drill]")
-    recipe.refuse_unknown(table, DrillSpec, str(path), "drill.", DrillSpec)
-    try:
-        made = DrillSpec.model_validate(dict(table))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: drill.{key} = {first['input']!r}: {first['msg']}") from None
+    made = recipe.table(DrillSpec, table, "drill", path)
     if not made.seeds or len(set(made.seeds)) < len(made.seeds):
         raise UserError(f"{path}: drill.seeds = {made.seeds}: give one seed or more, each once")
     if not made.arms:
