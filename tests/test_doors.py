@@ -16,7 +16,7 @@ LEVELS = (
     ("planner",),
     ("fleet", "transport", "checkpoint"),
     ("engine", "control"),
-    ("compare", "swarm"),
+    ("compare", "experts", "swarm"),
     ("observe",),
     ("commands",),
     ("cli",),

@@ -144,6 +144,9 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     steps: Positive = 300
     """optimizer updates in the run"""
+    start: str | None = None
+    """a run, or an exported model, whose weights the first step starts from, with fresh moments; its tokenizer goes
+    with it (set data.tokenizer)"""
     eval_every: Natural = 100
     """steps between validations; 0 switches them off"""
     eval_microbatches: Positive = 8

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, faults, models, swarms, training
+from planaria.cli import comparing, ensembles, faults, models, swarms, training
 from planaria.errors import RunStopped, UserError, nearest
 
-SECOND_WORDS = ("swarm join", "swarm explain")
+SECOND_WORDS = ("swarm join", "swarm explain", "experts add", "experts remove")
 """commands of two words"""
 
 
@@ -68,6 +68,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, comparing, models, faults, swarms):
+    for room in (training, comparing, models, faults, ensembles, swarms):
         room.add(commands)
     return parser

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from planaria.cli.flags import command
+from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
     generate = command(commands, "generate", "let a run's model, or an exported one, complete a prompt", _generate)
-    generate.add_argument("run", type=Path)
+    generate.add_argument("run", type=Path, nargs="?")
+    generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
     generate.add_argument("--prompt", required=True)
     generate.add_argument("--tokens", type=int, default=100, help="most tokens to add (default %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
@@ -19,7 +21,9 @@ def add(commands: Any) -> None:
     generate.add_argument("--seed", type=int, default=0)
 
     evaluate = command(commands, "eval", "a run's validation perplexity, whole and with stages left out", _eval)
-    evaluate.add_argument("run", type=Path)
+    evaluate.add_argument("run", type=Path, nargs="?")
+    evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
+    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: perplexity on this file or folder")
     evaluate.add_argument(
         "--omit", default="0.25,0.5", metavar="SHARES", help="of the block stages to leave out (default %(default)s)"
     )
@@ -41,16 +45,35 @@ def add(commands: Any) -> None:
 
 
 def _generate(given: argparse.Namespace) -> int:
+    from planaria.commands import ensemble
     from planaria.commands.generate import complete
 
-    print(complete(given.run, given.prompt, given.tokens, given.temperature, given.top_k, given.seed))
+    speak = complete if given.experts is None else ensemble.complete
+    folder = _one_of(given.run, given.experts)
+    print(speak(folder, given.prompt, given.tokens, given.temperature, given.top_k, given.seed))
     return 0
 
 
 def _eval(given: argparse.Namespace) -> int:
+    from planaria.commands import ensemble
     from planaria.commands.evaluate import evaluate
 
-    return evaluate(given.run, given.omit, given.subsets, given.microbatches)
+    folder = _one_of(given.run, given.experts)
+    if given.experts is not None:
+        return ensemble.evaluate(folder, given.text)
+    if given.text is not None:
+        raise UserError(f"--text {given.text}: goes with --experts RUN")
+    return evaluate(folder, given.omit, given.subsets, given.microbatches)
+
+
+def _one_of(run: Path | None, experts: Path | None) -> Path:
+    """A run or an ensemble, whichever was given."""
+    if run is not None and experts is not None:
+        raise UserError(f"{run} --experts {experts}: give a run or an ensemble, not both")
+    folder = run or experts
+    if folder is None:
+        raise UserError("give a run such as runs/demo, or --experts RUN")
+    return folder
 
 
 def _export(given: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from planaria import recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
 from planaria.commands import runs
+from planaria.commands.branch import branch_off, starting_weights
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
@@ -55,12 +56,14 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
         print(describe(config))
         return 0
     prepared = prepare_run(config, quiet, recipe_file)
+    parent = starting_weights(prepared.config, prepared.dataset)
     folder = runs.create(config)
     if config.routing.schedule is not None:
         kept = shutil.copyfile(config.routing.schedule, folder / runs.SCHEDULE)
         prepared = replace(prepared, config=on_schedule(config, kept.absolute()))
     with runs.held(folder):
-        return train_prepared(prepared, folder, START, quiet)
+        origin = START if parent is None else branch_off(parent, folder, prepared.config)
+        return train_prepared(prepared, folder, origin, quiet)
 
 
 def check(config: RunConfig) -> None:

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from planaria.errors import UserError, nearest
@@ -17,8 +18,13 @@ def is_jsonl(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def read_jsonl(path: Path, field: str) -> Iterator[str]:
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def read_jsonl(path: Path, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
     """``field`` of every record of a JSON Lines file, in the file's order; blank lines are skipped.
+
+    Only of records that have the values of ``where``, such as those with one label.
 
     Raises UserError naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
     the field or with something else than text in it, and for files that cannot be read to their end.
@@ -29,7 +35,9 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield text_of(_record(line, place), field, place)
+                    record = _record(line, place)
+                    if all(str(record.get(key)) == value for key, value in where.items()):
+                        yield text_of(record, field, place)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{number + 1}: cannot be read ({error}); mend the file or remove it") from error
 

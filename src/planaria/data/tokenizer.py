@@ -118,11 +118,11 @@ def load_tokenizer(
     return tokenizer
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Cut a text after line ends, or anywhere without any, into one or more pieces of at most ``PIECE`` characters."""
+def pieces(text: str, longest: int = PIECE) -> Iterator[str]:
+    """One or more pieces of at most ``longest`` characters, cut after line ends, or anywhere in a line without any."""
     start = 0
-    while len(text) - start > PIECE:
-        stop = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+    while len(text) - start > longest:
+        stop = text.rfind("\n", start, start + longest) + 1 or start + longest
         yield text[start:stop]
         start = stop
     yield text[start:]

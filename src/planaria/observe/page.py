@@ -47,6 +47,7 @@ tr:last-child td {{ border-bottom: 0 }}
 .log {{ margin: 8px 0 0; padding: 0; list-style: none; font-size: 13.5px; max-height: 420px; overflow-y: auto }}
 .log li {{ padding: 3px 0; display: flex; gap: 14px }} .log time {{ color: {MUTED}; min-width: 74px; text-align: right;
   font-variant-numeric: tabular-nums }}
+.tinted {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; line-height: 1.7 }}
 footer {{ color: {MUTED}; font-size: 13px; margin-top: 24px }}
 @media (max-width: 640px) {{ main {{ padding: 20px 10px }} section {{ padding: 16px 12px }} }}
 """
@@ -123,6 +124,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int)
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names and their colours."""
+    return "<p>" + " ".join(f'<b style="color:{colour}">■</b> {escape(name)}' for name, colour in entries) + "</p>"
+
+
+def tinted(pieces: Iterable[tuple[str, str]]) -> str:
+    """A text, each piece on a background of its own."""
+    spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in pieces)
+    return f'<pre class="tinted">{spans}</pre>'
 
 
 def settings(groups: Iterable[tuple[str, Iterable[tuple[str, str, bool]]]]) -> str:

@@ -1,0 +1,126 @@
+"""What can be done with an ensemble afterwards: let it speak, measure it, change who belongs to it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from planaria.commands.export import export_run
+from planaria.commands.generate import open_model
+from planaria.config import DataConfig
+from planaria.data.shards import prepare
+from planaria.errors import UserError, nearest
+from planaria.experts import manifest
+from planaria.experts.ensemble import Ensemble
+from planaria.experts.manifest import TOKENIZER, Manifest, Member
+from planaria.experts.reading import windows
+from planaria.experts.scoring import score
+from planaria.model.stages import parameter_count
+
+ADDED = "added"
+"""folder of an ensemble that holds experts which were not trained with it"""
+MOST_WINDOWS = 500
+
+
+def complete(
+    folder: Path, prompt: str, max_new: int = 60, temperature: float = 0.7, top_k: int = 40, seed: int = 0
+) -> str:
+    """``prompt`` and what the ensemble in ``folder`` adds to it."""
+    ensemble = Ensemble(folder)
+    tokens = ensemble.tokenizer.encode(prompt) or [ensemble.tokenizer.end]
+    return prompt + ensemble.tokenizer.decode(list(ensemble.generate(tokens, max_new, temperature, top_k, seed)))
+
+
+def evaluate(folder: Path, text: str | None) -> int:
+    """Print the ensemble's perplexity on the text at ``text``, beside each expert's by itself."""
+    if text is None:
+        raise UserError(f"--experts {folder}: name a text to be measured on with --text FILE")
+    torch.set_num_threads(1)
+    ensemble = Ensemble(folder)
+    data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
+    logps = ensemble.logps(samples)
+    found = score(logps, ensemble.log_prior(samples.tolist()), ensemble.manifest.mixture)
+    table = Table(title=f"perplexity on {text}: {len(samples)} samples of {samples.shape[1] - 1} tokens")
+    for column in ("who", "knows", "perplexity", "has its say"):
+        table.add_column(column, justify="right" if column in ("perplexity", "has its say") else "left")
+    table.add_row("ensemble", "", f"{found.perplexity:.3f}", "")
+    for member, own, share in zip(ensemble.manifest.members, logps, found.speaking, strict=True):
+        table.add_row(member.name, member.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}")
+    Console().print(table)
+    return 0
+
+
+def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
+    """Copy the model of a run, or an exported one, into the ensemble; it starts with the mean belief of the others.
+
+    :raises UserError: when its name is taken, or it cannot speak together with the others.
+    """
+    kept = manifest.read(folder)
+    if any(member.name == name for member in kept.members):
+        raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise UserError(f"--as {name}: letters, digits, - and _ only; it becomes a folder's name")
+    parameters = _fitting(folder, kept, source, domain)
+    place = folder / ADDED / name
+    unfinished = place.with_name(f".{name}.{os.getpid()}")
+    if (source / manifest.WEIGHTS).exists():
+        shutil.copytree(source, unfinished)
+    else:
+        export_run(source, unfinished)
+    unfinished.replace(place)
+    beliefs = [member.belief for member in kept.members]
+    member = Member(
+        name=name,
+        domain=domain,
+        model=f"{ADDED}/{name}",
+        sha256=manifest.digest(place / manifest.WEIGHTS),
+        parameters=parameters,
+        belief=math.log(sum(map(math.exp, beliefs)) / len(beliefs)),
+    )
+    manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
+    print(f"{name} speaks in {folder} now, with {len(kept.members)} others")
+    return 0
+
+
+def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
+    """The parameters of a model that can speak together with the others; UserError when it cannot."""
+    model, tokenizer = open_model(source)
+    if model.config.vocab != kept.vocab:
+        raise UserError(
+            f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts can speak "
+            "together only with one vocabulary"
+        )
+    if tokenizer.to_json() != Ensemble(folder).tokenizer.to_json():
+        raise UserError(
+            f"{source}: its tokenizer is not the ensemble's; train it with data.tokenizer = {folder / TOKENIZER}"
+        )
+    if model.config.context < kept.context:
+        raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
+    known = {member.domain for member in kept.members}
+    if kept.mixture.prior == "clusters" and domain not in known:
+        raise UserError(
+            f"--domain {domain!r}: prior = 'clusters' needs a domain that is known; {nearest(domain, known)}"
+        )
+    return parameter_count(model.config)
+
+
+def remove_expert(folder: Path, name: str) -> int:
+    """Take an expert out of the ensemble; its files stay.
+
+    :raises UserError: when there is none of that name, or it is the last.
+    """
+    kept = manifest.read(folder)
+    member = kept.member(name)
+    if len(kept.members) == 1:
+        raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
+    left = [one for one in kept.members if one != member]
+    manifest.write(folder, kept.model_copy(update={"members": left}))
+    print(f"{name} does not speak in {folder} any more; its files stay in {folder / member.model}")
+    return 0

@@ -1,0 +1,131 @@
+"""``planaria experts``: probe, branch, train, ensemble, report; resumable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from planaria import recipe
+from planaria.commands import runs
+from planaria.commands.train import check
+from planaria.config import DataConfig, RunConfig
+from planaria.data.cache import cache_folder
+from planaria.data.tokenizer import load_tokenizer
+from planaria.errors import UserError
+from planaria.experts import manifest
+from planaria.experts.budget import allot, bills
+from planaria.experts.campaign import Campaign
+from planaria.experts.difficulty import tiers
+from planaria.experts.domains import TRAINED, write_domains
+from planaria.experts.ensemble import Ensemble, overheard
+from planaria.experts.jobs import Say
+from planaria.experts.manifest import Manifest, Member
+from planaria.experts.reading import Texts
+from planaria.experts.results import Results, SeedResult
+from planaria.experts.spec import ExpertsSpec, expanded, load, sized, step_tokens
+from planaria.model.stages import parameter_count
+from planaria.observe.experts_report import show_results, write_experts_report
+
+RESULTS = "results.json"
+
+
+def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
+    """Run the recipe ``path``, or what is left of it; the exit code."""
+    torch.set_num_threads(1)
+    spec, base = load(path, flags)
+    check(base)
+    # What an arm costs depends on how many domains are how hard, not on which: it can be counted before anything runs.
+    anyhow = tiers(dict.fromkeys(expanded(spec).domains, 0.0), len(spec.sizes))
+    bills(allot(anyhow, list(spec.sizes), spec.steps), sized(base.model, spec), step_tokens(base))
+    if dry_run:
+        print(recipe.dump(base), end="")
+        return 0
+    spec, folder, say = expanded(spec), _folder(spec, base), _silent if quiet else print
+    with runs.held(folder):
+        texts, found = _texts(folder, spec, base, say), []
+        for seed in spec.seeds:
+            say(f"seed {seed}")
+            found.append(Campaign(spec, base, folder, seed, texts, say).run())
+        manifest.write(folder, _ensemble(folder, spec, base, found[0]))
+        results = Results(
+            name=base.name,
+            trained=list(spec.domains),
+            untrained=list(spec.untrained),
+            runs=found,
+            speech=overheard(Ensemble(folder), texts),
+        )
+        runs.write_whole(folder / RESULTS, results.model_dump_json(indent=1))
+    show_results(results)
+    print(f"report        {write_experts_report(results, folder / 'report.html')}")
+    print(f"ensemble      {folder / manifest.FILE}")
+    return 0
+
+
+def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
+    """The run's folder, new or as an earlier run of the same recipe left it."""
+    folder = Path(base.out) / base.name
+    asked = json.dumps({"experts": spec.model_dump(mode="json"), "run": base.model_dump(mode="json", exclude={"out"})})
+    kept = folder / "experts-recipe.json"
+    if kept.is_file() and kept.read_text() != asked:
+        raise UserError(f"{folder}: was made with another recipe; choose another name with --name, or remove it")
+    if folder.exists() and not kept.is_file():
+        raise UserError(f"{folder}: is something else already; choose another name with --name")
+    if not folder.exists():
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
+        runs.write_whole(kept, asked)
+    return folder
+
+
+def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Say) -> Texts:
+    """Copy the domains' text, make the one tokenizer that all experts share, and cut test and held-out samples.
+
+    :raises UserError: when something is wrong with them; a folder that was made for them is gone again then.
+    """
+    tokenizer = folder / "tokenizer.json"
+    known = tokenizer.is_file()
+    try:
+        write_domains(spec, folder)
+        if not known:
+            data = DataConfig(source=str(folder / TRAINED), tokenizer=base.data.tokenizer, cache=base.data.cache)
+            load_tokenizer(data, base.model.vocab, cache_folder(data), say).save(tokenizer)
+        return Texts(folder, spec, base)
+    except UserError:
+        if not known:
+            shutil.rmtree(folder)
+        raise
+
+
+def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResult) -> Manifest:
+    """The arm that does best on held-out text, as an ensemble to be used."""
+    best, shapes = min(result.arms.values(), key=lambda arm: arm.held_out), sized(base.model, spec)
+    members = []
+    for job, belief in zip(best.experts, best.belief, strict=True):
+        model = f"seed-{result.seed}/experts/{job.name}/model"
+        members.append(
+            Member(
+                name=job.name,
+                domain=job.domain,
+                model=model,
+                sha256=manifest.digest(folder / model / manifest.WEIGHTS),
+                parameters=parameter_count(shapes[job.size]),
+                belief=belief,
+            )
+        )
+    return Manifest(
+        tokenizer=manifest.digest(folder / "tokenizer.json"),
+        vocab=base.model.vocab,
+        context=base.model.context,
+        mixture=spec.mixture,
+        members=members,
+    )
+
+
+def _silent(message: str) -> None:
+    del message

@@ -1,0 +1,90 @@
+"""Who gets how much, at equal compute: the arms of HDEE (arXiv 2502.19385, section 3) and the ledger that proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.stages import flops_per_token, parameter_count
+
+ALIKE, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
+"""the arms: all experts alike; harder domains train longer; harder domains get larger models"""
+EVEN = 0.01
+"""how far the compute of two arms may be apart"""
+
+
+class Job(BaseModel):
+    """One expert to be trained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    domain: str
+    size: str
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}-{self.size}-{self.steps}"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one arm's experts cost together, branch phase only."""
+
+    arm: str
+    flops: float
+    """6 N + 12 L D T for each token, embeddings included"""
+    parameter_tokens: float
+    """Σ parameters · tokens, all parameters"""
+    inner_parameter_tokens: float
+    """the same without embedding tables"""
+
+
+def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -> dict[str, list[Job]]:
+    """Arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` in that order, with a middle one."""
+    middle = len(sizes) // 2
+    return {
+        ALIKE: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
+        LONGER: [Job(domain=domain, size=sizes[middle], steps=steps[at]) for domain, at in tier.items()],
+        LARGER: [Job(domain=domain, size=sizes[at], steps=steps[middle]) for domain, at in tier.items()],
+    }
+
+
+def bills(arms: Mapping[str, Sequence[Job]], models: Mapping[str, ModelConfig], step_tokens: int) -> dict[str, Spent]:
+    """What each arm's experts cost together. ``models``: size → its shape; ``step_tokens``: tokens of one step.
+
+    :raises UserError: when arms are more than ``EVEN`` apart: what they bring could not be compared.
+    """
+    found = {arm: spent(arm, jobs, models, step_tokens) for arm, jobs in arms.items()}
+    _require_even(list(found.values()))
+    return found
+
+
+def spent(arm: str, jobs: Sequence[Job], models: Mapping[str, ModelConfig], step_tokens: int) -> Spent:
+    """The bill of one arm; ``models``: size → its shape."""
+    tokens = [(models[job.size], job.steps * step_tokens) for job in jobs]
+    return Spent(
+        arm,
+        sum(flops_per_token(model) * count for model, count in tokens),
+        float(sum(parameter_count(model) * count for model, count in tokens)),
+        float(sum(_inner(model) * count for model, count in tokens)),
+    )
+
+
+def _require_even(ledger: Sequence[Spent]) -> None:
+    for what in ("flops", "parameter_tokens"):
+        least, most = (pick(ledger, key=lambda one: getattr(one, what)) for pick in (min, max))
+        low, high = getattr(least, what), getattr(most, what)
+        if high > (1 + EVEN) * low:
+            raise UserError(
+                f"experts: {most.arm} would take {high / low - 1:.1%} more compute ({what}) than {least.arm}; make "
+                "experts.sizes and experts.steps symmetric about their middle"
+            )
+
+
+def _inner(model: ModelConfig) -> int:
+    return parameter_count(model) - model.vocab * model.dim * (1 if model.tied else 2)

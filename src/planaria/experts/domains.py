@@ -1,0 +1,124 @@
+"""The text of each domain, cut so that nothing is both learned from and tested on.
+
+A domain becomes pieces of some thousand characters. Every tenth is test text, which no training, probe or prior ever
+reads; of the others, the last ninth of each is held out by the data room (``data.validation``) for probes and priors.
+Both are copied into the run's folder: what it was trained on stays known when the source changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from planaria.config import DataConfig
+from planaria.data.corpus import STDLIB, documents
+from planaria.data.records import is_jsonl, read_jsonl
+from planaria.data.tokenizer import pieces, spread_sample
+from planaria.errors import UserError
+from planaria.experts.embedding import clustered
+from planaria.experts.spec import DomainSpec, ExpertsSpec
+
+PIECE = 4_000
+"""characters of a piece"""
+TENTH = 10
+"""one piece of so many is test text"""
+HELD_OUT = 1 / 9
+"""of the other pieces: with the test text, 80 / 10 / 10"""
+TRAINED, TEST = "domains", "test"
+"""folders of a run: what experts read, one file for each domain, and what they are tested on"""
+
+
+def write_domains(spec: ExpertsSpec, folder: Path) -> None:
+    """Copy at most ``spec.most`` characters of each domain into ``folder``; of untrained ones test text only.
+
+    What lies there already stays.
+
+    :raises UserError: when a source is missing, unreadable or too short.
+    """
+    if spec.clusters:
+        _cut_into_clusters(spec, folder)
+    for name, domain in {**({} if spec.clusters else spec.domains), **spec.untrained}.items():
+        train = name in spec.domains
+        wanted = (TRAINED, TEST) if train else (TEST,)
+        if not all((folder / part / f"{name}.jsonl").is_file() for part in wanted):
+            kept = spread_sample(_pieces(name, domain), spec.most if train else spec.most // TENTH)
+            _write_pieces(name, kept, folder, train)
+
+
+def _cut_into_clusters(spec: ExpertsSpec, folder: Path) -> None:
+    """Cut one body of unlabelled text into domains by what its pieces say."""
+    if all((folder / part / f"{name}.jsonl").is_file() for name in spec.domains for part in (TRAINED, TEST)):
+        return
+    name, domain = next(iter(spec.domains.items()))
+    kept = spread_sample(_pieces(name, domain), spec.most)
+    groups = clustered(kept, spec.clusters)
+    for number, name in enumerate(spec.domains):
+        own = [text for text, group in zip(kept, groups, strict=True) if group == number]
+        _write_pieces(name, own, folder, train=True)
+
+
+def _write_pieces(name: str, kept: list[str], folder: Path, train: bool) -> None:
+    """Part pieces into test text and the rest, and write them down."""
+    if train and len(kept) < TENTH:
+        raise UserError(
+            f"experts.domains.{name}: {sum(map(len, kept))} characters are too few to learn from and be tested on; "
+            f"give {TENTH * PIECE} or more"
+        )
+    test = kept[TENTH - 1 :: TENTH] if train else kept
+    _write(folder / TEST / f"{name}.jsonl", test)
+    if train:
+        _write(folder / TRAINED / f"{name}.jsonl", [p for n, p in enumerate(kept) if n % TENTH != TENTH - 1])
+
+
+def read_pieces(folder: Path, part: str, name: str) -> list[str]:
+    """The pieces of a domain that were written into this part of a run."""
+    return list(read_jsonl(folder / part / f"{name}.jsonl", "text"))
+
+
+def _pieces(name: str, spec: DomainSpec) -> list[str]:
+    return [piece for text in _texts(name, spec) for piece in pieces(text, PIECE) if not piece.isspace()]
+
+
+def _texts(name: str, spec: DomainSpec) -> Iterator[str]:
+    """All documents of a domain."""
+    if spec.where:
+        path = Path(spec.source).expanduser()
+        if not is_jsonl(path):
+            raise UserError(f"experts.domains.{name}.where: goes with a .jsonl file, not with {spec.source!r}")
+        found = list(read_jsonl(path, spec.field, spec.where))
+        if not found:
+            said = ", ".join(f"{key} = {value!r}" for key, value in spec.where.items())
+            raise UserError(
+                f"experts.domains.{name}: {path} has no record with {said}; mend experts.domains.{name}.where"
+            )
+        yield from found
+        return
+    for source in _sources(name, spec.source):
+        try:
+            yield from documents(DataConfig(source=source, field=spec.field))
+        except UserError as error:
+            raise UserError(f"experts.domains.{name}: {str(error).removeprefix('data.')}") from None
+
+
+def _sources(name: str, source: str) -> list[str]:
+    """What a glob names, in order; anything else is itself. ``stdlib:GLOB`` looks in Python's standard library."""
+    if source.startswith(f"{STDLIB}:"):
+        path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
+    elif "*" in source:
+        path = Path(source).expanduser().absolute()
+    else:
+        return [source]
+    found = sorted(str(file) for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    if not found:
+        raise UserError(f"experts.domains.{name}.source = {source!r}: no file has such a name")
+    return found
+
+
+def _write(file: Path, texts: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_text("".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts))
+    unfinished.replace(file)

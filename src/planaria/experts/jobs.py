@@ -1,0 +1,126 @@
+"""Trainings that know nothing of one another: each a recipe of its own and a process of its own, ``planaria train``.
+
+One that dies is taken up again where its last checkpoint was; one that cannot be trained is given up, and the others go
+on. The recipes lie in the run's folder, so any of them can be trained on another machine instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planaria import recipe
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import RunConfig
+from planaria.experts.manifest import WEIGHTS
+from planaria.fleet.birth import die_with_parent
+
+POLL_S = 0.1
+Say = Callable[[str], None]
+
+
+@dataclass
+class Training:
+    """One model to be trained into ``folder``."""
+
+    config: RunConfig
+    attempts: int = 0
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.out) / self.config.name
+
+    @property
+    def model(self) -> Path:
+        """The exported model, which is there when the training is done."""
+        return self.folder / "model"
+
+    @property
+    def done(self) -> bool:
+        return (self.model / WEIGHTS).is_file()
+
+
+def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """``base`` with the tables ``changes`` laid over it, checked as a recipe is."""
+    return RunConfig.model_validate_json(json.dumps(recipe.overlaid(base.model_dump(mode="json"), changes)))
+
+
+def train_all(trainings: Sequence[Training], workers: int, retries: int, say: Say) -> list[str]:
+    """Train what is not done yet, so many at a time; the names of those that were given up.
+
+    The processes end with this one, however it ends.
+    """
+    waiting, running, lost = [one for one in trainings if not one.done], list[Training](), list[str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_start(waiting.pop(0)))
+            time.sleep(POLL_S)
+            for one in [one for one in running if one.process is not None and one.process.poll() is not None]:
+                running.remove(one)
+                if one.done:
+                    say(f"{one.config.name}: trained")
+                elif one.attempts <= retries:
+                    say(f"{one.config.name}: {_ending(one)}; taken up again")
+                    waiting.insert(0, one)
+                else:
+                    say(f"{one.config.name}: {_ending(one)}; given up after {one.attempts} attempts")
+                    lost.append(one.config.name)
+    finally:
+        for one in running:
+            assert one.process is not None
+            one.process.terminate()
+        for one in running:
+            assert one.process is not None
+            one.process.wait()
+    return lost
+
+
+def _start(one: Training) -> Training:
+    """Begin, or go on where the last checkpoint was."""
+    one.attempts += 1
+    file = one.folder.with_suffix(".toml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe.dump(one.config))
+    with file.with_suffix(".log").open("ab") as log:
+        one.process = subprocess.Popen(
+            [sys.executable, "-m", "planaria", *_words(one, file)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            preexec_fn=die_with_parent,
+        )
+    return one
+
+
+def _words(one: Training, file: Path) -> list[str]:
+    """What the process is told: to begin, to go on where the last checkpoint was, or to export what is trained."""
+    if not one.folder.exists():
+        return ["train", str(file), "--quiet"]
+    saved = CheckpointStore(one.folder / "checkpoints").newest(whole_only=True)
+    if saved is None:  # it died before its first checkpoint: nothing is lost with it
+        one.folder.rename(one.folder.with_name(f".{one.folder.name}.{time.time_ns()}"))
+        return ["train", str(file), "--quiet"]
+    if saved.step < one.config.train.steps:
+        return ["train", "--resume", str(one.folder), "--quiet"]
+    shutil.rmtree(one.model, ignore_errors=True)
+    return ["export", str(one.folder), "--to", str(one.model)]
+
+
+def _ending(one: Training) -> str:
+    """How the process ended, with the last line that it said."""
+    assert one.process is not None
+    code = one.process.returncode
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    lines = one.folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()
+    return f"{how} ({lines[-1]})" if lines else how

@@ -1,0 +1,114 @@
+"""``experts.json``: who belongs to an ensemble, and how they speak together. Checksums, no pickles, no code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planaria.errors import UserError, nearest
+from planaria.experts.spec import MixtureSpec
+
+FILE = "experts.json"
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+MOST_BYTES = 1 << 22
+"""of a manifest"""
+
+
+class Member(BaseModel):
+    """One expert: an exported model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    domain: str
+    model: str
+    """its folder, relative to the manifest's if it lies below it"""
+    sha256: str
+    """of its weights"""
+    parameters: int
+    belief: float = Field(default=0.0, allow_inf_nan=False)
+    """cached prior: ln π, up to a constant"""
+
+
+class Manifest(BaseModel):
+    """An ensemble. All members read and write with one tokenizer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    tokenizer: str
+    """SHA-256 of tokenizer.json"""
+    vocab: int
+    context: int
+    mixture: MixtureSpec
+    members: list[Member]
+
+    def member(self, name: str) -> Member:
+        """The member of that name; UserError naming the nearest."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise UserError(f"there is no expert {name!r} here; {nearest(name, [m.name for m in self.members])}")
+
+
+def digest(file: Path) -> str:
+    """SHA-256 (hex) of a file.
+
+    :raises UserError: when it is not there.
+    """
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); bring the expert back, or remove it") from None
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of the ensemble in ``folder``.
+
+    :raises UserError: when it is missing, too large, damaged or empty.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts RECIPE`")
+    if file.stat().st_size > MOST_BYTES:
+        raise UserError(f"{file}: {file.stat().st_size} bytes is no manifest (at most {MOST_BYTES})")
+    try:
+        manifest = Manifest.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{file}: damaged: {place}: {first['msg'].lower()}; bring an older copy back") from None
+    if not manifest.members:
+        raise UserError(f"{file}: has no experts; add one with `planaria experts add {folder} MODEL`")
+    return manifest
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """The manifest appears at once and whole."""
+    unfinished = folder / f".{FILE}.{os.getpid()}"
+    unfinished.write_text(manifest.model_dump_json(indent=1))
+    unfinished.replace(folder / FILE)
+
+
+def place(folder: Path, member: Member) -> Path:
+    """Where a member's model lies.
+
+    :raises UserError: when its weights are gone, or are not those that the manifest was made with.
+    """
+    model = folder / member.model
+    if not (model / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder / FILE}: expert {member.name!r}: there is no {model / WEIGHTS}; bring it back, or "
+            f"`planaria experts remove {folder} {member.name}`"
+        )
+    if digest(model / WEIGHTS) != member.sha256:
+        raise UserError(
+            f"{folder / FILE}: expert {member.name!r}: {model / WEIGHTS} is not the file that was added; bring that "
+            "back, or remove the expert and add this one"
+        )
+    return model

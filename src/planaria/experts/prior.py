@@ -1,0 +1,40 @@
+"""What is believed of the experts before a text begins: uniform, cached from held-out text, or by where a text lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def uniform(experts: int) -> Tensor:
+    """ln π [E]: nobody is preferred."""
+    return torch.full((experts,), -math.log(experts), dtype=torch.float64)
+
+
+def cached(logps: Tensor, decay: float) -> Tensor:
+    """ln π [E] from held-out texts in their order: a moving average of each text's own posterior.
+
+    π ← (1 - decay) · π + decay · softmax_j(ln p_j(x)), begun at uniform (arXiv 2208.03306, section 2.3; decay 0.3).
+    ``logps`` [E, N] are the log-probabilities of whole texts. Every posterior starts from uniform: from the running π
+    it would be the product of all before, and a hair's breadth between two experts would silence one for good.
+    """
+    pi = torch.full((len(logps),), 1 / len(logps), dtype=torch.float64)
+    for posterior in logps.double().softmax(0).T:
+        pi = (1 - decay) * pi + decay * posterior
+    return pi.log()
+
+
+def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:
+    """ln π [E, N] of N embedded texts [N, D]: π_j ∝ exp(-‖e(x) - c_j‖² / T) (c-BTM, arXiv 2303.14177, eq. 2; T = 0.1).
+
+    ``centres`` [E, D] are those of the experts' domains.
+    """
+    return (-(torch.cdist(centres.double(), texts.double()) ** 2) / temperature).log_softmax(0)
+
+
+def centre(texts: Sequence[Tensor]) -> Tensor:
+    """The mean [D] of embedded texts."""
+    return torch.stack(list(texts)).mean(0)

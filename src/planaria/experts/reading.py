@@ -1,0 +1,117 @@
+"""What models make of texts: the log-probability of each token, read once and kept beside the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from planaria.config import DataConfig, RunConfig
+from planaria.data.shards import Dataset, Split, prepare
+from planaria.data.stream import Stream
+from planaria.data.tokenizer import Tokenizer
+from planaria.experts import embedding
+from planaria.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
+from planaria.experts.embedding import Embedding
+from planaria.experts.spec import ExpertsSpec
+from planaria.model.huggingface import import_model
+from planaria.model.stages import Llama
+
+BATCH = 32
+"""windows that are read at once"""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Log-probabilities [N, T] in nats that one model gave, for each domain."""
+
+    test: Mapping[str, Tensor]
+    held_out: Mapping[str, Tensor]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Test domain → nats per token."""
+        return {name: -float(logps.mean()) for name, logps in self.test.items()}
+
+
+class Texts:
+    """The test and held-out text of a run's domains, as samples [N, context + 1] of its models."""
+
+    def __init__(self, folder: Path, spec: ExpertsSpec, base: RunConfig) -> None:
+        """``folder``: the run's, with the domains' texts and the tokenizer.
+
+        :raises UserError: when a domain's text is too short for one sample.
+        """
+        self._folder, self._base = folder, base
+        context, most = base.model.context, spec.test_windows
+        self.test = {
+            name: windows(self._dataset(TEST, name, 0.0), "train", context, most)
+            for name in (*spec.domains, *spec.untrained)
+        }
+        self.held_out = {
+            name: windows(self._dataset(TRAINED, name, HELD_OUT), "validation", context, most) for name in spec.domains
+        }
+        self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
+        """part and domain → ln π [domains, N] of its samples by where they lie"""
+
+    def read(self, model: Path) -> Readings:
+        """What the exported ``model`` makes of them; kept in the folder it lies in."""
+        file = model.with_name("readings.safetensors")
+        if not file.is_file():
+            read = import_model(model).eval()
+            found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
+            found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
+            unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+            save_file(found, unfinished)
+            unfinished.replace(file)
+        kept = load_file(file)
+        return Readings(
+            {name: kept[f"test.{name}"] for name in self.test},
+            {name: kept[f"held_out.{name}"] for name in self.held_out},
+        )
+
+    def _places(self, spec: ExpertsSpec) -> dict[str, Tensor]:
+        if not (self._folder / embedding.FILE).is_file():
+            trained = {name: read_pieces(self._folder, TRAINED, name) for name in spec.domains}
+            Embedding.fitted(trained).save(self._folder)
+        known, tokenizer = Embedding.open(self._folder), Tokenizer.open(self._folder / "tokenizer.json")
+        samples = {f"test.{name}": found for name, found in self.test.items()}
+        samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
+        temperature = spec.mixture.temperature
+        return {
+            part: known.prior([tokenizer.decode(one) for one in found.tolist()], list(spec.domains), temperature)
+            for part, found in samples.items()
+        }
+
+    def _dataset(self, part: str, name: str, validation: float) -> Dataset:
+        data = DataConfig(
+            source=str(self._folder / part / f"{name}.jsonl"),
+            tokenizer=str(self._folder / "tokenizer.json"),
+            validation=validation,
+            cache=self._base.data.cache,
+        )
+        return prepare(data, self._base.model.vocab)
+
+
+def windows(dataset: Dataset, split: Split, context: int, most: int) -> Tensor:
+    """At most ``most`` samples of a split, each once, in an order that is always the same: int64 [N, context + 1].
+
+    :raises UserError: when the split is shorter than one.
+    """
+    stream = Stream(dataset, split, context, seed=0)
+    return torch.stack([stream.sample(n) for n in range(min(most, stream.windows))])
+
+
+@torch.inference_mode()
+def token_logps(model: Llama, samples: Tensor) -> Tensor:
+    """ln p(x_t | x_<t) [N, T] of samples [N, T + 1], in nats, float64; the first token of each is given."""
+    found = []
+    for batch in torch.split(samples, BATCH):
+        log_p = model(batch[:, :-1]).double().log_softmax(-1)
+        found.append(log_p.gather(-1, batch[:, 1:, None])[..., 0])
+    return torch.cat(found)

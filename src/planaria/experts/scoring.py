@@ -1,0 +1,85 @@
+"""How good an ensemble is, from its experts' token log-probabilities alone: nothing is read twice for another arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from planaria.experts import posterior, prior
+from planaria.experts.budget import Job, Spent
+from planaria.experts.reading import Readings
+from planaria.experts.results import ArmResult, Score
+from planaria.experts.spec import ExpertsSpec, MixtureSpec
+
+
+def arm_result(
+    jobs: Sequence[Job],
+    bill: Spent,
+    readings: Mapping[str, Readings],
+    spec: ExpertsSpec,
+    places: Mapping[str, Tensor],
+) -> ArmResult:
+    """The ensemble of an arm's experts, as far as they were trained, on every domain's test text.
+
+    ``places``: for prior = "clusters", part and domain ("test.law") → ln π [domains, N] of its samples.
+    """
+    there = [job for job in jobs if job.name in readings]
+    found = _stacked([readings[job.name] for job in there])
+    fixed, by_place = belief(spec.mixture, [found[f"held_out.{name}"] for name in spec.domains]), dict[str, Tensor]()
+    if spec.mixture.prior == "clusters":
+        rows = [list(spec.domains).index(job.domain) for job in there]
+        by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
+
+    def scores(part: str, mixture: MixtureSpec) -> dict[str, Score]:
+        own = {name: logps for name, logps in found.items() if name.startswith(part)}
+        return {
+            name.removeprefix(part): score(logps, by_place.get(name, fixed), mixture) for name, logps in own.items()
+        }
+
+    length, mixture = next(iter(found.values())).shape[-1], spec.mixture
+    ks = {f"top-{k}": k for k in range(1, len(there))}
+    return ArmResult(
+        experts=there,
+        belief=fixed.tolist(),
+        scores=scores("test.", mixture),
+        held_out=fmean(one.loss for one in scores("held_out.", mixture).values()),
+        fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
+        passes={name: posterior.passes(len(there), length, k, mixture.prefix) for name, k in ks.items()},
+        flops=bill.flops,
+        parameter_tokens=bill.parameter_tokens,
+        inner_parameter_tokens=bill.inner_parameter_tokens,
+    )
+
+
+def belief(spec: MixtureSpec, held_out: Sequence[Tensor]) -> Tensor:
+    """ln π [E] before a text begins. ``held_out``: for each domain, its held-out texts' log-probabilities [E, N, T].
+
+    The domains take turns, so that none is the last word of the moving average.
+    """
+    if spec.prior != "cached":
+        return prior.uniform(len(held_out[0]))
+    whole = [logps.sum(-1) for logps in held_out]
+    each = min(logps.shape[1] for logps in whole)
+    turns = torch.stack([logps[:, :each] for logps in whole], -1).flatten(1)
+    return prior.cached(turns[:, : spec.sequences], spec.decay)
+
+
+def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:
+    """The mixture on texts [E, N, T]; where ``spec`` has it, only the strongest go on after the prefix."""
+    log_w = posterior.speakers(posterior.log_weights(logps, log_prior), spec.top_k, spec.prefix)
+    return Score(
+        loss=-float(posterior.mixed(logps, log_w).mean()),
+        best=-float(logps.mean((1, 2)).max()),
+        averaged=-float(posterior.averaged(logps, log_prior).mean()),
+        speaking=log_w.exp().mean((1, 2)).tolist(),
+    )
+
+
+def _stacked(readings: Sequence[Readings]) -> dict[str, Tensor]:
+    """Part and domain → what several experts read there [E, N, T]."""
+    parts = {f"test.{name}": [one.test[name] for one in readings] for name in readings[0].test}
+    parts |= {f"held_out.{name}": [one.held_out[name] for one in readings] for name in readings[0].held_out}
+    return {name: torch.stack(logps).double() for name, logps in parts.items()}

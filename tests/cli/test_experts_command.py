@@ -1,0 +1,311 @@
+"""``planaria experts``: every expert a process of its own, which may die; and what can be done with them afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria import cli
+from planaria.commands import ensemble as commands
+from planaria.errors import UserError
+from planaria.experts.ensemble import Ensemble
+from planaria.experts.results import Results
+
+RECIPE = """
+engine = "inline"
+model = {{ vocab = 257, dim = 16, layers = 1, heads = 2, context = 32 }}
+pipeline = {{ stages = 1, microbatches = 1, microbatch_size = 4 }}
+data = {{ tokenizer = "bytes", cache = "{cache}" }}
+train = {{ eval_every = 0 }}
+checkpoint = {{ every = 2 }}
+
+[experts]
+seeds = [1]
+sizes = {{ S = 16, M = 32, L = 48 }}
+steps = [4, 6, 8]
+most = 60000
+test_windows = 8
+retries = 1
+seed = {{ steps = 10 }}
+probe = {{ steps = 8 }}
+mixture = {{ prefix = 8 }}
+
+[experts.domains]
+tables = {{ source = "stdlib:encodings/cp*.py" }}
+topics = {{ source = "stdlib:pydoc_data/topics.py" }}
+code = {{ source = "stdlib:*.py" }}
+
+[experts.untrained]
+asyncio = {{ source = "stdlib:asyncio/*.py" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder below which a whole run lies in ``runs/tiny``, and its recipe."""
+    folder = tmp_path_factory.mktemp("experts")
+    (folder / "tiny.toml").write_text(RECIPE.format(cache=folder / "cache"))
+    assert cli.run(["experts", str(folder / "tiny.toml"), "--quiet", "--out", str(folder / "runs")]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(made / "runs" / "tiny", tmp_path / "runs" / "tiny"))
+
+
+def results(run: Path) -> Results:
+    return Results.model_validate_json((run / "results.json").read_text())
+
+
+def processes(word: str) -> list[int]:
+    """Processes whose command line has ``word`` in it."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                said = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if word in said:
+                found.append(int(folder.name))
+    return found
+
+
+@contextmanager
+def killing(word: str) -> Iterator[list[int]]:
+    """Kill, again and again, whatever process has ``word`` in its command line; the list of those that were."""
+    over, killed = threading.Event(), list[int]()
+
+    def hunt() -> None:
+        while not over.wait(0.02):
+            for pid in processes(word):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                if pid not in killed:
+                    killed.append(pid)
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        hunter.join()
+
+
+def test_everything_is_there_and_equal_compute_is_counted(made: Path) -> None:
+    run = made / "runs" / "tiny"
+    found = results(run)
+    assert found.trained == ["tables", "topics", "code"] and found.untrained == ["asyncio"]
+    (seed,) = found.runs
+    assert seed.lost == [] and set(seed.difficulty["probe"]) == set(found.trained)
+    assert sorted(seed.tier["probe"].values()) == [0, 1, 2]
+    assert len({round(arm.flops) for arm in seed.arms.values()}) == 1
+    for arm in seed.arms.values():
+        for score in arm.scores.values():
+            assert score.loss <= score.averaged + 1e-9
+            assert sum(score.speaking) == pytest.approx(1)
+    assert (run / "report.html").stat().st_size > 10_000
+    assert found.speech is not None and len(found.speech.pieces) == len(found.speech.weights)
+
+
+def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
+    """Read the first test text again through the ensemble that the manifest describes."""
+    run = made / "runs" / "tiny"
+    ensemble, best = Ensemble(run), min(results(run).runs[0].arms.values(), key=lambda arm: arm.held_out)
+    assert [member.name for member in ensemble.manifest.members] == [job.name for job in best.experts]
+    from planaria.config import DataConfig
+    from planaria.data.shards import prepare
+    from planaria.experts.reading import windows
+    from planaria.experts.scoring import score
+
+    data = DataConfig(
+        source=str(run / "test" / "code.jsonl"), tokenizer=str(run / "tokenizer.json"), validation=0.0,
+        cache=str(made / "cache"),
+    )  # fmt: skip
+    samples = windows(prepare(data, 257), "train", 32, 8)
+    again = score(ensemble.logps(samples), ensemble.log_prior(samples.tolist()), ensemble.manifest.mixture)
+    assert again.loss == pytest.approx(best.scores["code"].loss, abs=1e-6)
+
+
+def test_nothing_is_trained_twice(copied: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # whoever would train fails
+    before = results(copied)
+    (copied / "results.json").unlink()
+    assert cli.run(["experts", str(made / "tiny.toml"), "--quiet", "--out", str(copied.parent)]) == 0
+    assert results(copied) == before
+
+
+def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
+    copied: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = results(copied).runs[0]
+    lost = before.arms["M_Ho-I_Ho"].experts[0].name
+    shutil.rmtree(copied / "seed-1" / "experts" / lost)
+    with killing(f"experts/{lost}") as killed:
+        assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
+    assert len(killed) == 2, "begun once, and taken up again once"
+    assert "given up after 2 attempts" in capsys.readouterr().out
+    after = results(copied).runs[0]
+    assert after.lost == [lost]
+    assert [job.name for job in after.arms["M_Ho-I_Ho"].experts] == [
+        job.name for job in before.arms["M_Ho-I_Ho"].experts[1:]
+    ]
+    assert all(score.loss < 10 for score in after.arms["M_Ho-I_Ho"].scores.values())
+    assert after.arms["M_Ho-I_He"] == before.arms["M_Ho-I_He"]
+
+
+def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(made: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "planaria", "experts", str(made / "tiny.toml"), "--quiet", "--out", str(tmp_path)]
+    with (tmp_path / "log").open("wb") as log:
+        command = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("tiny/seed-1/seeds/*/model/model.safetensors")):
+        assert command.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    command.kill()
+    command.wait()
+    while processes(f"{tmp_path}/tiny"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results(tmp_path / "tiny") == results(made / "runs" / "tiny"), "as if nothing had happened"
+
+
+def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(made / "runs" / "tiny")
+    words = ["generate", "--experts", run, "--prompt", "def ", "--tokens", "20", "--seed", "3"]
+    assert cli.run(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("def ")
+    assert cli.run(words) == 0
+    assert capsys.readouterr().out == first
+    assert cli.run(["eval", "--experts", run, "--text", str(made / "tiny.toml")]) == 0
+    assert "ensemble" in capsys.readouterr().out
+
+
+def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None:
+    """Greedy tokens, past the context's end too, against the mixture computed from scratch for every token."""
+    ensemble = Ensemble(made / "runs" / "tiny", held=1)
+    tokens, context = ensemble.tokenizer.encode("import os"), ensemble.manifest.context
+    found = list(ensemble.generate(tokens, 30))
+    whole, log_w = list(tokens), None
+    for drawn in found:
+        with torch.inference_mode():
+            window = torch.tensor(whole[-context:])[None]
+            next_log_p = torch.stack([ensemble.model(j)(window)[0, -1].double().log_softmax(-1) for j in range(3)])
+        if log_w is None:
+            samples = torch.tensor(whole)[None]
+            log_w = (ensemble.log_prior([whole])[:, 0] + ensemble.logps(samples)[:, 0].sum(-1)).log_softmax(0)
+        mixture = torch.logsumexp(next_log_p + log_w[:, None], 0)
+        assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
+        log_w = (log_w + next_log_p[:, drawn]).log_softmax(0)
+        whole.append(drawn)
+
+
+def test_only_so_many_experts_are_in_memory(made: Path) -> None:
+    ensemble = Ensemble(made / "runs" / "tiny", held=2)
+    for number in (0, 1, 2, 1):
+        ensemble.model(number)
+    assert list(ensemble._models) == [ensemble.manifest.members[n].name for n in (2, 1)]
+
+
+def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [member.name for member in Ensemble(copied).manifest.members]
+    assert cli.run(["experts", "remove", str(copied), names[0]]) == 0
+    assert [member.name for member in Ensemble(copied).manifest.members] == names[1:]
+    again = copied / "seed-1" / "experts" / names[0]
+    assert cli.run(["experts", "add", str(copied), str(again), "--as", "back", "--domain", "tables"]) == 0
+    found = Ensemble(copied)
+    assert [member.name for member in found.manifest.members] == [*names[1:], "back"]
+    samples = torch.randint(0, 256, (2, 33))
+    assert torch.equal(found.logps(samples)[-1], Ensemble(made / "runs" / "tiny").logps(samples)[0])
+    for name, complaint in (("back", "already"), ("a/b", "letters, digits")):
+        with pytest.raises(UserError, match=complaint):
+            commands.add_expert(copied, again, name, "")
+    for name in names[1:]:
+        cli.run(["experts", "remove", str(copied), name])
+    with pytest.raises(UserError, match="only expert"):
+        cli.run(["experts", "remove", str(copied), "back"])
+    with pytest.raises(UserError, match="there is no expert 'bakc' here; did you mean 'back'"):
+        cli.run(["experts", "remove", str(copied), "bakc"])
+
+
+def test_damage_is_named(copied: Path) -> None:
+    manifest = copied / "experts.json"
+    kept = json.loads(manifest.read_text())
+    weights = copied / kept["members"][0]["model"] / "model.safetensors"
+    words = ["generate", "--experts", str(copied), "--prompt", "x"]
+
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + b"\1")
+    with pytest.raises(UserError, match=r"expert '.*': .* is not the file that was added"):
+        cli.run(words)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"expert '.*': there is no .*; bring it back, or `planaria experts remove"):
+        cli.run(words)
+    weights.write_bytes(whole)
+
+    manifest.write_text(json.dumps(kept | {"vocab": 300}))
+    with pytest.raises(UserError, match="has a vocabulary of 257 ids, the ensemble of 300"):
+        cli.run(words)
+    manifest.write_text(json.dumps(kept | {"vocab": "many"}))
+    with pytest.raises(UserError, match="damaged: vocab"):
+        cli.run(words)
+    manifest.write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        cli.run(words)
+    manifest.write_text(json.dumps(kept | {"members": []}))
+    with pytest.raises(UserError, match="has no experts"):
+        cli.run(words)
+    manifest.unlink()
+    with pytest.raises(UserError, match="holds no ensemble"):
+        cli.run(words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("[experts.domains]", "[experts.domain]", "experts.domain: unknown key; did you mean 'domains'"),
+        ("steps = [4, 6, 8]", "steps = [4, 6]", "give as many of each, an odd number"),
+        ("steps = [4, 6, 8]", "steps = [4, 6, 20]", "more compute"),
+        ("cp*.py", "nothing*.py", "no file has such a name"),
+        ("probe = {{ steps = 8 }}", 'probe = {{ steps = 8, by = ["hand"] }}', "domains.tables.hand is missing"),
+        ("asyncio =", "code =", "is one of experts.domains too"),
+        ("vocab = 257", "vocab = 100", "model.vocab"),
+        ("most = 60000", "most = 20000", "are too few to learn from"),
+    ],
+)
+def test_bad_recipes_are_refused_before_anything_is_trained(
+    old: str, new: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert old in RECIPE
+    (tmp_path / "bad.toml").write_text(RECIPE.replace(old, new).format(cache=tmp_path / "cache"))
+    with pytest.raises(UserError, match=complaint):
+        cli.run(["experts", str(tmp_path / "bad.toml"), "--quiet", "--out", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs" / "bad").exists()
+
+
+def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "tiny.toml"
+    other.write_text((made / "tiny.toml").read_text().replace("steps = 10", "steps = 12"))
+    with pytest.raises(UserError, match="was made with another recipe"):
+        cli.run(["experts", str(other), "--out", str(made / "runs")])

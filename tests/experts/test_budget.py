@@ -1,0 +1,49 @@
+"""Equal compute, counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.experts.budget import ALIKE, LARGER, LONGER, Job, allot, bills, spent
+from planaria.experts.difficulty import tiers
+from planaria.model.stages import flops_per_token, parameter_count
+
+SIZES = {
+    size: ModelConfig(vocab=257, dim=64, layers=2, hidden=width)
+    for size, width in zip("SML", (128, 256, 384), strict=True)
+}
+STEPS = [150, 200, 250]
+
+
+def test_the_arms_of_three_domains() -> None:
+    arms = allot({"easy": 0, "middle": 1, "hard": 2}, list(SIZES), STEPS)
+    assert [job.name for job in arms[ALIKE]] == ["easy-M-200", "middle-M-200", "hard-M-200"]
+    assert [job.name for job in arms[LONGER]] == ["easy-M-150", "middle-M-200", "hard-M-250"]
+    assert [job.name for job in arms[LARGER]] == ["easy-S-200", "middle-M-200", "hard-L-200"]
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=4), st.floats(0, 9), min_size=1, max_size=9))
+def test_symmetric_budgets_cost_the_same_whatever_the_difficulties(difficulty: dict[str, float]) -> None:
+    arms = allot(tiers(difficulty, 3), list(SIZES), STEPS)
+    found = bills(arms, SIZES, 2048).values()
+    assert len({round(bill.parameter_tokens) for bill in found}) == 1
+    assert len({round(bill.inner_parameter_tokens) for bill in found}) == 1
+
+
+def test_the_bill_worked_by_hand() -> None:
+    job = Job(domain="law", size="S", steps=10)
+    bill = spent("arm", [job], SIZES, 100)
+    small = SIZES["S"]
+    assert bill.flops == pytest.approx(1000 * flops_per_token(small))
+    assert bill.parameter_tokens == 1000 * parameter_count(small)
+    assert bill.inner_parameter_tokens == 1000 * (parameter_count(small) - 257 * 64)
+
+
+def test_uneven_arms_are_refused() -> None:
+    arms = allot({"easy": 0, "hard": 2, "middle": 1}, list(SIZES), [150, 200, 400])
+    with pytest.raises(UserError, match=r"M_Ho-I_He would take .* more compute"):
+        bills(arms, SIZES, 2048)

@@ -1,0 +1,47 @@
+"""Who is hard, and who gets more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.experts.difficulty import Point, still_to_learn, tiers
+
+
+def test_the_last_doubling_is_what_counts() -> None:
+    curve = [Point(0, 9.0), Point(20, 5.0), Point(40, 3.0), Point(60, 2.5), Point(80, 2.2)]
+    assert still_to_learn(curve) == pytest.approx(0.8)
+
+
+def test_a_strange_domain_that_is_learned_at_once_is_easy() -> None:
+    """A seed's loss would rank these the other way round."""
+    strange = [Point(0, 6.0), Point(20, 1.1), Point(40, 1.0), Point(80, 0.98)]
+    familiar = [Point(0, 3.0), Point(20, 2.9), Point(40, 2.7), Point(80, 2.4)]
+    assert still_to_learn(familiar) > still_to_learn(strange)
+
+
+def test_a_curve_that_does_not_halve_is_scaled_to_a_doubling() -> None:
+    curve = [Point(30, 2.0), Point(40, 2.0 - 0.1 * math.log(40 / 30))]
+    assert still_to_learn(curve) == pytest.approx(0.1 * math.log(2))
+
+
+def test_too_short_a_curve_is_refused() -> None:
+    with pytest.raises(ValueError, match="two points"):
+        still_to_learn([Point(0, 3.0), Point(10, 2.0)])
+
+
+def test_three_domains_get_a_tier_each() -> None:
+    assert tiers({"law": 0.3, "code": 0.1, "talk": 0.2}, 3) == {"code": 0, "talk": 1, "law": 2}
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(0, 9), min_size=1, max_size=12), st.sampled_from([1, 3, 5]))
+def test_tiers_keep_the_order_and_are_symmetric(difficulty: dict[str, float], count: int) -> None:
+    found = tiers(difficulty, count)
+    assert found.keys() == difficulty.keys()
+    assert all(found[a] <= found[b] for a in found for b in found if difficulty[a] < difficulty[b])
+    sizes = [list(found.values()).count(tier) for tier in range(count)]
+    assert sizes == sizes[::-1]
+    assert sum(sizes) == len(difficulty)

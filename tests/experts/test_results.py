@@ -1,0 +1,62 @@
+"""Wins for each arm, ties apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from planaria.experts.budget import ALIKE, LARGER, LONGER, Job
+from planaria.experts.results import ArmResult, Results, Score, SeedResult
+
+
+def arm(perplexities: dict[str, float]) -> ArmResult:
+    scores = {
+        name: Score(loss=math.log(value), best=math.log(value), averaged=math.log(value), speaking=[1.0])
+        for name, value in perplexities.items()
+    }
+    return ArmResult(
+        experts=[Job(domain="law", size="M", steps=1)],
+        belief=[0.0],
+        scores=scores,
+        held_out=0.0,
+        fewer={},
+        passes={},
+        flops=1.0,
+        parameter_tokens=1.0,
+        inner_parameter_tokens=1.0,
+    )
+
+
+def run(seed: int, **arms: dict[str, float]) -> SeedResult:
+    return SeedResult(
+        seed=seed,
+        difficulty={},
+        tier={},
+        parent={},
+        single={},
+        lost=[],
+        arms={name: arm(found) for name, found in arms.items()},
+    )
+
+
+@pytest.fixture
+def results() -> Results:
+    even = {"law": 8.0, "code": 4.0}
+    runs = [
+        run(1, **{ALIKE: even, LONGER: {"law": 7.0, "code": 4.0}, LARGER: {"law": 7.9, "code": 4.4}}),
+        run(2, **{ALIKE: even, LONGER: {"law": 7.6, "code": 4.01}, LARGER: {"law": 8.4, "code": 4.2}}),
+    ]
+    return Results(name="x", trained=["law"], untrained=["code"], runs=runs)
+
+
+def test_a_win_is_one_in_every_seed_and_ties_are_apart(results: Results) -> None:
+    assert results.verdict(LONGER, "law") == "win"
+    assert results.verdict(LONGER, "code") == "tie", "within half a percent"
+    assert results.verdict(LARGER, "law") == "tie", "the seeds disagree"
+    assert results.verdict(LARGER, "code") == "loss"
+
+
+def test_the_geometric_mean_is_over_domains_seed_by_seed(results: Results) -> None:
+    assert results.overall(LONGER) == pytest.approx([math.sqrt(7 / 8), math.sqrt(0.95 * 4.01 / 4)])
+    assert results.ratios(LARGER, "code") == pytest.approx([1.1, 1.05])
