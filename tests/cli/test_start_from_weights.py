@@ -1,0 +1,88 @@
+"""``train.start``: a run that begins with another model's weights, on every engine and at any cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria import cli
+from planaria.checkpoint.store import CheckpointStore
+from planaria.checkpoint.whole import load_model
+from planaria.commands.generate import open_model
+from planaria.errors import UserError
+from planaria.observe.logs import read_run
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
+RECIPE = """
+name = "parent"
+engine = "inline"
+model = {{ vocab = 300, dim = 32, layers = 4, heads = 4, hidden = 64, context = 32 }}
+pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 2 }}
+data = {{ source = "{folder}/text.txt", tokenizer = "bytes", cache = "{folder}/cache" }}
+train = {{ steps = 6, eval_every = 3, eval_microbatches = 2 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and what became of it, in ``runs/parent``."""
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "parent.toml").write_text(RECIPE.format(folder=folder))
+    assert train(folder, "parent") == 0
+    return folder
+
+
+def train(home: Path, name: str, *flags: str) -> int:
+    words = ["train", str(home / "parent.toml"), "--quiet", "--out", str(home / "runs"), "--name", name]
+    return cli.run([*words, *flags])
+
+
+def validations(run: Path) -> dict[int, float]:
+    return {m.step: m.val_loss for m in read_run(run).metrics if m.val_loss is not None}
+
+
+@pytest.mark.parametrize("source", ["runs/parent", "runs/parent/model"])
+@pytest.mark.parametrize("cut", ["1", "2"])
+def test_the_first_step_finds_the_parents_weights(home: Path, source: str, cut: str) -> None:
+    name = f"child-{source.count('/')}-{cut}"
+    flags = ["--train.start", str(home / source), "--pipeline.stages", cut, "--checkpoint.keep", "9"]
+    assert train(home, name, *flags) == 0
+    first = next(s for s in CheckpointStore(home / "runs" / name / "checkpoints").list() if s.step == 0)
+    parent, _ = open_model(home / "runs" / "parent")
+    given = load_model(first).global_state()
+    for tensor, weights in parent.global_state().items():
+        assert torch.equal(given[tensor], weights), tensor
+    before, after = validations(home / "runs" / "parent"), validations(home / "runs" / name)
+    assert after[0] == pytest.approx(before[6], abs=1e-6)
+    assert after[6] < after[0]
+
+
+def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
+    start = ["--train.start", str(home / "runs" / "parent")]
+    assert train(home, "whole", *start) == 0
+    assert train(home, "processes", *start, "--engine", "fleet", "--train.steps", "3") == 0
+    processes = home / "runs" / "processes"
+    assert cli.run(["train", "--resume", str(processes), "--quiet", "--train.steps", "6"]) == 0
+    inline, fleet = (
+        {m.step: m.loss for m in read_run(home / "runs" / name).metrics if m.loss is not None}
+        for name in ("whole", "processes")
+    )
+    assert len(inline) == 6
+    assert fleet == pytest.approx(inline, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--train.start", "nowhere"], "nowhere: not a run"),
+        (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; set model.hidden to the same"),
+        (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(home: Path, flags: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        train(home, "wrong", "--train.start", str(home / "runs" / "parent"), *flags)
+    assert not (home / "runs" / "wrong").exists()
