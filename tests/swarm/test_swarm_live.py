@@ -80,6 +80,19 @@ def test_what_a_peer_could_not_do_is_in_its_log_and_its_exit_code(tmp_path: Path
     assert isinstance(last, Finished) and "board" in last.reason
 
 
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, pupil: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(pupil, size=1, rounds={"count": 2})
+    (tmp_path / PEERS / "p0").mkdir(parents=True)
+    (tmp_path / PEERS / "p0" / SAMPLES).symlink_to("/dev/full")
+    with processes(config, tmp_path) as swarm:
+        swarm.start("p0")
+        assert ended(swarm) == {"p0": 2}
+    said = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    assert len(said) == 1 and said[0].startswith(f"planaria: p0: {tmp_path}"), said
+
+
 @pytest.mark.slow
 def test_peers_die_with_their_swarm_even_if_it_is_killed(tmp_path: Path, pupil: Path) -> None:
     config = tiny(pupil, size=2, rounds={"count": 9999}, evaluate={"problems": 2})

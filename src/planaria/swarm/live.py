@@ -143,3 +143,6 @@ def _be(config_json: str, name: str, folder: Path) -> None:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except OSError as error:  # a full disk: there may be no room for a word in the log either
+        print(f"planaria: {name}: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
