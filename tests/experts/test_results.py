@@ -22,6 +22,7 @@ def arm(perplexities: dict[str, float]) -> ArmResult:
         held_out=0.0,
         fewer={},
         passes={},
+        without={},
         flops=1.0,
         parameter_tokens=1.0,
         inner_parameter_tokens=1.0,

@@ -51,6 +51,8 @@ class ArmResult(_Plain):
     """top-1, top-2 … → test domain → the same with so many going on after the prefix"""
     passes: dict[str, float]
     """top-k → forward passes for each token"""
+    without: dict[str, dict[str, float]]
+    """expert → test domain → loss of the ensemble of the others"""
     flops: float
     parameter_tokens: float
     inner_parameter_tokens: float

@@ -33,11 +33,16 @@ def arm_result(
         rows = [list(spec.domains).index(job.domain) for job in there]
         by_place = {part: log_prior[rows].log_softmax(0) for part, log_prior in places.items()}
 
-    def scores(part: str, mixture: MixtureSpec) -> dict[str, Score]:
+    def scores(part: str, mixture: MixtureSpec, lost: int | None = None) -> dict[str, Score]:
+        left = [n for n in range(len(there)) if n != lost]
         own = {name: logps for name, logps in found.items() if name.startswith(part)}
         return {
-            name.removeprefix(part): score(logps, by_place.get(name, fixed), mixture) for name, logps in own.items()
+            name.removeprefix(part): score(logps[left], by_place.get(name, fixed)[left].log_softmax(0), mixture)
+            for name, logps in own.items()
         }
+
+    def losses_without(lost: int) -> dict[str, float]:
+        return {name: one.loss for name, one in scores("test.", mixture, lost).items()}
 
     length, mixture = next(iter(found.values())).shape[-1], spec.mixture
     ks = {f"top-{k}": k for k in range(1, len(there))}
@@ -48,6 +53,7 @@ def arm_result(
         held_out=fmean(one.loss for one in scores("held_out.", mixture).values()),
         fewer={name: scores("test.", mixture.model_copy(update={"top_k": k})) for name, k in ks.items()},
         passes={name: posterior.passes(len(there), length, k, mixture.prefix) for name, k in ks.items()},
+        without={job.name: losses_without(n) for n, job in enumerate(there)} if len(there) > 1 else {},
         flops=bill.flops,
         parameter_tokens=bill.parameter_tokens,
         inner_parameter_tokens=bill.inner_parameter_tokens,

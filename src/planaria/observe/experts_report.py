@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planaria.experts.budget import ALIKE
-from planaria.experts.results import Results, Speech
+from planaria.experts.results import Results, Speech, geometric
 from planaria.observe import page
 from planaria.observe.experts_figures import COLOURS, blend, perplexity_figure, speaking_figure
 
@@ -69,6 +69,11 @@ def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
             [_hard_row(found, domain) for domain in found.trained],
         ),
         (
+            "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
+            ["lost", *found.domains],
+            [_lost_row(found, number) for number in range(len(found.runs[0].arms[ALIKE].without))],
+        ),
+        (
             "fewer experts: perplexity over all speaking, geometric mean over domains",
             ["arm", *(f"{k} ({found.runs[0].arms[found.arms[0]].passes[k]:.2f} passes a token)" for k in _ks(found))],
             [[arm, *(spread(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
@@ -119,6 +124,14 @@ def _hard_row(found: Results, domain: str) -> list[str]:
         cells.append(spread([run.difficulty[by][domain] for run in found.runs]))
         cells.append(" ".join(str(run.tier[by][domain]) for run in found.runs))
     return cells
+
+
+def _lost_row(found: Results, number: int) -> list[str]:
+    """An expert of the even arm, by its place; its name differs between seeds in nothing but what all share."""
+    arms = [run.arms[ALIKE] for run in found.runs if len(run.arms[ALIKE].experts) > number]
+    pairs = [(arm, arm.without[arm.experts[number].name]) for arm in arms]
+    ratios = [[math.exp(loss[d] - arm.scores[d].loss) for arm, loss in pairs] for d in found.domains]
+    return [arms[0].experts[number].name, *(f"{geometric(values):.3f}" for values in ratios)]
 
 
 def _ks(found: Results) -> list[str]:

@@ -1,0 +1,172 @@
+"""Experts of unequal size, or trained unequally long, against equal ones at equal compute: what HDEE claims.
+
+Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. The
+texts come from the folder in PLANARIA_DATA, everything else from recipes/hdee.toml. One value for each seed; all ratios
+are of perplexities on the same test text.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import common
+from benchmarks.common import ROOT, RUNS, Claim, Row
+
+if TYPE_CHECKING:
+    from planaria.experts.results import Results, SeedResult
+
+NAME = "experts"
+RECIPE = ROOT / "recipes" / "hdee.toml"
+HAND = {"dialogue": 0, "encyclopaedia": 1, "law": 1, "code": 2}
+SOURCES = {"code": "stdlib"}
+"""of domains; of the others, the folder of their name"""
+UNTRAINED = {
+    "books": {"source": "books"},
+    "shakespeare": {"source": "tinyshakespeare.txt"},
+    "mathematics": {"source": "gsm8k", "field": "answer"},
+    "exercises": {"source": "mbpp"},
+    "wiki": {"source": "wikitext2"},
+}
+
+
+def main() -> int:
+    flags = common.parser(NAME, __doc__)
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
+    given = flags.parse_args()
+    found = run(given.data.resolve(), given.seeds)
+    rows = [*budget(found), *ensembles(found), *unequal(found), *allotted(found), *fewer(found), *one_lost(found)]
+    return common.conclude(NAME, given, rows)
+
+
+def run(data: Path, seeds: list[int]) -> Results:
+    """The recipe with these texts, as far as it has not been run; what came of it."""
+    import tomli_w
+
+    from planaria import recipe
+    from planaria.commands.experts import RESULTS, start
+    from planaria.experts.results import Results
+
+    tree = recipe.read(RECIPE)
+    table: dict[str, Any] = tree["experts"]
+    table["seeds"] = seeds
+    table["domains"] = {
+        name: {"source": SOURCES.get(name, str(data / name)), "hand": hand} for name, hand in HAND.items()
+    }
+    table["untrained"] = {name: {**place, "source": str(data / place["source"])} for name, place in UNTRAINED.items()}
+    RUNS.mkdir(parents=True, exist_ok=True)
+    file = RUNS / f"{NAME}.toml"
+    file.write_text(tomli_w.dumps(tree))
+    start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
+    return Results.model_validate_json((RUNS / NAME / RESULTS).read_text())
+
+
+def row(what: str, values: list[float], claim: Claim | None = None) -> Row:
+    return Row(what, values, "", claim)
+
+
+def budget(found: Results) -> Iterator[Row]:
+    """H1: what the arms spent, all parameters and without embeddings."""
+    for what in ("flops", "parameter_tokens", "inner_parameter_tokens"):
+        bills = [[getattr(arm, what) for arm in run.arms.values()] for run in found.runs]
+        yield row(f"dearest over cheapest arm, {what}", [max(b) / min(b) for b in bills], Claim(high=1.01))
+
+
+def ensembles(found: Results) -> Iterator[Row]:
+    """H2, H3: equal experts, each by itself and together."""
+    from planaria.experts.budget import ALIKE
+
+    runs = [(run, run.arms[ALIKE]) for run in found.runs]
+    over = [min(s.averaged - s.loss for arm in r.arms.values() for s in arm.scores.values()) for r in found.runs]
+    yield row("mean of the experts' losses less the mixture's, least", over, Claim(low=0.0))
+    for name in found.trained:
+        own = [math.exp(run.single[_expert(run, name)][name] - run.parent[name]) for run, _ in runs]
+        yield row(f"{name}: its expert over the seed model", own, Claim(high=0.8))
+    for name in found.trained:
+        yield row(f"{name}: ensemble over best expert", [_over_best(arm, name) for _, arm in runs], Claim(high=1.02))
+    for name in found.untrained:
+        yield row(f"{name}, never trained: ensemble over best expert", [_over_best(arm, name) for _, arm in runs])
+    together = [math.exp(fmean(math.log(_over_best(arm, name)) for name in found.untrained)) for _, arm in runs]
+    yield row("never trained, geometric mean: ensemble over best expert", together, Claim(high=0.9999))
+
+
+def unequal(found: Results) -> Iterator[Row]:
+    """H4: both uneven arms against the even one, by the tier that the probe put a domain into."""
+    from planaria.experts.budget import LARGER, LONGER
+
+    claims = {0: Claim(high=1.1), 1: Claim(low=0.995, high=1.005), 2: Claim(high=0.97)}
+    for arm in (LONGER, LARGER):
+        for tier, title in enumerate(("easy", "moderate", "hard")):
+            yield row(f"{arm}: {title} domains over equal experts", _by_tier(found, arm, tier), claims[tier])
+        for name in found.domains:
+            yield row(f"{arm}: {name}, a {found.verdict(arm, name)}", found.ratios(arm, name))
+        yield row(f"{arm}: geometric mean over all domains", found.overall(arm))
+    best = min((LONGER, LARGER), key=lambda arm: fmean(found.overall(arm)))
+    yield row(f"the better uneven arm ({best}), geometric mean", found.overall(best), Claim(high=1.0))
+
+
+def allotted(found: Results) -> Iterator[Row]:
+    """The uneven arms as the probe, a person and the seed model's loss would have them."""
+    from planaria.experts.budget import LARGER, LONGER
+
+    for arm in (LONGER, LARGER):
+        for by in ("hand", "seed_loss"):
+            if (other := f"{arm}, by {by}") in found.arms:
+                ratios = [a / b for a, b in zip(found.overall(arm), found.overall(other), strict=True)]
+                yield row(f"{arm}: by the probe over by {by}", ratios, Claim(high=1.002) if by == "hand" else None)
+
+
+def fewer(found: Results) -> Iterator[Row]:
+    """What letting only the strongest go on after the prefix costs, and saves."""
+    from planaria.experts.budget import ALIKE
+
+    arms = [run.arms[ALIKE] for run in found.runs]
+    for k in arms[0].fewer:
+        worse = [math.exp(fmean(a.fewer[k][d].loss - a.scores[d].loss for d in found.domains)) for a in arms]
+        yield row(f"{k}: perplexity over all speaking", worse)
+        yield row(f"{k}: forward passes a token", [arm.passes[k] for arm in arms])
+
+
+def one_lost(found: Results) -> Iterator[Row]:
+    """H5: each expert of the even arm lost in turn; the worst change on any other trained domain."""
+    from planaria.experts.budget import ALIKE
+
+    worst = []
+    for arm in (run.arms[ALIKE] for run in found.runs):
+        worst.append(
+            max(
+                math.exp(arm.without[lost.name][job.domain] - arm.scores[job.domain].loss)
+                for lost in arm.experts
+                for job in arm.experts
+                if job != lost
+            )
+        )
+    yield row("one expert lost: worst perplexity on another's domain over before", worst, Claim(high=1.01))
+
+
+def _expert(run: SeedResult, domain: str) -> str:
+    from planaria.experts.budget import ALIKE
+
+    return next(job.name for job in run.arms[ALIKE].experts if job.domain == domain)
+
+
+def _over_best(arm: Any, domain: str) -> float:
+    return math.exp(arm.scores[domain].loss - arm.scores[domain].best)
+
+
+def _by_tier(found: Results, arm: str, tier: int) -> list[float]:
+    """The geometric mean over the domains of a tier, seed by seed: the probe may see them otherwise with each seed."""
+    means = []
+    for n, run in enumerate(found.runs):
+        names = [name for name, at in run.tier["probe"].items() if at == tier]
+        means.append(math.exp(fmean(math.log(found.ratios(arm, name)[n]) for name in names)))
+    return means
+
+
+if __name__ == "__main__":
+    common.start(main)
