@@ -40,6 +40,10 @@ def train(home: Path, name: str, *flags: str) -> int:
     return cli.run([*words, *flags])
 
 
+def losses(home: Path, name: str) -> dict[int, float]:
+    return {m.step: m.loss for m in read_run(home / "runs" / name).metrics if m.loss is not None}
+
+
 def validations(run: Path) -> dict[int, float]:
     return {m.step: m.val_loss for m in read_run(run).metrics if m.val_loss is not None}
 
@@ -66,12 +70,18 @@ def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
     assert train(home, "processes", *start, "--engine", "fleet", "--train.steps", "3") == 0
     processes = home / "runs" / "processes"
     assert cli.run(["train", "--resume", str(processes), "--quiet", "--train.steps", "6"]) == 0
-    inline, fleet = (
-        {m.step: m.loss for m in read_run(home / "runs" / name).metrics if m.loss is not None}
-        for name in ("whole", "processes")
-    )
+    inline = losses(home, "whole")
     assert len(inline) == 6
-    assert fleet == pytest.approx(inline, abs=1e-6)
+    assert losses(home, "processes") == pytest.approx(inline, abs=1e-6)
+
+
+def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: Path) -> None:
+    """On two processes each, five steps; a replica that went its own way would show in the losses of the next step."""
+    flags = ["--train.start", str(home / "runs" / "parent"), "--train.steps", "5", "--pipeline.stages", "1"]
+    flags += ["--exchange.replicas", "2", "--exchange.kind", "allreduce"]
+    assert train(home, "twins", *flags, "--engine", "fleet") == 0
+    assert train(home, "twins-inline", *flags) == 0
+    assert losses(home, "twins") == pytest.approx(losses(home, "twins-inline"), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def run(seed: int, **arms: dict[str, float]) -> SeedResult:
         seed=seed,
         difficulty={},
         tier={},
+        curves={},
         parent={},
         single={},
         lost=[],

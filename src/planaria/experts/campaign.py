@@ -41,6 +41,8 @@ class Campaign:
     say: Say
     parents: dict[str, Training] = field(default_factory=dict)
     """size → the model that experts of that size branch off"""
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    """domain → the probe's held-out losses"""
 
     @property
     def own(self) -> Path:
@@ -72,6 +74,7 @@ class Campaign:
             seed=self.seed,
             difficulty=difficulty,
             tier=tier,
+            curves={name: [(point.step, point.loss) for point in curve] for name, curve in self.curves.items()},
             parent=self._read(self.middle).losses,
             single={name: found.losses for name, found in readings.items()},
             lost=lost,
@@ -97,7 +100,7 @@ class Campaign:
             saved = CheckpointStore(probe.folder / "checkpoints").list()
             held_out = self.texts.held_out[name]
             curve = [Point(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
-            found[name] = still_to_learn(curve)
+            self.curves[name], found[name] = curve, still_to_learn(curve)
             self.say(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
         return found
 

@@ -65,6 +65,8 @@ class SeedResult(_Plain):
     difficulty: dict[str, dict[str, float]]
     """by what → domain → how hard"""
     tier: dict[str, dict[str, int]]
+    curves: dict[str, list[tuple[int, float]]]
+    """domain → steps of its probe, and the held-out loss after them"""
     parent: dict[str, float]
     """test domain → loss of the seed model of middle size"""
     single: dict[str, dict[str, float]]

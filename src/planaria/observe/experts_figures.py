@@ -47,6 +47,15 @@ def perplexity_figure(found: Results) -> go.Figure:
     return fig
 
 
+def probe_figure(found: Results) -> go.Figure:
+    """Held-out loss of the first seed's probes over their steps, one line a domain."""
+    fig = figure(320, x="steps of the probe", y="held-out loss, nats")
+    for (name, curve), colour in zip(found.runs[0].curves.items(), cycle(COLOURS), strict=False):
+        steps, losses = zip(*curve, strict=True)
+        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), line_color=colour)
+    return fig
+
+
 def speaking_figure(found: Results) -> go.Figure:
     """Mean weight of each expert (columns) on each domain's test text (rows)."""
     arm = found.runs[0].arms[ALIKE]

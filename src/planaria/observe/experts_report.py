@@ -16,7 +16,7 @@ from rich.text import Text
 from planaria.experts.budget import ALIKE
 from planaria.experts.results import Results, Speech, geometric
 from planaria.observe import page
-from planaria.observe.experts_figures import COLOURS, blend, perplexity_figure, speaking_figure
+from planaria.observe.experts_figures import COLOURS, blend, perplexity_figure, probe_figure, speaking_figure
 
 WIDE = 160
 """characters of a line where there is no terminal to ask"""
@@ -71,7 +71,7 @@ def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
         (
             "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
             ["lost", *found.domains],
-            [_lost_row(found, number) for number in range(len(found.runs[0].arms[ALIKE].without))],
+            [_lost_row(found, domain) for domain in found.trained],
         ),
         (
             "fewer experts: perplexity over all speaking, geometric mean over domains",
@@ -126,12 +126,12 @@ def _hard_row(found: Results, domain: str) -> list[str]:
     return cells
 
 
-def _lost_row(found: Results, number: int) -> list[str]:
-    """An expert of the even arm, by its place; its name differs between seeds in nothing but what all share."""
-    arms = [run.arms[ALIKE] for run in found.runs if len(run.arms[ALIKE].experts) > number]
-    pairs = [(arm, arm.without[arm.experts[number].name]) for arm in arms]
-    ratios = [[math.exp(loss[d] - arm.scores[d].loss) for arm, loss in pairs] for d in found.domains]
-    return [arms[0].experts[number].name, *(f"{geometric(values):.3f}" for values in ratios)]
+def _lost_row(found: Results, lost: str) -> list[str]:
+    """The even arm without the expert of a domain, over the seeds in which it had one and others beside it."""
+    arms = [run.arms[ALIKE] for run in found.runs]
+    pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
+    ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in found.domains]
+    return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
 
 
 def _ks(found: Results) -> list[str]:
@@ -168,6 +168,12 @@ def _body(found: Results) -> Iterator[str]:
     yield page.section(
         "Test perplexity", "Mean [least … most] over seeds.", page.table(perplexity[1], perplexity[2], numbers_from=1)
     )
+    if found.runs[0].curves:
+        yield page.section(
+            "How hard is each domain?",
+            "What a probe's last doubling of steps still brings is what counts, not where it starts. First seed.",
+            page.chart(probe_figure(found), "probe"),
+        )
     yield page.section(
         "Who speaks where",
         f"Mean posterior weight of each expert of {ALIKE} on each domain's test text, first seed.",
