@@ -103,10 +103,12 @@ def layers(found: Drill) -> Iterator[Row]:
     drop, zero = "TEXT, judge wrong in 25 %, refused leave", "TEXT, judge wrong in 25 %, refused stay with 0"
     yield row("refused leave: accuracy above refused stay with 0", above(found, drop, zero), Claim(low=0.2))
     yield row("all layers, adaptive: TEXT success", success(found, "TEXT, all layers, adaptive", "text"))
+    yield row("no judge, adaptive: TEXT success", success(found, "TEXT, no judge, adaptive", "text"))
     yield row("support: MATH success", success(found, "MATH, support", "math"), Claim(low=0.8))
     yield row("surprisal: MATH success", success(found, "MATH, surprisal", "math"), Claim(high=0.2))
     yield row("surprisal: honest refused", misjudged(found, "MATH, surprisal", "surprisal"), Claim(high=0.03))
     yield row("all layers, adaptive: MATH success", success(found, "MATH, all layers, adaptive", "math"))
+    yield row("no judge, adaptive: MATH success", success(found, "MATH, no judge, adaptive", "math"))
 
 
 def losses(found: Drill) -> Iterator[Row]:
