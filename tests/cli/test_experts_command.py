@@ -22,6 +22,7 @@ from planaria.commands import ensemble as commands
 from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.results import Results
+from planaria.model.generate import generate
 
 RECIPE = """
 engine = "inline"
@@ -218,6 +219,18 @@ def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None
         assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
         log_w = (log_w + next_log_p[:, drawn]).log_softmax(0)
         whole.append(drawn)
+
+
+def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path) -> None:
+    manifest = json.loads((copied / "experts.json").read_text())
+    manifest["mixture"] |= {"top_k": 1, "prefix": 0}
+    manifest["members"][2]["belief"] = 1.0
+    (copied / "experts.json").write_text(json.dumps(manifest))
+    ensemble = Ensemble(copied)
+    tokens = ensemble.tokenizer.encode("import os")
+    found = list(ensemble.generate(tokens, 10))
+    assert list(ensemble._models) == [manifest["members"][2]["name"]]
+    assert found == list(generate(ensemble.model(2), tokens, 10, stop=ensemble.tokenizer.end))
 
 
 def test_only_so_many_experts_are_in_memory(made: Path) -> None:

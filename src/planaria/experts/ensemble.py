@@ -16,7 +16,7 @@ from planaria.experts.embedding import Embedding
 from planaria.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.experts.reading import Texts, token_logps
 from planaria.experts.results import Speech
-from planaria.model.decode import Reading, check_draws, check_prompts, pick
+from planaria.model.decode import Reading, check_draws, pick
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 
@@ -68,9 +68,10 @@ class Ensemble:
         fixed = torch.tensor([member.belief for member in members], dtype=torch.float64).log_softmax(0)
         return fixed[:, None].expand(-1, len(samples))
 
-    def logps(self, samples: Tensor) -> Tensor:
-        """ln p_j(x_t | x_<t) [E, N, T] of samples [N, T + 1]."""
-        return torch.stack([token_logps(self.model(j), samples) for j in range(len(self.manifest.members))])
+    def logps(self, samples: Tensor, experts: Sequence[int] | None = None) -> Tensor:
+        """ln p_j(x_t | x_<t) [E, N, T] of samples [N, T + 1]; of these ``experts``, or all."""
+        asked = range(len(self.manifest.members)) if experts is None else experts
+        return torch.stack([token_logps(self.model(j), samples) for j in asked])
 
     def weights(self, samples: Tensor) -> Tensor:
         """ln w [E, N, T] over samples [N, T + 1], as the manifest's mixture says."""
@@ -85,7 +86,8 @@ class Ensemble:
 
         With ``mixture.top_k`` only the experts that read the prompt best go on. Arguments as in ``model.generate``.
         """
-        check_prompts(self.model(0), [list(tokens)], at_most=len(tokens))
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
+            raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
         check_draws(temperature, top_k)
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
@@ -112,10 +114,12 @@ class _Speech:
         self._ensemble, self._tokens, self._left = ensemble, tokens, max_new
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
+        mixture, log_prior = ensemble.manifest.mixture, ensemble.log_prior([tokens])[:, 0]
+        self._speaking, self._log_w = list(range(len(log_prior))), log_prior
+        if mixture.prefix == 0:
+            self._narrow(mixture.top_k)
         self._log_w = self._after_prompt()
-        k = ensemble.manifest.mixture.top_k or len(self._log_w)
-        self._speaking = sorted(self._log_w.topk(min(k, len(self._log_w))).indices.tolist())
-        self._log_w = self._log_w[self._speaking].log_softmax(0)
+        self._narrow(mixture.top_k)
 
     def run(self) -> Iterator[int]:
         """The new tokens."""
@@ -140,9 +144,15 @@ class _Speech:
             yield chosen
 
     def _after_prompt(self) -> Tensor:
-        """ln w [E] after the prompt."""
-        log_prior = self._ensemble.log_prior([self._tokens])[:, 0]
+        """ln w of those who speak, after the prompt."""
         if len(self._tokens) < 2:
-            return log_prior
+            return self._log_w
         samples = torch.tensor(self._tokens[-self._ensemble.manifest.context - 1 :])[None]
-        return (log_prior + self._ensemble.logps(samples)[:, 0].sum(-1)).log_softmax(0)
+        return (self._log_w + self._ensemble.logps(samples, self._speaking)[:, 0].sum(-1)).log_softmax(0)
+
+    def _narrow(self, k: int) -> None:
+        """Only the ``k`` (0: all) strongest go on."""
+        if 0 < k < len(self._speaking):
+            kept = sorted(self._log_w.topk(k).indices.tolist())
+            self._speaking = [self._speaking[place] for place in kept]
+            self._log_w = self._log_w[kept].log_softmax(0)

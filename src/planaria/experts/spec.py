@@ -60,8 +60,8 @@ class MixtureSpec(Section):
     """clusters: T in exp(-distance² / T)"""
     top_k: Natural = 0
     """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
-    prefix: Positive = 32
-    """tokens after which the others fall silent"""
+    prefix: Natural = 32
+    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded"""
 
 
 class ExpertsSpec(Section):
