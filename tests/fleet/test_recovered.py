@@ -61,7 +61,8 @@ def test_without_a_spare_a_new_worker_is_started(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ground")
 def test_a_spare_that_dies_is_replaced(tmp_path: Path) -> None:
     hook = once(lambda decision: isinstance(decision, d.RunStep) and decision.step == 3, signal.SIGKILL, stage=None)
-    record = train(tiny(tmp_path), [Fault(step=9, stage=2)], hook)
+    # Forty steps later, so that the successor has been born even where processes take long to start.
+    record = train(tiny(tmp_path, steps=50), [Fault(step=43, stage=2)], hook)
     dead = facts(record, e.WorkerLost)[0].worker
     assert (dead, 2) in {(s.worker, s.incarnation) for s in facts(record, d.Spawn)}
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"

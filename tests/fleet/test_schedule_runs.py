@@ -89,7 +89,8 @@ def test_nodes_that_never_come_back_are_planned_around(tmp_path: Path) -> None:
     gone = [schedule.stages[0][0], schedule.stages[3][1]]  # a data node, and one of a block stage
     record = train(config, [Fault(step=4 + 4 * k, stage=node, moment="forward") for k, node in enumerate(gone)])
     assert outcomes(record) == ["started", "skipping", "skipping"] and ending(record).outcome == "finished"
-    first, second = facts(record, e.Replanned)
+    # Asked again for the same nodes where the first answer took long (the search is compiled at its first use).
+    first, second = {tuple(plan.nodes): plan for plan in facts(record, e.Replanned)}.values()
     for plan, left in ((first, set(range(10)) - {gone[0]}), (second, set(range(10)) - set(gone))):
         assert set(plan.nodes) == left and {node for route in plan.routes for node in route} <= left
         assert broken(*_sub(schedule, plan)) == []

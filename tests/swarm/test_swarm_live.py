@@ -11,6 +11,7 @@ import pytest
 import stores  # noqa: F401 (registers file systems)
 from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
+from planaria.swarm import live
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board import meeting
 from planaria.swarm.board.board import Board
@@ -86,9 +87,11 @@ def test_a_file_that_cannot_be_written_is_one_line(
     config = tiny(pupil, size=1, rounds={"count": 2})
     (tmp_path / PEERS / "p0").mkdir(parents=True)
     (tmp_path / PEERS / "p0" / SAMPLES).symlink_to("/dev/full")
-    with processes(config, tmp_path) as swarm:
-        swarm.start("p0")
-        assert ended(swarm) == {"p0": 2}
+    # Spawned, so that it speaks where this test listens: a fork server speaks where it was started.
+    peer = mp.get_context("spawn").Process(target=live._be, args=(config.model_dump_json(), "p0", tmp_path))
+    peer.start()
+    peer.join(60)
+    assert peer.exitcode == 2
     said = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 1 and said[0].startswith(f"planaria: p0: {tmp_path}"), said
 
