@@ -105,12 +105,15 @@ class Campaign:
         return found
 
     def _arms(self, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[Job]]:
-        """Arm → its jobs. Further ways to tell what is hard add uneven arms, where they come to another allotment."""
+        """Arm → its jobs. Further ways to tell what is hard add uneven arms; the even one is the same for all."""
         found: dict[str, list[Job]] = {}
         for by, tiered in tier.items():
             for arm, jobs in allot(tiered, list(self.spec.sizes), self.spec.steps).items():
-                found.setdefault(arm if by == self.spec.probe.by[0] else f"{arm}, by {by}", jobs)
-        return {arm: jobs for arm, jobs in found.items() if not arm.startswith(f"{ALIKE},")}
+                if by == self.spec.probe.by[0]:
+                    found[arm] = jobs
+                elif arm != ALIKE:
+                    found[f"{arm}, by {by}"] = jobs
+        return found
 
     def _parent(self, size: str) -> Training:
         changes = {"train": {"steps": self.spec.seed.steps}, "optim": {"lr": self.spec.seed.lr}}

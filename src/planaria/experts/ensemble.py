@@ -95,9 +95,9 @@ class Ensemble:
 def overheard(ensemble: Ensemble, texts: Texts, parts: int = 2) -> Speech:
     """Who speaks when, over pieces of every domain's test text joined within one context; ``parts`` such texts."""
     each = ensemble.manifest.context // len(ensemble.manifest.members)
+    domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]
     pieces, weights = list[str](), list[list[float]]()
     for part in range(parts):
-        domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]
         joined = torch.cat([texts.test[domain][part % len(texts.test[domain]), :each] for domain in domains])
         log_w = ensemble.weights(joined[None])[:, 0]
         pieces += [ensemble.tokenizer.decode([token]) or "␃" for token in joined[1:].tolist()]

@@ -26,7 +26,7 @@ class Member(BaseModel):
     name: str
     domain: str
     model: str
-    """its folder, relative to the manifest's if it lies below it"""
+    """its folder, relative to the manifest's"""
     sha256: str
     """of its weights"""
     parameters: int
