@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = (
-    ("config", "errors", "started", "events", "decisions", "recipe", "model", "data", "network"),
+    ("config", "errors", "started", "events", "decisions", "recipe", "whole", "model", "data", "network"),
     ("routing", "recovery", "exchange", "chaos"),
     ("plan",),
     ("planner",),

@@ -85,9 +85,10 @@ def flat(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def dump(config: Section) -> str:
-    """The configuration as a recipe with every field spelled out."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+def dump(config: Section, **tables: Section) -> str:
+    """The configuration as a recipe with every field spelled out, and the further ``tables`` beside its sections."""
+    sections = {name: table.model_dump(mode="json", exclude_none=True) for name, table in tables.items()}
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True) | sections)
 
 
 def read(recipe: Path) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_scores_are_those_of_the_models_that_were_kept(made: Path) -> None:
         cache=str(made / "cache"),
     )  # fmt: skip
     samples = windows(prepare(data, 257), "train", 32, 8)
-    again = score(ensemble.logps(samples), ensemble.log_prior(samples.tolist()), ensemble.manifest.mixture)
+    again = score(ensemble.logps(samples), ensemble.log_prior(samples), ensemble.manifest.mixture)
     assert again.loss == pytest.approx(best.scores["code"].loss, abs=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None
             next_log_p = torch.stack([ensemble.model(j)(window)[0, -1].double().log_softmax(-1) for j in range(3)])
         if log_w is None:
             samples = torch.tensor(whole)[None]
-            log_w = (ensemble.log_prior([whole])[:, 0] + ensemble.logps(samples)[:, 0].sum(-1)).log_softmax(0)
+            log_w = (ensemble.log_prior_after(whole) + ensemble.logps(samples)[:, 0].sum(-1)).log_softmax(0)
         mixture = torch.logsumexp(next_log_p + log_w[:, None], 0)
         assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
         log_w = (log_w + next_log_p[:, drawn]).log_softmax(0)
@@ -322,6 +322,43 @@ def test_bad_recipes_are_refused_before_anything_is_trained(
     with pytest.raises(UserError, match=complaint):
         cli.run(["experts", str(tmp_path / "bad.toml"), "--quiet", "--out", str(tmp_path / "runs")])
     assert not (tmp_path / "runs" / "bad").exists()
+
+
+def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["experts", str(made / "tiny.toml"), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "tiny.toml").write_text(printed)
+    assert cli.run(["experts", str(tmp_path / "tiny.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == printed
+    assert "sizes" in printed and "[experts.domains.topics]" in printed
+
+
+def test_one_body_of_text_is_cut_and_the_text_so_far_chooses_who_speaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE
+    for old, new in (
+        ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"), ("most = 60000", "most = 600000"),
+        ('topics = {{ source = "stdlib:pydoc_data/topics.py" }}\ncode = {{ source = "stdlib:*.py" }}\n', ""),
+        ("mixture = {{ prefix = 8 }}", 'clusters = 3\nmixture = {{ prior = "clusters", prefix = 8, top_k = 1 }}'),
+    ):  # fmt: skip
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    (tmp_path / "cut.toml").write_text(recipe.format(cache=tmp_path / "cache"))
+    assert cli.run(["experts", str(tmp_path / "cut.toml"), "--quiet", "--out", str(tmp_path)]) == 0
+    found = results(tmp_path / "cut")
+    assert found.trained == ["stdlib-0", "stdlib-1", "stdlib-2"] and found.untrained == ["asyncio"]
+    ensemble = Ensemble(tmp_path / "cut")
+    samples = torch.randint(97, 122, (2, 33))
+    before = ensemble.weights(samples)
+    samples[:, 20:] = 32
+    assert torch.equal(ensemble.weights(samples)[..., :20], before[..., :20]), "later text chose who spoke earlier"
+    capsys.readouterr()
+    assert cli.run(["generate", "--experts", str(tmp_path / "cut"), "--prompt", "import ", "--tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("import ")
+    (tmp_path / "cut" / "embedding.safetensors").unlink()
+    with pytest.raises(UserError, match=r"embedding\.safetensors: missing or damaged"):
+        Ensemble(tmp_path / "cut")
 
 
 def test_another_recipe_does_not_go_on_with_this_run(made: Path, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from planaria import whole
 from planaria.config import Fraction, Natural, Positive, Section
 from planaria.errors import UserError, nearest
 
@@ -94,12 +94,9 @@ def write(trace: Trace, path: Path) -> None:
     text = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
     if len(text) > MAX_BYTES:
         raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text)
-        unfinished.replace(path)
+        whole.write_text(path, text)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
 
 

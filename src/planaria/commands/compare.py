@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import recipe
+from planaria import recipe, whole
 from planaria.chaos.trace import Trace, digest, write
-from planaria.commands import runs
 from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
 from planaria.compare.contest import Contest
@@ -47,7 +46,7 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     for seed, trace in traces.items():
         write(trace, folder / f"trace-{seed}.json")
     found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    runs.write_whole(folder / "comparison.json", found.model_dump_json(indent=1))
+    whole.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
     show_table(found)
     print(
         f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"

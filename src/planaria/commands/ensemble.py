@@ -46,7 +46,7 @@ def evaluate(folder: Path, text: str | None) -> int:
     data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
     samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
     logps = ensemble.logps(samples)
-    found = score(logps, ensemble.log_prior(samples.tolist()), ensemble.manifest.mixture)
+    found = score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
     table = Table(title=f"perplexity on {text}: {len(samples)} samples of {samples.shape[1] - 1} tokens")
     for column in ("who", "knows", "perplexity", "has its say"):
         table.add_column(column, justify="right" if column in ("perplexity", "has its say") else "left")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import recipe
+from planaria import recipe, whole
 from planaria.commands import runs
 from planaria.commands.train import check
 from planaria.config import DataConfig, RunConfig
@@ -42,7 +42,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     anyhow = tiers(dict.fromkeys(expanded(spec).domains, 0.0), len(spec.sizes))
     bills(allot(anyhow, list(spec.sizes), spec.steps), sized(base.model, spec), step_tokens(base))
     if dry_run:
-        print(recipe.dump(base), end="")
+        print(recipe.dump(base, experts=spec), end="")
         return 0
     spec, folder, say = expanded(spec), _folder(spec, base), _silent if quiet else print
     with runs.held(folder):
@@ -58,7 +58,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
             runs=found,
             speech=overheard(Ensemble(folder), texts),
         )
-        runs.write_whole(folder / RESULTS, results.model_dump_json(indent=1))
+        whole.write_text(folder / RESULTS, results.model_dump_json(indent=1))
     show_results(results)
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
@@ -79,7 +79,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
             folder.mkdir(parents=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
-        runs.write_whole(kept, asked)
+        whole.write_text(kept, asked)
     return folder
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from planaria import recipe
+from planaria import recipe, whole
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import write as write_trace
 from planaria.checkpoint.store import CheckpointStore, Saved
@@ -49,14 +48,7 @@ def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> Non
 
 def keep_config(folder: Path, config: RunConfig | SwarmConfig) -> None:
     """Write down the resolved configuration."""
-    write_whole(folder / "config.json", config.model_dump_json(indent=2))
-
-
-def write_whole(file: Path, text: str) -> None:
-    """The file with this text, over what was there; whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(file)
+    whole.write_text(folder / "config.json", config.model_dump_json(indent=2))
 
 
 def config_of(folder: Path) -> RunConfig:

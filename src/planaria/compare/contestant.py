@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria import __version__
+from planaria import __version__, whole
 from planaria.chaos.trace import Trace, digest
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
@@ -61,9 +60,7 @@ def run(job: Job, out: Path) -> None:
     for fault in job.trace.faults if job.faults else ():
         faults[fault.step].append(fault.stage)
     course = race(job.config, Dataset.open(Path(job.dataset)), faults, lambda tick: print(tick, flush=True))
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-    unfinished.write_text(Result(job=job.digest, trace=digest(job.trace), course=course).model_dump_json())
-    unfinished.replace(out)
+    whole.write_text(out, Result(job=job.digest, trace=digest(job.trace), course=course).model_dump_json())
 
 
 if __name__ == "__main__":

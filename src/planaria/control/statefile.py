@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from planaria import whole
 from planaria.control.state import RunState
 from planaria.errors import UserError
 
@@ -64,9 +65,7 @@ def describe(state: RunState) -> StateFile:
 
 def write_state(path: Path, state: RunState) -> None:
     """Replace the state file."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(describe(state).model_dump_json(indent=2))
-    unfinished.replace(path)
+    whole.write_text(path, describe(state).model_dump_json(indent=2))
 
 
 def read_state(folder: Path) -> StateFile:

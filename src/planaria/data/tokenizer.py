@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from planaria import whole
 from planaria.config import DataConfig
 from planaria.data.corpus import documents, fingerprint
 from planaria.errors import UserError
@@ -93,9 +93,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json; it appears at once and whole."""
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(self.to_json(), encoding="utf-8")
-        unfinished.replace(path)
+        whole.write_text(path, self.to_json())
 
 
 def load_tokenizer(

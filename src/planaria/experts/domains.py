@@ -8,11 +8,11 @@ Both are copied into the run's folder: what it was trained on stays known when t
 from __future__ import annotations
 
 import json
-import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from planaria import whole
 from planaria.config import DataConfig
 from planaria.data.corpus import STDLIB, documents
 from planaria.data.records import is_jsonl, read_jsonl
@@ -57,15 +57,15 @@ def _cut_into_clusters(spec: ExpertsSpec, folder: Path) -> None:
     groups = clustered(kept, spec.clusters)
     for number, name in enumerate(spec.domains):
         own = [text for text, group in zip(kept, groups, strict=True) if group == number]
-        _write_pieces(name, own, folder, train=True)
+        _write_pieces(name, own, folder, train=True, clusters=True)
 
 
-def _write_pieces(name: str, kept: list[str], folder: Path, train: bool) -> None:
+def _write_pieces(name: str, kept: list[str], folder: Path, train: bool, clusters: bool = False) -> None:
     """Part pieces into test text and the rest, and write them down."""
     if train and len(kept) < TENTH:
         raise UserError(
             f"experts.domains.{name}: {sum(map(len, kept))} characters are too few to learn from and be tested on; "
-            f"give {TENTH * PIECE} or more"
+            f"give {TENTH * PIECE} or more{', or ask for fewer experts.clusters' if clusters else ''}"
         )
     test = kept[TENTH - 1 :: TENTH] if train else kept
     _write(folder / TEST / f"{name}.jsonl", test)
@@ -119,6 +119,4 @@ def _sources(name: str, source: str) -> list[str]:
 
 def _write(file: Path, texts: list[str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_text("".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts))
-    unfinished.replace(file)
+    whole.write_text(file, "".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts))

@@ -5,8 +5,7 @@ Feature hashing, k-means and the singular vectors are scikit-learn's; what is le
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from planaria import whole
 from planaria.errors import UserError
-from planaria.experts.prior import nearest
+from planaria.experts.prior import nearest, uniform
 
 FILE = "embedding.safetensors"
 FEATURES = 2**14
 DIMENSIONS = 64
+EVERY = 16
+"""tokens after which a text that is being read is placed anew"""
 _CENTRE = "centre."
+Decode = Callable[[Sequence[int]], str]
+"""tokens to text"""
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,26 @@ class Embedding:
         return torch.nn.functional.normalize(found, dim=1).float()
 
     def prior(self, texts: Sequence[str], domains: Sequence[str], temperature: float) -> Tensor:
-        """ln π [E, N] of experts that know these domains, for texts."""
-        return nearest(self.embed(texts), torch.stack([self.centres[domain] for domain in domains]), temperature)
+        """ln π [E, N] of experts that know these domains, for texts; uniform for one without any known word."""
+        places = self.embed(texts)
+        found = nearest(places, torch.stack([self.centres[domain] for domain in domains]), temperature)
+        return torch.where(places.any(1), found, uniform(len(domains))[:, None])
+
+    def priors(self, samples: Tensor, decode: Decode, domains: Sequence[str], temperature: float) -> Tensor:
+        """ln π [E, N, T] while samples [N, T + 1] are read: by the text before each token, placed anew EVERY tokens.
+
+        Never by a whole sample: its later tokens would choose who predicts the earlier ones.
+        """
+        steps = range(0, samples.shape[1] - 1, EVERY)
+        found = [self.prior([decode(one[: at + 1]) for one in samples.tolist()], domains, temperature) for at in steps]
+        return torch.stack(found, -1).repeat_interleave(EVERY, -1)[..., : samples.shape[1] - 1]
 
     def save(self, folder: Path) -> None:
         """Write it down, whole or not at all."""
         tensors = {"idf": self.idf, "components": self.components}
         tensors |= {f"{_CENTRE}{name}": centre for name, centre in self.centres.items()}
-        unfinished = folder / f".{FILE}.{os.getpid()}"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
-        unfinished.replace(folder / FILE)
+        with whole.replacing(folder / FILE) as unfinished:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
 
     @classmethod
     def open(cls, folder: Path) -> Embedding:

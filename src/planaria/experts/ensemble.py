@@ -38,6 +38,7 @@ class Ensemble:
         self.tokenizer = Tokenizer.open(folder / TOKENIZER)
         self._folder, self._held = folder, held or len(self.manifest.members)
         self._models: OrderedDict[str, Llama] = OrderedDict()
+        self._places = Embedding.open(folder) if self.manifest.mixture.prior == "clusters" else None
 
     def model(self, number: int) -> Llama:
         """Expert ``number``, loaded if need be.
@@ -58,15 +59,23 @@ class Ensemble:
         self._models.move_to_end(member.name)
         return self._models[member.name]
 
-    def log_prior(self, samples: Sequence[Sequence[int]]) -> Tensor:
-        """ln π [E, N] of the experts for N texts, given as tokens: what is believed before they are read."""
-        mixture, members = self.manifest.mixture, self.manifest.members
-        if mixture.prior == "clusters":
-            texts = [self.tokenizer.decode(sample) for sample in samples]
-            domains = [member.domain for member in members]
-            return Embedding.open(self._folder).prior(texts, domains, mixture.temperature)
-        fixed = torch.tensor([member.belief for member in members], dtype=torch.float64).log_softmax(0)
-        return fixed[:, None].expand(-1, len(samples))
+    def log_prior(self, samples: Tensor) -> Tensor:
+        """ln π of the experts over samples [N, T + 1]: [E, N, T] where the text before a token tells, else [E]."""
+        if self._places is None:
+            return self._belief()
+        domains = [member.domain for member in self.manifest.members]
+        return self._places.priors(samples, self.tokenizer.decode, domains, self.manifest.mixture.temperature)
+
+    def log_prior_after(self, prompt: Sequence[int]) -> Tensor:
+        """ln π [E] of the experts for a text that begins with these tokens, before any of them has read it."""
+        if self._places is None:
+            return self._belief()
+        domains = [member.domain for member in self.manifest.members]
+        return self._places.prior([self.tokenizer.decode(prompt)], domains, self.manifest.mixture.temperature)[:, 0]
+
+    def _belief(self) -> Tensor:
+        beliefs = [member.belief for member in self.manifest.members]
+        return torch.tensor(beliefs, dtype=torch.float64).log_softmax(0)
 
     def logps(self, samples: Tensor, experts: Sequence[int] | None = None) -> Tensor:
         """ln p_j(x_t | x_<t) [E, N, T] of samples [N, T + 1]; of these ``experts``, or all."""
@@ -75,8 +84,8 @@ class Ensemble:
 
     def weights(self, samples: Tensor) -> Tensor:
         """ln w [E, N, T] over samples [N, T + 1], as the manifest's mixture says."""
-        mixture, log_prior = self.manifest.mixture, self.log_prior(samples.tolist())
-        log_w = posterior.log_weights(self.logps(samples), log_prior)
+        mixture = self.manifest.mixture
+        log_w = posterior.log_weights(self.logps(samples), self.log_prior(samples))
         return posterior.speakers(log_w, mixture.top_k, mixture.prefix)
 
     def generate(
@@ -114,7 +123,7 @@ class _Speech:
         self._ensemble, self._tokens, self._left = ensemble, tokens, max_new
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
-        mixture, log_prior = ensemble.manifest.mixture, ensemble.log_prior([tokens])[:, 0]
+        mixture, log_prior = ensemble.manifest.mixture, ensemble.log_prior_after(tokens)
         self._speaking, self._log_w = list(range(len(log_prior))), log_prior
         if mixture.prefix == 0:
             self._narrow(mixture.top_k)

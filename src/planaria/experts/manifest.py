@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from planaria import whole
 from planaria.errors import UserError, nearest
 from planaria.experts.spec import MixtureSpec
 
@@ -90,9 +90,7 @@ def read(folder: Path) -> Manifest:
 
 def write(folder: Path, manifest: Manifest) -> None:
     """The manifest appears at once and whole."""
-    unfinished = folder / f".{FILE}.{os.getpid()}"
-    unfinished.write_text(manifest.model_dump_json(indent=1))
-    unfinished.replace(folder / FILE)
+    whole.write_text(folder / FILE, manifest.model_dump_json(indent=1))
 
 
 def place(folder: Path, member: Member) -> Path:

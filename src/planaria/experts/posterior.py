@@ -1,8 +1,8 @@
 """Several models as one: p(x_t | x_<t) = Σ_j w_{j,t} · p_j(x_t | x_<t), computed in logarithms throughout.
 
 E experts, N texts of T tokens. ``logps`` [E, N, T] holds ln p_j(x_t | x_<t), from the experts' own softmax over one
-vocabulary; a prior is [E], the same for all texts, or [E, N]. Nothing here can overflow, and only a token that *every*
-expert with a say holds impossible gets -inf.
+vocabulary; a prior is [E], the same for all texts, or [E, N, T], told by the text before each token. Nothing here can
+overflow, and only a token that *every* expert with a say holds impossible gets -inf.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def log_weights(logps: Tensor, log_prior: Tensor) -> Tensor:
     w_{j,t} = π_j p_j(x_<t) / Σ_k π_k p_k(x_<t) (arXiv 2208.03306, eq. 2). Token t itself has no say in its own weights.
     Where all experts held the prefix impossible, the prior stands.
     """
-    prior = log_prior if log_prior.dim() == 2 else log_prior[:, None]
+    prior = _everywhere(log_prior)
     before = F.pad(logps.cumsum(-1)[..., :-1], (1, 0))
-    scores = prior[..., None] + before
+    scores = prior + before
     hopeless = torch.isneginf(scores).all(0, keepdim=True)
-    return torch.where(hopeless, prior[..., None].expand_as(scores), scores).log_softmax(0)
+    return torch.where(hopeless, prior.expand_as(scores), scores).log_softmax(0)
 
 
 def mixed(logps: Tensor, log_w: Tensor) -> Tensor:
@@ -52,5 +52,9 @@ def passes(experts: int, tokens: int, k: int, prefix: int) -> float:
 
 def averaged(logps: Tensor, log_prior: Tensor) -> Tensor:
     """The mean of the experts' losses as log-probabilities [N, T]: what a mixture must beat, by Jensen's inequality."""
-    prior = log_prior if log_prior.dim() == 2 else log_prior[:, None]
-    return (prior.exp()[..., None] * logps).sum(0)
+    return (_everywhere(log_prior).exp() * logps).sum(0)
+
+
+def _everywhere(log_prior: Tensor) -> Tensor:
+    """A prior that broadcasts against [E, N, T]."""
+    return log_prior if log_prior.dim() == 3 else log_prior[:, None, None]

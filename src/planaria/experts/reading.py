@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from planaria import whole
 from planaria.config import DataConfig, RunConfig
 from planaria.data.shards import Dataset, Split, prepare
 from planaria.data.stream import Stream
@@ -57,7 +57,7 @@ class Texts:
             name: windows(self._dataset(TRAINED, name, HELD_OUT), "validation", context, most) for name in spec.domains
         }
         self.places = self._places(spec) if spec.mixture.prior == "clusters" else {}
-        """part and domain → ln π [domains, N] of its samples by where they lie"""
+        """part and domain → ln π [domains, N, T] of its samples by where the text before each token lies"""
 
     def read(self, model: Path) -> Readings:
         """What the exported ``model`` makes of them; kept in the folder it lies in."""
@@ -66,9 +66,8 @@ class Texts:
             read = import_model(model).eval()
             found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-            save_file(found, unfinished)
-            unfinished.replace(file)
+            with whole.replacing(file) as unfinished:
+                save_file(found, unfinished)
         kept = load_file(file)
         return Readings(
             {name: kept[f"test.{name}"] for name in self.test},
@@ -84,7 +83,7 @@ class Texts:
         samples |= {f"held_out.{name}": found for name, found in self.held_out.items()}
         temperature = spec.mixture.temperature
         return {
-            part: known.prior([tokenizer.decode(one) for one in found.tolist()], list(spec.domains), temperature)
+            part: known.priors(found, tokenizer.decode, list(spec.domains), temperature)
             for part, found in samples.items()
         }
 

@@ -24,7 +24,7 @@ def arm_result(
 ) -> ArmResult:
     """The ensemble of an arm's experts, as far as they were trained, on every domain's test text.
 
-    ``places``: for prior = "clusters", part and domain ("test.law") → ln π [domains, N] of its samples.
+    ``places``: for prior = "clusters", part and domain ("test.law") → ln π [domains, N, T] of its samples.
     """
     there = [job for job in jobs if job.name in readings]
     found = _stacked([readings[job.name] for job in there])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from planaria import whole
 from planaria.errors import UserError
 from planaria.observe.theme import BLUE, FONT, GREEN, INK, MUTED, PAPER, RED, RULE
 
@@ -69,10 +69,8 @@ def write(file: Path, text: str) -> Path:
 
     :raises UserError: when that is impossible.
     """
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(file)
+        whole.write_text(file, text)
     except OSError as error:
         raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
     return file

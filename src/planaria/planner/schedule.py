@@ -6,13 +6,13 @@ can be checked, drawn and trained on without the recipe.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
 
+from planaria import whole
 from planaria.config import Natural, Positive, Seconds, Section
 from planaria.errors import UserError
 from planaria.planner.problem import ROLES, Problem, Solution, central_first
@@ -148,9 +148,7 @@ def schedule_of(
 def write(schedule: Schedule, path: Path) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(schedule.model_dump_json(indent=1), encoding="utf-8")
-    unfinished.replace(path)
+    whole.write_text(path, schedule.model_dump_json(indent=1))
 
 
 def read(path: Path) -> Schedule:

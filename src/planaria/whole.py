@@ -1,0 +1,31 @@
+"""Files that appear whole: whoever looks sees what was there before or all of the new, whoever is killed when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The file to write into; it takes the name ``path`` when all is written, and goes when that fails.
+
+    :raises OSError: when the folder cannot be written to, or its disk is full.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file with this text in UTF-8, over what was there; whole or not at all.
+
+    :raises OSError: when the folder cannot be written to, or its disk is full.
+    """
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
