@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -22,12 +22,12 @@ from planaria.experts.campaign import Campaign
 from planaria.experts.difficulty import tiers
 from planaria.experts.domains import TRAINED, write_domains
 from planaria.experts.ensemble import Ensemble, overheard
-from planaria.experts.jobs import Say
 from planaria.experts.manifest import Manifest, Member
 from planaria.experts.reading import Texts
 from planaria.experts.results import Results, SeedResult
 from planaria.experts.spec import ExpertsSpec, expanded, load, sized, step_tokens
 from planaria.model.stages import parameter_count
+from planaria.observe.experts_progress import ExpertsProgress
 from planaria.observe.experts_report import show_results, write_experts_report
 
 RESULTS = "results.json"
@@ -44,12 +44,11 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     if dry_run:
         print(recipe.dump(base, experts=spec), end="")
         return 0
-    spec, folder, say = expanded(spec), _folder(spec, base), _silent if quiet else print
+    spec, folder = expanded(spec), _folder(spec, base)
     with runs.held(folder):
-        texts, found = _texts(folder, spec, base, say), []
-        for seed in spec.seeds:
-            say(f"seed {seed}")
-            found.append(Campaign(spec, base, folder, seed, texts, say).run())
+        with ExpertsProgress(quiet) as progress:
+            texts = _texts(folder, spec, base, progress.said)
+            found = [Campaign(spec, base, folder, seed, texts, progress).run() for seed in spec.seeds]
         manifest.write(folder, _ensemble(folder, spec, base, found[0]))
         results = Results(
             name=base.name,
@@ -83,7 +82,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     return folder
 
 
-def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Say) -> Texts:
+def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str], None]) -> Texts:
     """Copy the domains' text, make the one tokenizer that all experts share, and cut test and held-out samples.
 
     :raises UserError: when something is wrong with them; a folder that was made for them is gone again then.
@@ -125,7 +124,3 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
         mixture=spec.mixture,
         members=members,
     )
-
-
-def _silent(message: str) -> None:
-    del message

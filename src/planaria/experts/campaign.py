@@ -18,7 +18,7 @@ from planaria.errors import RunStopped
 from planaria.experts.budget import ALIKE, Job, allot, bills
 from planaria.experts.difficulty import Point, still_to_learn, tiers
 from planaria.experts.domains import HELD_OUT, TRAINED
-from planaria.experts.jobs import Say, Training, configured, train_all
+from planaria.experts.jobs import Training, Watcher, configured, train_all
 from planaria.experts.reading import Readings, Texts, token_logps
 from planaria.experts.results import SeedResult
 from planaria.experts.scoring import arm_result
@@ -38,7 +38,7 @@ class Campaign:
     """of the whole run, with the domains' texts and the tokenizer"""
     seed: int
     texts: Texts
-    say: Say
+    watcher: Watcher
     parents: dict[str, Training] = field(default_factory=dict)
     """size → the model that experts of that size branch off"""
     curves: dict[str, list[Point]] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class Campaign:
         :raises RunStopped: when a model that others rest on could not be trained.
         """
         self.parents = {size: self._parent(size) for size in self.spec.sizes}
-        self._must(list(self.parents.values()))
+        self._must("models to branch off", list(self.parents.values()))
         difficulty = {str(by): self._difficulty(by) for by in self.spec.probe.by}
         tier = {by: tiers(hard, len(self.spec.sizes)) for by, hard in difficulty.items()}
         arms = self._arms(tier)
         cost = bills(arms, sized(self.base.model, self.spec), step_tokens(self.base))
         experts = {job.name: self._expert(job) for jobs in arms.values() for job in jobs}
-        lost = self._train(list(experts.values()))
+        lost = self._train("experts", list(experts.values()))
         readings = {name: self._read(one) for name, one in experts.items() if name not in lost}
         for arm, jobs in arms.items():
             if not readings.keys() & {job.name for job in jobs}:
@@ -94,14 +94,14 @@ class Campaign:
     def _probed(self) -> dict[str, float]:
         """Nats that the last doubling of a probe's steps brought, for each domain."""
         probes = {name: self._probe(name) for name in self.spec.domains}
-        self._must(list(probes.values()))
+        self._must("probes", list(probes.values()))
         found = {}
         for name, probe in probes.items():
             saved = CheckpointStore(probe.folder / "checkpoints").list()
             held_out = self.texts.held_out[name]
             curve = [Point(one.step, -float(token_logps(load_model(one).eval(), held_out).mean())) for one in saved]
             self.curves[name], found[name] = curve, still_to_learn(curve)
-            self.say(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
+            self.watcher.said(f"{name}: {found[name]:.4f} nats learned in the last doubling of {curve[-1].step} steps")
         return found
 
     def _arms(self, tier: Mapping[str, Mapping[str, int]]) -> dict[str, list[Job]]:
@@ -143,12 +143,13 @@ class Campaign:
     def _read(self, one: Training) -> Readings:
         return self.texts.read(one.model)
 
-    def _train(self, trainings: Sequence[Training]) -> list[str]:
+    def _train(self, what: str, trainings: Sequence[Training]) -> list[str]:
         workers = self.spec.workers or len(os.sched_getaffinity(0))
-        return train_all(trainings, workers, self.spec.retries, self.say)
+        title = f"seed {self.seed}, {len(trainings)} {what}"
+        return train_all(title, trainings, workers, self.spec.retries, self.watcher)
 
-    def _must(self, trainings: Sequence[Training]) -> None:
+    def _must(self, what: str, trainings: Sequence[Training]) -> None:
         """Train what everything else rests on."""
-        if lost := self._train(trainings):
+        if lost := self._train(what, trainings):
             log = next(one for one in trainings if one.config.name == lost[0]).folder.with_suffix(".log")
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

@@ -12,10 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from planaria import recipe
 from planaria.checkpoint.store import CheckpointStore
@@ -23,8 +23,17 @@ from planaria.config import RunConfig
 from planaria.experts.manifest import WEIGHTS
 from planaria.fleet.birth import die_with_parent
 
-POLL_S = 0.1
-Say = Callable[[str], None]
+POLL_S = 0.2
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def said(self, line: str) -> None:
+        """Something happened to one of them."""
+
+    def training(self, title: str, saved: int, steps: int, running: Sequence[str]) -> None:
+        """Of all ``steps``, ``saved`` are done and would outlive a crash; these are ``running``."""
 
 
 @dataclass
@@ -48,32 +57,42 @@ class Training:
     def done(self) -> bool:
         return (self.model / WEIGHTS).is_file()
 
+    @property
+    def saved(self) -> int:
+        """Steps that need not be made again."""
+        if self.done:
+            return self.config.train.steps
+        newest = CheckpointStore(self.folder / "checkpoints").newest(whole_only=True)
+        return newest.step if newest is not None else 0
+
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """``base`` with the tables ``changes`` laid over it, checked as a recipe is."""
     return RunConfig.model_validate_json(json.dumps(recipe.overlaid(base.model_dump(mode="json"), changes)))
 
 
-def train_all(trainings: Sequence[Training], workers: int, retries: int, say: Say) -> list[str]:
+def train_all(title: str, trainings: Sequence[Training], workers: int, retries: int, watcher: Watcher) -> list[str]:
     """Train what is not done yet, so many at a time; the names of those that were given up.
 
     The processes end with this one, however it ends.
     """
     waiting, running, lost = [one for one in trainings if not one.done], list[Training](), list[str]()
+    steps = sum(one.config.train.steps for one in trainings)
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 running.append(_start(waiting.pop(0)))
+            watcher.training(title, sum(one.saved for one in trainings), steps, [one.config.name for one in running])
             time.sleep(POLL_S)
             for one in [one for one in running if one.process is not None and one.process.poll() is not None]:
                 running.remove(one)
                 if one.done:
-                    say(f"{one.config.name}: trained")
+                    watcher.said(f"{one.config.name}: trained")
                 elif one.attempts <= retries:
-                    say(f"{one.config.name}: {_ending(one)}; taken up again")
+                    watcher.said(f"{one.config.name}: {_ending(one)}; taken up again")
                     waiting.insert(0, one)
                 else:
-                    say(f"{one.config.name}: {_ending(one)}; given up after {one.attempts} attempts")
+                    watcher.said(f"{one.config.name}: {_ending(one)}; given up after {one.attempts} attempts")
                     lost.append(one.config.name)
     finally:
         for one in running:
