@@ -18,7 +18,8 @@ from benchmarks import common
 from benchmarks.common import ROOT, RUNS, Claim, Row
 
 if TYPE_CHECKING:
-    from planaria.experts.results import Results, SeedResult
+    from planaria.experts.budget import Spent
+    from planaria.experts.results import ArmResult, Results, SeedResult
 
 NAME = "experts"
 RECIPE = ROOT / "recipes" / "hdee.toml"
@@ -40,7 +41,15 @@ def main() -> int:
     flags.add_argument("--data", type=Path, default=Path(os.environ.get("PLANARIA_DATA", "data")), help="texts")
     given = flags.parse_args()
     found = run(given.data.resolve(), given.seeds)
-    rows = [*budget(found), *ensembles(found), *unequal(found), *allotted(found), *fewer(found), *one_lost(found)]
+    rows = [
+        *budget(found),
+        *ensembles(found),
+        *unequal(found),
+        *allotted(found),
+        *beliefs(found),
+        *fewer(found),
+        *one_lost(found),
+    ]
     return common.conclude(NAME, given, rows)
 
 
@@ -111,14 +120,42 @@ def unequal(found: Results) -> Iterator[Row]:
 
 
 def allotted(found: Results) -> Iterator[Row]:
-    """The uneven arms as the probe, a person and the seed model's loss would have them."""
+    """The uneven arms as the probe, a person and the seed model's loss would have them.
+
+    The claim is about domains that have experts: a probe knows nothing of texts that nobody is trained on.
+    """
     from planaria.experts.budget import LARGER, LONGER
 
     for arm in (LONGER, LARGER):
         for by in ("hand", "seed_loss"):
-            if (other := f"{arm}, by {by}") in found.arms:
-                ratios = [a / b for a, b in zip(found.overall(arm), found.overall(other), strict=True)]
-                yield row(f"{arm}: by the probe over by {by}", ratios, Claim(high=1.002) if by == "hand" else None)
+            other, claim = f"{arm}, by {by}", Claim(high=1.0) if by == "hand" else None
+            yield row(f"{arm}: by the probe over by {by}", found.overall(arm, other, found.trained), claim)
+            yield row(f"{arm}: the same, never trained domains too", found.overall(arm, other))
+
+
+def beliefs(found: Results) -> Iterator[Row]:
+    """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
+    from planaria.experts.budget import ALIKE
+    from planaria.experts.reading import Texts
+    from planaria.experts.scoring import arm_result
+    from planaria.experts.spec import MixtureSpec, load
+
+    spec, base = load(RUNS / f"{NAME}.toml", {"out": str(RUNS)})
+    folder = RUNS / NAME
+    for prior in ("cached", "clusters"):
+        other = spec.model_copy(update={"mixture": MixtureSpec(prior=prior)})
+        texts, ratios = Texts(folder, other, base), {"all": list[float](), "top-1": list[float]()}
+        for run in found.runs:
+            arm, own = run.arms[ALIKE], folder / f"seed-{run.seed}" / "experts"
+            readings = {job.name: texts.read(own / job.name / "model") for job in arm.experts}
+            again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
+            for k, mine, theirs in (
+                ("all", again.scores, arm.scores),
+                ("top-1", again.fewer["top-1"], arm.fewer["top-1"]),
+            ):
+                ratios[k].append(math.exp(fmean(mine[name].loss - theirs[name].loss for name in found.domains)))
+        for k, values in ratios.items():
+            yield row(f"{prior} prior over uniform, {k} speaking", values)
 
 
 def fewer(found: Results) -> Iterator[Row]:
@@ -149,13 +186,19 @@ def one_lost(found: Results) -> Iterator[Row]:
     yield row("one expert lost: worst perplexity on another's domain over before", worst, Claim(high=1.01))
 
 
+def _spent(arm: ArmResult) -> Spent:
+    from planaria.experts.budget import Spent
+
+    return Spent("", arm.flops, arm.parameter_tokens, arm.inner_parameter_tokens)
+
+
 def _expert(run: SeedResult, domain: str) -> str:
     from planaria.experts.budget import ALIKE
 
     return next(job.name for job in run.arms[ALIKE].experts if job.domain == domain)
 
 
-def _over_best(arm: Any, domain: str) -> float:
+def _over_best(arm: ArmResult, domain: str) -> float:
     return math.exp(arm.scores[domain].loss - arm.scores[domain].best)
 
 

@@ -101,7 +101,7 @@ class Ensemble:
         return _Speech(self, list(tokens), max_new, temperature, top_k, seed).run()
 
 
-def overheard(ensemble: Ensemble, texts: Texts, parts: int = 2) -> Speech:
+def overheard(ensemble: Ensemble, texts: Texts, parts: int = 6) -> Speech:
     """Who speaks when, over pieces of every domain's test text joined within one context; ``parts`` such texts."""
     each = ensemble.manifest.context // len(ensemble.manifest.members)
     domains = [member.domain for member in ensemble.manifest.members if member.domain in texts.test]

@@ -112,9 +112,9 @@ class Results(_Plain):
         pairs = zip(self.perplexities(arm, domain), self.perplexities(to, domain), strict=True)
         return [mine / theirs for mine, theirs in pairs]
 
-    def overall(self, arm: str, to: str = ALIKE) -> list[float]:
-        """The geometric mean of :meth:`ratios` over all domains, seed by seed."""
-        by_domain = [self.ratios(arm, domain, to) for domain in self.domains]
+    def overall(self, arm: str, to: str = ALIKE, domains: Sequence[str] = ()) -> list[float]:
+        """The geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
+        by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
         return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.runs))]
 
     def verdict(self, arm: str, domain: str) -> Literal["win", "tie", "loss"]:

@@ -55,7 +55,7 @@ class MixtureSpec(Section):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
     """cached: weight of the newest held-out text in the moving average"""
     sequences: Positive = 100
-    """cached, clusters: held-out texts that are looked at"""
+    """cached: held-out texts that are looked at"""
     temperature: Annotated[float, Field(gt=0)] = 0.1
     """clusters: T in exp(-distance² / T)"""
     top_k: Natural = 0

@@ -10,15 +10,13 @@ import plotly.graph_objects as go
 
 from planaria.experts.budget import ALIKE
 from planaria.experts.results import Results
-from planaria.observe.theme import BLUE, GREEN, ORANGE, TEAL, VIOLET, figure, label
-
-COLOURS = (BLUE, ORANGE, VIOLET, GREEN, TEAL)
+from planaria.observe.theme import SERIES, figure, label
 
 
 def blend(weights: Sequence[float]) -> str:
     """The colours of the experts on white, each as strong as its weight; a CSS colour."""
     mixed = [255.0] * 3
-    for colour, weight in zip(cycle(COLOURS), weights, strict=False):
+    for colour, weight in zip(cycle(SERIES), weights, strict=False):
         channels = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
         mixed = [have - 0.6 * weight * (255 - channel) for have, channel in zip(mixed, channels, strict=True)]
     return f"rgb({', '.join(str(max(0, round(channel))) for channel in mixed)})"
@@ -27,7 +25,7 @@ def blend(weights: Sequence[float]) -> str:
 def perplexity_figure(found: Results) -> go.Figure:
     """Each uneven arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
     fig = figure(380, x="", y=f"perplexity / {ALIKE}'s")
-    for arm, colour in zip((arm for arm in found.arms if arm != ALIKE), cycle(COLOURS), strict=False):
+    for arm, colour in zip((arm for arm in found.arms if arm != ALIKE), cycle(SERIES), strict=False):
         ratios = [found.ratios(arm, domain) for domain in found.domains]
         means = [fmean(values) for values in ratios]
         fig.add_scatter(
@@ -44,13 +42,14 @@ def perplexity_figure(found: Results) -> go.Figure:
             },
         )
     fig.add_hline(y=1, line_width=1)
+    fig.update_layout(scattermode="group")  # arms beside one another, not on top
     return fig
 
 
 def probe_figure(found: Results) -> go.Figure:
     """Held-out loss of the first seed's probes over their steps, one line a domain."""
     fig = figure(320, x="steps of the probe", y="held-out loss, nats")
-    for (name, curve), colour in zip(found.runs[0].curves.items(), cycle(COLOURS), strict=False):
+    for (name, curve), colour in zip(found.runs[0].curves.items(), cycle(SERIES), strict=False):
         steps, losses = zip(*curve, strict=True)
         fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), line_color=colour)
     return fig

@@ -16,7 +16,8 @@ from rich.text import Text
 from planaria.experts.budget import ALIKE
 from planaria.experts.results import Results, Speech, geometric
 from planaria.observe import page
-from planaria.observe.experts_figures import COLOURS, blend, perplexity_figure, probe_figure, speaking_figure
+from planaria.observe.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
+from planaria.observe.theme import SERIES
 
 WIDE = 160
 """characters of a line where there is no terminal to ask"""
@@ -51,7 +52,11 @@ def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
         (
             f"the same over {ALIKE}'s; below 1 is better",
             ["domain", *uneven],
-            [*(_ratio_row(found, domain, uneven) for domain in found.domains), _overall_row(found, uneven)],
+            [
+                *(_ratio_row(found, domain, uneven) for domain in found.domains),
+                ["geometric mean, with experts", *(spread(found.overall(a, domains=found.trained)) for a in uneven)],
+                ["geometric mean, all", *(spread(found.overall(arm)) for arm in uneven)],
+            ],
         ),
         (
             f"against {ALIKE}: wins and losses in all seeds, ties apart",
@@ -86,7 +91,7 @@ def _speech(found: Speech) -> str:
         "Who speaks when",
         "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
         "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
-        page.legend(zip(found.experts, COLOURS, strict=False)),
+        page.legend(zip(found.experts, SERIES, strict=False)),
         page.tinted((text, blend(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)),
     )
 
@@ -102,10 +107,6 @@ def _perplexity_row(found: Results, domain: str) -> list[str]:
 def _ratio_row(found: Results, domain: str, uneven: Sequence[str]) -> list[str]:
     cells = (f"{spread(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
     return [_named(found, domain), *cells]
-
-
-def _overall_row(found: Results, uneven: Sequence[str]) -> list[str]:
-    return ["geometric mean", *(spread(found.overall(arm)) for arm in uneven)]
 
 
 def _count(found: Results, arm: str, verdict: str) -> int:

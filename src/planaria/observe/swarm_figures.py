@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREEN, ORANGE, RED, TEAL, VIOLET, figure, label
+from planaria.observe.theme import SERIES, figure, label
 from planaria.swarm.records.lines import RoundDone
 from planaria.swarm.records.outcome import Outcome
-
-COLOURS = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6")
 
 
 def accuracy_figure(outcome: Outcome) -> go.Figure:
     """Held-out accuracy of every peer over rounds, and of its copy that learns alone."""
     fig = figure(380, x="round", y="accuracy", hovermode="x unified")
     for place, peer in enumerate(outcome.peers):
-        colour = COLOURS[place % len(COLOURS)]
+        colour = SERIES[place % len(SERIES)]
         for name, dash, values in (
             (peer.name, "solid", [p.accuracy.rate for p in peer.points]),
             (f"{peer.name} alone", "dot", [p.alone.rate if p.alone else None for p in peer.points]),
@@ -53,7 +51,7 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
             x=rounds,
             y=[by_round[number] for number in rounds],
             name=label(f"{layer}: {peer}"),
-            marker={"color": COLOURS[place % len(COLOURS)], "line": {"width": 0}},
+            marker={"color": SERIES[place % len(SERIES)], "line": {"width": 0}},
         )
     return fig
 
@@ -70,7 +68,7 @@ def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str
             y=shares,
             name=label(name),
             mode="lines",
-            line={"color": COLOURS[place % len(COLOURS)], "width": 2},
+            line={"color": SERIES[place % len(SERIES)], "width": 2},
             hovertemplate="%{y:.3f}",
         )
     return fig

@@ -18,6 +18,8 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
     "#b9c1c9",
     "#4aa3a2",
 )
+SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6")
+"""of lines, peers or arms side by side"""
 
 
 def label(text: str) -> str:
