@@ -193,5 +193,5 @@ def start(main: Callable[[], int]) -> None:
 
 
 def _told(path: Path) -> str:
-    """A path as it reads on any machine, if it is one of the repository's."""
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    """A path as it reads on any machine; of one outside the repository, only the last word."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name

@@ -59,6 +59,18 @@ def test_a_win_is_one_in_every_seed_and_ties_are_apart(results: Results) -> None
     assert results.verdict(LARGER, "code") == "loss"
 
 
+def test_one_seed_that_is_exactly_even_makes_a_tie_of_the_others_wins_and_losses() -> None:
+    even = {"law": 8.0, "code": 4.0}
+    unlike = [{"law": 8.0, "code": 4.0}, {"law": 6.0, "code": 5.0}]
+    found = Results(
+        name="x",
+        trained=["law"],
+        untrained=["code"],
+        runs=[run(seed, **{ALIKE: even, LONGER: other}) for seed, other in enumerate(unlike)],
+    )
+    assert [found.verdict(LONGER, domain) for domain in found.domains] == ["tie", "tie"]
+
+
 def test_the_geometric_mean_is_over_domains_seed_by_seed(results: Results) -> None:
     assert results.overall(LONGER) == pytest.approx([math.sqrt(7 / 8), math.sqrt(0.95 * 4.01 / 4)])
     assert results.ratios(LARGER, "code") == pytest.approx([1.1, 1.05])

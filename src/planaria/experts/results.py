@@ -118,11 +118,11 @@ class Results(_Plain):
         return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.runs))]
 
     def verdict(self, arm: str, domain: str) -> Literal["win", "tie", "loss"]:
-        """Against the even arm: a tie when the means are within ``TIE``, or the seeds disagree."""
+        """Against the even arm: won or lost with every seed and by more than ``TIE`` in the mean, else a tie."""
         ratios = self.ratios(arm, domain)
-        if abs(fmean(ratios) - 1) <= TIE or min(ratios) < 1 < max(ratios):
-            return "tie"
-        return "win" if ratios[0] < 1 else "loss"
+        if max(ratios) < 1 and fmean(ratios) < 1 - TIE:
+            return "win"
+        return "loss" if min(ratios) > 1 and fmean(ratios) > 1 + TIE else "tie"
 
 
 def geometric(values: Sequence[float]) -> float:
