@@ -24,9 +24,10 @@ def blend(weights: Sequence[float]) -> str:
 
 def perplexity_figure(found: Results) -> go.Figure:
     """Each uneven arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
-    fig = figure(380, x="", y=f"perplexity / {ALIKE}'s")
+    fig, least, most = figure(380, x="", y=f"perplexity / {ALIKE}'s"), 1.0, 1.0
     for arm, colour in zip((arm for arm in found.arms if arm != ALIKE), cycle(SERIES), strict=False):
         ratios = [found.ratios(arm, domain) for domain in found.domains]
+        least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
         means = [fmean(values) for values in ratios]
         fig.add_scatter(
             x=[label(domain) for domain in found.domains],
@@ -42,8 +43,8 @@ def perplexity_figure(found: Results) -> go.Figure:
             },
         )
     fig.add_hline(y=1, line_width=1)
-    fig.update_layout(scattermode="group")  # arms beside one another, not on top
-    return fig
+    fig.update_layout(scattermode="group")  # arms beside one another, not on top; it would begin the axis at 0
+    return fig.update_yaxes(range=[least - 0.02, most + 0.02])
 
 
 def probe_figure(found: Results) -> go.Figure:
