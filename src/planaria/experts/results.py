@@ -118,11 +118,11 @@ class Results(_Plain):
         return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.runs))]
 
     def verdict(self, arm: str, domain: str) -> Literal["win", "tie", "loss"]:
-        """Against the even arm: won or lost with every seed and by more than ``TIE`` in the mean, else a tie."""
+        """Against the even arm: won or lost by more than ``TIE`` with every seed, else a tie."""
         ratios = self.ratios(arm, domain)
-        if max(ratios) < 1 and fmean(ratios) < 1 - TIE:
+        if max(ratios) < 1 - TIE:
             return "win"
-        return "loss" if min(ratios) > 1 and fmean(ratios) > 1 + TIE else "tie"
+        return "loss" if min(ratios) > 1 + TIE else "tie"
 
 
 def geometric(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planaria.experts.budget import ALIKE
-from planaria.experts.results import Results, Speech, geometric
+from planaria.experts.results import TIE, Results, Speech, geometric
 from planaria.observe import page
 from planaria.observe.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
 from planaria.observe.theme import SERIES
@@ -59,7 +59,7 @@ def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
             ],
         ),
         (
-            f"against {ALIKE}: wins and losses in all seeds, ties apart",
+            f"against {ALIKE}: won or lost by more than {TIE:.1%} with every seed, ties apart",
             ["arm", "wins", "ties", "losses"],
             [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in uneven],
         ),
