@@ -240,6 +240,16 @@ def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path)
     assert found == list(generate(ensemble.model(2), tokens, 10, stop=ensemble.tokenizer.end))
 
 
+def test_those_who_fall_silent_after_the_prompt_leave_the_memory(copied: Path) -> None:
+    manifest = json.loads((copied / "experts.json").read_text())
+    manifest["mixture"] |= {"top_k": 1}
+    (copied / "experts.json").write_text(json.dumps(manifest))
+    light, heavy = Ensemble(copied), Ensemble(copied, held=3)
+    tokens = light.tokenizer.encode("import os")
+    assert list(light.generate(tokens, 10)) == list(heavy.generate(tokens, 10))
+    assert len(light._models) == 1 and len(heavy._models) == 3
+
+
 def test_only_so_many_experts_are_in_memory(made: Path) -> None:
     ensemble = Ensemble(made / "runs" / "tiny", held=2)
     for number in (0, 1, 2, 1):

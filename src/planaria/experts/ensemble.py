@@ -25,7 +25,7 @@ class Ensemble:
     """The experts of a manifest, speaking with one voice."""
 
     def __init__(self, folder: Path, held: int = 0) -> None:
-        """At most ``held`` models are in memory at once; 0 is all.
+        """At most ``held`` models are in memory at once; 0 is as many as go on speaking after a text's beginning.
 
         :raises UserError: when the manifest or the tokenizer is missing or damaged. Experts are looked at when they are
             first needed.
@@ -36,7 +36,7 @@ class Ensemble:
                 f"{folder / TOKENIZER}: is not the tokenizer that these experts were trained with; bring it back"
             )
         self.tokenizer = Tokenizer.open(folder / TOKENIZER)
-        self._folder, self._held = folder, held or len(self.manifest.members)
+        self._folder, self._held = folder, held or self.manifest.mixture.top_k or len(self.manifest.members)
         self._models: OrderedDict[str, Llama] = OrderedDict()
         self._places = Embedding.open(folder) if self.manifest.mixture.prior == "clusters" else None
 
