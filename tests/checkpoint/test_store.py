@@ -42,7 +42,7 @@ def names(store: CheckpointStore) -> list[str]:
 
 def test_nothing_is_there_before_the_first_seal(store: CheckpointStore) -> None:
     assert store.list() == []
-    assert store.newest() is None
+    assert store.newest() is None and store.reached() == 0
     store.discard_unfinished()
 
 
@@ -106,6 +106,14 @@ def test_a_run_resumed_from_an_earlier_state_keeps_what_it_seals(store: Checkpoi
     again = seal(store, 1, keep=1)
     assert again.folder.is_dir()
     assert names(store) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_how_far_a_run_has_got_is_told_by_names_alone(store: CheckpointStore) -> None:
+    """A manifest can be gone between a look at the folder and a look into it, while the run drops old checkpoints."""
+    for step, stages in ((2, ALL), (12, ALL), (15, (0, 1))):
+        (seal(store, step, stages).folder / "manifest.json").unlink()
+    gather(store, 20)
+    assert store.reached() == 12
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(store: CheckpointStore) -> None:

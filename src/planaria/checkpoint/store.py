@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from planaria.events import Standing
 FORMAT = 1
 NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
+_WHOLE = re.compile(r"step-(\d+)")
+"""how a whole checkpoint is called"""
 
 
 class Manifest(BaseModel):
@@ -146,6 +149,11 @@ class CheckpointStore:
         """The newest checkpoint, or the newest that has every stage."""
         found = [s for s in self.list() if s.whole or not whole_only]
         return found[-1] if found else None
+
+    def reached(self) -> int:
+        """The newest whole checkpoint's step, 0 without one, by names alone: another process may save and drop them."""
+        found = (_WHOLE.fullmatch(folder.name) for folder in self.folder.glob("step-*"))
+        return max((int(match[1]) for match in found if match), default=0)
 
 
 def replica_folder(folder: Path, replica: int) -> Path:

@@ -59,11 +59,8 @@ class Training:
 
     @property
     def saved(self) -> int:
-        """Steps that need not be made again."""
-        if self.done:
-            return self.config.train.steps
-        newest = CheckpointStore(self.folder / "checkpoints").newest(whole_only=True)
-        return newest.step if newest is not None else 0
+        """Steps that need not be made again; may be asked while the process is at work."""
+        return self.config.train.steps if self.done else CheckpointStore(self.folder / "checkpoints").reached()
 
 
 def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
