@@ -159,7 +159,7 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
     before = results(copied).runs[0]
     lost = before.arms["M_Ho-I_Ho"].experts[0].name
     shutil.rmtree(copied / "seed-1" / "experts" / lost)
-    with killing(f"experts/{lost}") as killed:
+    with killing(f"{copied}/seed-1/experts/{lost}") as killed:
         assert cli.run(["experts", str(made / "tiny.toml"), "--out", str(copied.parent)]) == 0
     assert len(killed) == 2, "begun once, and taken up again once"
     assert "given up after 2 attempts" in capsys.readouterr().out
