@@ -12,6 +12,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.checkpoint.whole import load_model
 from planaria.commands.generate import open_model
 from planaria.errors import UserError
+from planaria.events import StageReady
 from planaria.observe.logs import read_run
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
@@ -76,12 +77,18 @@ def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
 
 
 def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: Path) -> None:
-    """On two processes each, five steps; a replica that went its own way would show in the losses of the next step."""
+    """Two replicas of two processes, five steps: every gradient is the same in both, to the last bit of its norm."""
     flags = ["--train.start", str(home / "runs" / "parent"), "--train.steps", "5", "--pipeline.stages", "1"]
     flags += ["--exchange.replicas", "2", "--exchange.kind", "allreduce"]
     assert train(home, "twins", *flags, "--engine", "fleet") == 0
     assert train(home, "twins-inline", *flags) == 0
     assert losses(home, "twins") == pytest.approx(losses(home, "twins-inline"), abs=1e-6)
+    norms: dict[tuple[int, int], list[float]] = {}
+    for _, fact in read_run(home / "runs" / "twins").history:
+        if isinstance(fact, StageReady) and fact.grad_norm is not None:
+            norms.setdefault((fact.step, fact.stage), []).append(fact.grad_norm)
+    assert norms.keys() == {(step, stage) for step in range(5) for stage in (0, 1)}
+    assert all(len(said) == 2 and said[0] == said[1] for said in norms.values())
 
 
 @pytest.mark.parametrize(
