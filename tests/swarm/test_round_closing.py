@@ -11,7 +11,8 @@ from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 
 peers = st.frozensets(st.sampled_from("abcdefgh"))
-seconds = st.floats(0, 100)
+seconds = st.integers(0, 100 * 1024).map(lambda ticks: ticks / 1024)
+"""in steps between which there is room: 0.99 of the least number above zero is that number again"""
 terms = st.builds(
     lambda quorum, times: Terms(quorum, min(times), max(times)), st.integers(0, 9), st.tuples(seconds, seconds)
 )
