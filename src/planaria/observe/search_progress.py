@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 
+from planaria.observe.bars import BarDisplay
 from planaria.planner.search import Budget, Found
 
 
-class SearchProgress:
+class SearchProgress(BarDisplay):
     """A terminal gets a bar, anything else a line whenever a better plan is found by a hundredth."""
 
     def __init__(self, budget: Budget, bound_s: float, quiet: bool, stream: TextIO | None = None) -> None:
-        self._budget, self._bound, self._quiet, self._stream = budget, bound_s, quiet, stream or sys.stdout
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f} %"),
+        )
+        super().__init__(*columns, quiet=quiet, stream=stream)
+        self._budget, self._bound = budget, bound_s
         self._told = float("inf")
-        self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        if not self._quiet and self._stream.isatty():
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.percentage:.0f} %"),
-            )
-            self._bar = Progress(*columns, console=Console(file=self._stream))
-            self._bar.start()
+        super().__enter__()
+        if self._bar is not None:
             self._task = self._bar.add_task("compiling, starting", total=1.0)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def told(self, found: Found) -> None:
         """The search has got this far."""
@@ -46,6 +37,6 @@ class SearchProgress:
             assert self._task is not None
             spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
             self._bar.update(self._task, completed=min(1.0, spent), description=text)
-        elif not self._quiet and found.step_s < 0.99 * self._told:
+        elif found.step_s < 0.99 * self._told:
             self._told = found.step_s
-            print(f"{found.seconds:8.1f} s  {text}", file=self._stream, flush=True)
+            self._print(f"{found.seconds:8.1f} s  {text}")
