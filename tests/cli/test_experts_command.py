@@ -24,6 +24,9 @@ from planaria.experts.ensemble import Ensemble
 from planaria.experts.results import Results
 from planaria.model.generate import generate
 
+pytestmark = pytest.mark.timeout(300)
+"""a dozen processes are started one after the other, on whatever else the machine does"""
+
 RECIPE = """
 engine = "inline"
 model = {{ vocab = 257, dim = 16, layers = 1, heads = 2, context = 32 }}

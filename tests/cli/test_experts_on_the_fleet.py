@@ -11,6 +11,9 @@ from planaria.events import StageReady
 from planaria.experts.results import Results
 from planaria.observe.logs import read_run
 
+pytestmark = pytest.mark.timeout(300)
+"""a dozen processes are started one after the other, on whatever else the machine does"""
+
 RECIPE = """
 name = "{engine}"
 out = "{folder}"
