@@ -120,17 +120,25 @@ def unequal(found: Results) -> Iterator[Row]:
 
 
 def allotted(found: Results) -> Iterator[Row]:
-    """The uneven arms as the probe, a person and the seed model's loss would have them.
+    """The uneven arms as what was measured, a person, and the seed model's loss would have them.
 
-    The claim is about domains that have experts: a probe knows nothing of texts that nobody is trained on.
+    What more steps bring is measured by the probe, what size brings by seed models of all sizes. The claim is about
+    domains that have experts: neither knows anything of texts that nobody is trained on.
     """
-    from planaria.experts.budget import LARGER, LONGER
+    from planaria.experts.budget import ALIKE, LARGER, LONGER
 
-    for arm in (LONGER, LARGER):
-        for by in ("hand", "seed_loss"):
-            other, claim = f"{arm}, by {by}", Claim(high=1.0) if by == "hand" else None
-            yield row(f"{arm}: by the probe over by {by}", found.overall(arm, other, found.trained), claim)
-            yield row(f"{arm}: the same, never trained domains too", found.overall(arm, other))
+    for arm, measures in ((LONGER, ("probe",)), (LARGER, ("probe", "sizes"))):
+        for measure in measures:
+            ours = arm if measure == "probe" else f"{arm}, by {measure}"
+            for by in ("hand", "seed_loss"):
+                other, claim = f"{arm}, by {by}", Claim(high=1.0) if by == "hand" else None
+                yield row(f"{arm}: by {measure} over by {by}", found.overall(ours, other, found.trained), claim)
+                yield row(f"{arm}: the same, never trained domains too", found.overall(ours, other))
+        for by in ("sizes", "hand", "seed_loss"):
+            yield row(
+                f"{arm}, by {by}: over equal experts, trained", found.overall(f"{arm}, by {by}", ALIKE, found.trained)
+            )
+            yield row(f"{arm}, by {by}: over equal experts, all", found.overall(f"{arm}, by {by}"))
 
 
 def beliefs(found: Results) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from planaria import cli
 from planaria.commands import ensemble as commands
@@ -346,13 +347,14 @@ def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: p
     assert "sizes" in printed and "[experts.domains.topics]" in printed
 
 
-def test_one_body_of_text_is_cut_and_the_text_so_far_chooses_who_speaks(
+def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_who_speaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = RECIPE
     for old, new in (
         ("tables = {{ source", "stdlib = {{ source"), ("encodings/cp*.py", "*.py"), ("most = 60000", "most = 600000"),
         ('topics = {{ source = "stdlib:pydoc_data/topics.py" }}\ncode = {{ source = "stdlib:*.py" }}\n', ""),
+        ("probe = {{ steps = 8 }}", 'probe = {{ by = ["sizes"] }}'),
         ("mixture = {{ prefix = 8 }}", 'clusters = 3\nmixture = {{ prior = "clusters", prefix = 8, top_k = 1 }}'),
     ):  # fmt: skip
         assert old in recipe
@@ -361,6 +363,9 @@ def test_one_body_of_text_is_cut_and_the_text_so_far_chooses_who_speaks(
     assert cli.run(["experts", str(tmp_path / "cut.toml"), "--quiet", "--out", str(tmp_path)]) == 0
     found = results(tmp_path / "cut")
     assert found.trained == ["stdlib-0", "stdlib-1", "stdlib-2"] and found.untrained == ["asyncio"]
+    small, large = (load_file(tmp_path / "cut" / "seed-1" / "seeds" / s / "readings.safetensors") for s in "SL")
+    ahead = {name: float((large[f"held_out.{name}"] - small[f"held_out.{name}"]).mean()) for name in found.trained}
+    assert found.runs[0].difficulty["sizes"] == pytest.approx(ahead, abs=1e-6)
     ensemble = Ensemble(tmp_path / "cut")
     samples = torch.randint(97, 122, (2, 33))
     before = ensemble.weights(samples)

@@ -88,7 +88,10 @@ class Campaign:
         if by == "hand":
             return {name: float(domain.hand or 0) for name, domain in self.spec.domains.items()}
         if by == "seed_loss":
-            return {name: -float(logps.mean()) for name, logps in self._read(self.middle).held_out.items()}
+            return self._read(self.middle).held_out_losses
+        if by == "sizes":
+            smallest, *_, largest = (self._read(parent).held_out_losses for parent in self.parents.values())
+            return {name: loss - largest[name] for name, loss in smallest.items()}
         return self._probed()
 
     def _probed(self) -> dict[str, float]:

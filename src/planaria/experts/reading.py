@@ -38,6 +38,11 @@ class Readings:
         """Test domain → nats per token."""
         return {name: -float(logps.mean()) for name, logps in self.test.items()}
 
+    @property
+    def held_out_losses(self) -> dict[str, float]:
+        """Trained domain → nats per token on its held-out text."""
+        return {name: -float(logps.mean()) for name, logps in self.held_out.items()}
+
 
 class Texts:
     """The test and held-out text of a run's domains, as samples [N, context + 1] of its models."""

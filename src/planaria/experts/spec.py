@@ -12,7 +12,7 @@ from planaria import recipe
 from planaria.config import ModelConfig, Natural, Positive, RunConfig, Section
 from planaria.errors import UserError
 
-By = Literal["probe", "hand", "seed_loss"]
+By = Literal["probe", "sizes", "hand", "seed_loss"]
 
 
 class DomainSpec(Section):
@@ -43,8 +43,8 @@ class ProbeSpec(Section):
     steps: Annotated[int, Field(ge=4)] = 80
     """optimizer updates; the held-out loss is taken at a quarter, half, three quarters and the end of them"""
     by: list[By] = Field(default=["probe"], min_length=1)
-    """what difficulty is read from: the probe, domains' ``hand``, or the seed model's loss; with several, the uneven
-    arms are made once for each"""
+    """what difficulty is read from: ``probe``, what more steps bring; ``sizes``, how far the largest seed model is
+    before the smallest; domains' ``hand``; or ``seed_loss``; with several, the uneven arms are made once for each"""
 
 
 class MixtureSpec(Section):
@@ -102,6 +102,8 @@ class ExpertsSpec(Section):
         widths = list(self.sizes.values())
         if widths != sorted(widths) or self.steps != sorted(self.steps):
             raise ValueError("experts.sizes and experts.steps: name the smallest first")
+        if "sizes" in self.probe.by and count == 1:
+            raise ValueError("experts.probe.by has 'sizes': experts.sizes names one only; give three, or another way")
         both = sorted(self.domains.keys() & self.untrained.keys())
         if both:
             raise ValueError(

@@ -1,0 +1,31 @@
+"""What the ``[experts]`` table refuses by itself; whole recipes stand in tests/cli/test_experts_command.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from planaria.experts.spec import ExpertsSpec
+
+TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"domains": {"law": TWO["law"]}}, "name at least two"),
+        ({"domains": TWO, "clusters": 3}, "name just one"),
+        ({"domains": TWO, "sizes": {"S": 3, "L": 2, "M": 4}}, "name the smallest first"),
+        ({"domains": TWO, "sizes": {"M": 8}, "steps": [4], "probe": {"by": ["sizes"]}}, "experts.sizes names one only"),
+        ({"domains": {**TWO, "../law": TWO["law"]}}, "it becomes a file's name"),
+    ],
+)
+def test_tables_that_cannot_work_are_refused(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        ExpertsSpec.model_validate(given)
+
+
+def test_one_size_is_enough_where_size_tells_nothing() -> None:
+    assert ExpertsSpec.model_validate({"domains": TWO, "sizes": {"M": 8}, "steps": [4]}).probe.by == ["probe"]
