@@ -209,8 +209,21 @@ def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureF
     assert first.startswith("def ")
     assert cli.run(words) == 0
     assert capsys.readouterr().out == first
-    assert cli.run(["eval", "--experts", run, "--text", str(made / "tiny.toml")]) == 0
-    assert "ensemble" in capsys.readouterr().out
+
+
+def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "--experts", str(copied)]
+    assert cli.run([*words, "--text", str(copied / "test" / "code.jsonl")]) == 0
+    together, *single = [line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert len(single) == 3
+    assert cli.run(words) == 0
+    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [cells[1] for cells in lines] == ["asyncio", "code", "tables", "topics"]
+    _, code, *_ = lines
+    assert code[2] == together and code[4] == min(single, key=float)
+    shutil.rmtree(copied / "test")
+    with pytest.raises(UserError, match="has no test texts; name a text to be measured on with --text FILE"):
+        cli.run(words)
 
 
 def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None:

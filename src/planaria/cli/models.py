@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     evaluate = command(commands, "eval", "a run's validation perplexity, whole and with stages left out", _eval)
     evaluate.add_argument("run", type=Path, nargs="?")
     evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: perplexity on this file or folder")
+    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: this file or folder, not its test texts")
     evaluate.add_argument(
         "--omit", default="0.25,0.5", metavar="SHARES", help="of the block stages to leave out (default %(default)s)"
     )

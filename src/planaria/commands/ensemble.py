@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from planaria.commands.export import export_run
 from planaria.commands.generate import open_model
@@ -17,9 +19,11 @@ from planaria.config import DataConfig
 from planaria.data.shards import prepare
 from planaria.errors import UserError, nearest
 from planaria.experts import manifest
+from planaria.experts.domains import TEST
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.manifest import TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
+from planaria.experts.results import Score
 from planaria.experts.scoring import score
 from planaria.model.stages import parameter_count
 
@@ -38,23 +42,51 @@ def complete(
 
 
 def evaluate(folder: Path, text: str | None) -> int:
-    """Print the ensemble's perplexity on the text at ``text``, beside each expert's by itself."""
-    if text is None:
-        raise UserError(f"--experts {folder}: name a text to be measured on with --text FILE")
+    """Print the ensemble's perplexity, beside its experts' by themselves, on ``text`` or on its domains' test texts."""
     torch.set_num_threads(1)
     ensemble = Ensemble(folder)
-    data = DataConfig(source=text, tokenizer=str(folder / TOKENIZER), validation=0.0)
-    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
-    logps = ensemble.logps(samples)
-    found = score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
-    table = Table(title=f"perplexity on {text}: {len(samples)} samples of {samples.shape[1] - 1} tokens")
+    if text is not None:
+        _print_text(ensemble, folder, text)
+        return 0
+    tests = sorted((folder / TEST).glob("*.jsonl"))
+    if not tests:
+        raise UserError(f"{folder / TEST}: has no test texts; name a text to be measured on with --text FILE")
+    _print_domains(ensemble, folder, tests)
+    return 0
+
+
+def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
+    """A line for the ensemble and one for each expert."""
+    logps, found = _measured(ensemble, folder, text)
+    table = Table(title=f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens")
     for column in ("who", "knows", "perplexity", "has its say"):
         table.add_column(column, justify="right" if column in ("perplexity", "has its say") else "left")
     table.add_row("ensemble", "", f"{found.perplexity:.3f}", "")
     for member, own, share in zip(ensemble.manifest.members, logps, found.speaking, strict=True):
         table.add_row(member.name, member.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}")
     Console().print(table)
-    return 0
+
+
+def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> None:
+    """A line for each test text that the ensemble was made with."""
+    table = Table(title=f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each")
+    for column in ("domain", "ensemble", "best expert", "of it alone", "speaks most", "share"):
+        table.add_column(column, justify="left" if column in ("domain", "best expert", "speaks most") else "right")
+    names = [member.name for member in ensemble.manifest.members]
+    for file in tests:
+        logps, found = _measured(ensemble, folder, str(file))
+        best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=found.speaking.__getitem__)
+        cells = [f"{found.perplexity:.3f}", names[best], f"{math.exp(found.best):.3f}"]
+        table.add_row(file.stem, *cells, names[most], f"{found.speaking[most]:.1%}")
+    Console().print(table)
+
+
+def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Score]:
+    """What the experts make of a text [E, N, T], ln p, and how they do together."""
+    data = DataConfig(source=source, tokenizer=str(folder / TOKENIZER), validation=0.0)
+    samples = windows(prepare(data, ensemble.manifest.vocab), "train", ensemble.manifest.context, MOST_WINDOWS)
+    logps = ensemble.logps(samples)
+    return logps, score(logps, ensemble.log_prior(samples), ensemble.manifest.mixture)
 
 
 def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
