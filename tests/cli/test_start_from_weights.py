@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_the_fleet_begins_and_resumes_like_inline(home: Path) -> None:
     inline = losses(home, "whole")
     assert len(inline) == 6
     assert losses(home, "processes") == pytest.approx(inline, abs=1e-6)
+
+
+def test_a_run_that_died_before_it_saved_still_begins_with_its_parents_weights(home: Path) -> None:
+    assert train(home, "early", "--train.start", str(home / "runs" / "parent")) == 0
+    before = losses(home, "early")
+    shutil.rmtree(home / "runs" / "early" / "checkpoints")
+    (home / "runs" / "early" / "metrics.jsonl").unlink()
+    (home / "runs" / "early" / "state.json").unlink(missing_ok=True)
+    assert cli.run(["train", "--resume", str(home / "runs" / "early"), "--quiet"]) == 0
+    assert losses(home, "early") == before
 
 
 def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from planaria import recipe
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.checkpoint.whole import check_stages
 from planaria.commands import runs
+from planaria.commands.branch import branch_off, starting_weights
 from planaria.commands.schedule import on_schedule
 from planaria.commands.train import Prepared, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
@@ -36,10 +38,13 @@ def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str 
         )
     prepared = prepare_run(config, quiet)
     _check_same_data(folder, prepared)
+    parent = starting_weights(config, prepared.dataset) if saved is None else None
     with runs.held(folder):
         store.discard_unfinished()
         if saved is not None:
             store.set_aside_after(saved)
+        if parent is not None:
+            origin = replace(branch_off(parent, folder, config), generation=origin.generation)
         return train_prepared(prepared, folder, origin, quiet)
 
 
