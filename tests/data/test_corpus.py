@@ -236,7 +236,7 @@ def test_hub_out_of_reach() -> None:
 
 def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'planaria[hub]'" in refusal("hf:owner/name")
+    assert "pip install -e '.[hub]'" in refusal("hf:owner/name")
 
 
 @pytest.mark.slow

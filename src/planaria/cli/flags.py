@@ -24,7 +24,8 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
         section = name.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        default = f" (default {field.default})" if field.default not in (None, "", []) else ""
+        usual = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = f" (default {usual})" if usual not in (None, "", [], {}) else ""
         help_text = f"{field.description}{default}".replace("%", "%%")
         choices = [a for a in get_args(field.annotation) if isinstance(a, str)]
         metavar = "|".join(choices) if choices else name.rpartition(".")[2].upper()

@@ -45,7 +45,7 @@ def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | 
     _show(problem, schedule)
     print(f"schedule      {file}\npage          {page}")
     if not COMPILED:
-        print("slow          numba is not installed: pip install 'planaria[planner]' searches much faster")
+        print("slow          numba is not installed: pip install -e '.[planner]' searches much faster")
     return 0
 
 

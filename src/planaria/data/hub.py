@@ -24,7 +24,7 @@ def read_hub(source: str, field: str) -> Iterator[str]:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"data.source = {source!r} needs the package 'datasets'; install it with: pip install 'planaria[hub]'"
+            f"data.source = {source!r} needs the package 'datasets'; install it with: pip install -e '.[hub]'"
         ) from error
     try:
         rows = datasets.load_dataset(name, configuration or None, split="train")

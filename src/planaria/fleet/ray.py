@@ -34,7 +34,7 @@ try:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise UserError(
-        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with `pip install 'planaria[ray]'`"
+        f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with `pip install -e '.[ray]'`"
     ) from None
 
 _ROOM_S = 30

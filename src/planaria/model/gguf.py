@@ -90,7 +90,7 @@ def _open(path: Path) -> Any:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise UserError(f"{path}: reading GGUF files needs the package gguf; pip install 'planaria[gguf]'") from error
+        raise UserError(f"{path}: reading GGUF files needs the package gguf; pip install -e '.[gguf]'") from error
     try:
         return GGUFReader(path)
     except OSError as error:

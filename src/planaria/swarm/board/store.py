@@ -195,7 +195,7 @@ def _system(url: str, place: str) -> tuple[AbstractFileSystem, str]:
     try:
         system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
-        raise UserError(f"{place}: {error}; for S3 `pip install planaria[s3]`") from None
+        raise UserError(f"{place}: {error}; for S3 `pip install -e '.[s3]'`") from None
     except ValueError as error:
         raise UserError(f"{place}: {error}; name a folder, or a URL such as s3://bucket/run") from None
     return system, root

@@ -127,7 +127,7 @@ def _tokenizer(folder: Path) -> Any:
     except ImportError as error:
         raise UserError(
             f"defence.judge: the model in {folder} needs the package 'transformers'; "
-            "install it with: pip install 'planaria[hf]'"
+            "install it with: pip install -e '.[hf]'"
         ) from error
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():

@@ -141,7 +141,7 @@ def open_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float3
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise UserError(
-            f"{folder}: this model needs the package 'transformers'; install it with: pip install 'planaria[hf]'"
+            f"{folder}: this model needs the package 'transformers'; install it with: pip install -e '.[hf]'"
         ) from error
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -168,9 +168,7 @@ def _with_lora(model: Any, rank: int, alpha: int | None, seed: int) -> nn.Module
     try:
         import peft
     except ImportError as error:
-        raise UserError(
-            "policy: LoRA needs the package 'peft'; install it with: pip install 'planaria[lora]'"
-        ) from error
+        raise UserError("policy: LoRA needs the package 'peft'; install it with: pip install -e '.[lora]'") from error
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=rank, lora_alpha=alpha or 2 * rank, target_modules="all-linear", lora_dropout=0.0
     )

@@ -63,7 +63,7 @@ class Gym:
             from reasoning_gym.factory import DATASETS, create_dataset
         except ImportError as error:
             raise UserError(
-                f"task 'gym:{kind}' needs the package 'reasoning-gym'; install it with: pip install 'planaria[gym]'"
+                f"task 'gym:{kind}' needs the package 'reasoning-gym'; install it with: pip install -e '.[gym]'"
             ) from error
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")

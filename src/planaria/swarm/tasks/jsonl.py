@@ -80,7 +80,7 @@ def open_hub(form: Form) -> Questions:
         import datasets
     except ImportError as error:
         raise UserError(
-            "task 'gsm8k' needs the package 'datasets'; install it with: pip install 'planaria[hub]', "
+            "task 'gsm8k' needs the package 'datasets'; install it with: pip install -e '.[hub]', "
             "or name local files: 'gsm8k:FOLDER'"
         ) from error
     try:
