@@ -18,7 +18,8 @@ def lines(word: str, count: int) -> str:
 
 
 def spec(domains: dict[str, Any], **more: Any) -> ExpertsSpec:
-    return ExpertsSpec(domains={name: DomainSpec(**domain) for name, domain in domains.items()}, **more)
+    found = {name: DomainSpec(**domain) for name, domain in domains.items()}
+    return ExpertsSpec(domains=found, **{"sizes": {"M": 8}, "steps": [4]} | more)
 
 
 @pytest.fixture
@@ -76,11 +77,32 @@ def test_labels_and_globs(sources: Path, tmp_path: Path) -> None:
     assert len(read_pieces(tmp_path, TEST, "law")) > 1
 
 
+def test_a_glob_passes_over_what_is_no_text_and_knows_folders_with_odd_names(tmp_path: Path) -> None:
+    folder = tmp_path / "[proj]" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "a1.txt").write_text(lines("good", 9000))
+    (folder / "__init__.txt").write_text("")
+    (folder / "b1.txt").write_bytes(b"\0\1")
+    wanted = spec(
+        {
+            "all": {"source": str(tmp_path / "[proj]" / "**" / "*.txt")},
+            "named": {"source": str(folder / "[a-b]?.txt")},
+        }
+    )
+    write_domains(wanted, tmp_path / "run")
+    for name in wanted.domains:
+        assert all(text.startswith("good") for text in read_pieces(tmp_path / "run", TRAINED, name))
+    for path in folder.iterdir():
+        path.write_text("")
+    with pytest.raises(UserError, match="none of its 3 files holds UTF-8 text"):
+        write_domains(wanted, tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("domain", "complaint"),
     [
         ({"source": "missing/folder"}, "experts.domains.bad: source = 'missing/folder'"),
-        ({"source": "missing/*.txt"}, r"experts.domains.bad.source = 'missing/\*.txt': no file has such a name"),
+        ({"source": "missing/*.txt"}, r"experts.domains.bad: source = 'missing/\*.txt': no file has such a name"),
         ({"source": "{}/empty.txt"}, "experts.domains.bad: source = .* holds no UTF-8 text"),
         ({"source": "{}/short.txt"}, "experts.domains.bad: 12 characters are too few"),
         ({"source": "{}/labelled.jsonl", "where": {"kind": "x"}}, "has no record with kind = 'x'"),
@@ -107,3 +129,8 @@ def test_unlabelled_text_is_cut_by_what_it_says(tmp_path: Path) -> None:
         found = read_pieces(tmp_path, TRAINED, name) + read_pieces(tmp_path, TEST, name)
         assert len({text.split()[0] for text in found}) == 1
         assert len(found) >= 24
+
+
+def test_what_is_cut_does_not_take_an_untrained_domains_name() -> None:
+    with pytest.raises(UserError, match=r"experts\.untrained\.lib-0: experts.clusters makes a domain of that name"):
+        expanded(spec({"lib": {"source": "x"}}, clusters=2, untrained={"lib-0": DomainSpec(source="y")}))

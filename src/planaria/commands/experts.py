@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from planaria import recipe, whole
+from planaria.chaos.trace import read as read_trace
 from planaria.commands import runs
+from planaria.commands.schedule import beside, with_schedule
 from planaria.commands.train import check
 from planaria.config import DataConfig, RunConfig
 from planaria.data.cache import cache_folder
@@ -37,6 +39,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     """Run the recipe ``path``, or what is left of it; the exit code."""
     torch.set_num_threads(1)
     spec, base = load(path, flags)
+    base = _placed(base, path)
     check(base)
     # What an arm costs depends on how many domains are how hard, not on which: it can be counted before anything runs.
     anyhow = tiers(dict.fromkeys(expanded(spec).domains, 0.0), len(spec.sizes))
@@ -46,10 +49,12 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         return 0
     spec, folder = expanded(spec), _folder(spec, base)
     with runs.held(folder):
+        before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
         with ExpertsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.said)
             found = [Campaign(spec, base, folder, seed, texts, progress).run() for seed in spec.seeds]
-        manifest.write(folder, _ensemble(folder, spec, base, found[0]))
+        made = _ensemble(folder, spec, base, found[0])
+        manifest.write(folder, made if before is None else made.changed_like(before))
         results = Results(
             name=base.name,
             trained=list(spec.domains),
@@ -62,6 +67,21 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
     return 0
+
+
+def _placed(base: RunConfig, path: Path) -> RunConfig:
+    """The recipe with full paths of what lies beside it: each model gets a recipe that lies elsewhere.
+
+    :raises UserError: when it trains no models, or its schedule or trace is wrong.
+    """
+    if base.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
+    base = with_schedule(base, path)
+    if base.chaos.trace is None:
+        return base
+    trace = beside(path, base.chaos.trace).absolute()
+    read_trace(trace)
+    return base.model_copy(update={"chaos": base.chaos.model_copy(update={"trace": str(trace)})})
 
 
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:

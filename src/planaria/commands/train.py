@@ -17,7 +17,7 @@ from planaria.commands.branch import branch_off, starting_weights
 from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
-from planaria.commands.schedule import on_schedule, with_schedule
+from planaria.commands.schedule import beside, on_schedule, with_schedule
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -129,16 +129,14 @@ def prepare_run(config: RunConfig, quiet: bool, recipe_file: Path | None = None)
     check(config)
     trace = Trace(faults=())
     if config.chaos.trace is not None:
-        beside = Path(config.chaos.trace)
-        if recipe_file is not None and not beside.is_absolute() and (recipe_file.parent / beside).is_file():
-            beside = recipe_file.parent / beside
-        trace = read_trace(beside)
+        file = beside(recipe_file, config.chaos.trace)
+        trace = read_trace(file)
         itinerary = Itinerary(config)
         last = len(itinerary.arrangement.stage) - 1
         place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
         for fault in trace.faults:
             if fault.stage > last:
-                raise UserError(f"{beside}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
+                raise UserError(f"{file}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
     dataset = prepare(config.data, config.model.vocab, None if quiet else print)
     Stream(dataset, "train", config.model.context, config.seed)
     if config.train.eval_every:

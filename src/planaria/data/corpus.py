@@ -40,6 +40,11 @@ def documents(config: DataConfig, on_progress: Callable[[str], None] | None = No
         raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does")
 
 
+def file_documents(path: Path, field: str) -> Iterator[str]:
+    """The texts of one file of several, without empty ones; nothing of a file that is not UTF-8 text."""
+    return (text for text in _of_file(path, field) or () if text and not text.isspace())
+
+
 def fingerprint(config: DataConfig) -> str:
     """SHA-256 (hex) over what determines the corpus, without reading it.
 
@@ -64,17 +69,22 @@ def _texts(config: DataConfig, on_progress: Callable[[str], None] | None) -> Ite
     root, names = _listing(config)
     skipped = 0
     for name in names:
-        path = root / name
-        if is_jsonl(path):
-            yield from read_jsonl(path, config.field)
-        elif (text := _read(path)) is not None:
-            yield text
+        if (found := _of_file(root / name, config.field)) is not None:
+            yield from found
         else:
             skipped += 1
     if skipped and len(names) == 1:
         raise UserError(f"data.source: {root / names[0]} is not UTF-8 text; convert it, or name a text or .jsonl file")
     if skipped and on_progress:
         on_progress(f"passed over {skipped} of {len(names)} files that are not UTF-8 text")
+
+
+def _of_file(path: Path, field: str) -> Iterator[str] | None:
+    """A file's texts, empty ones included; None if it is not UTF-8 text."""
+    if is_jsonl(path):
+        return read_jsonl(path, field)
+    text = _read(path)
+    return None if text is None else iter((text,))
 
 
 def _read(path: Path) -> str | None:

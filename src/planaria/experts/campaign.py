@@ -154,5 +154,5 @@ class Campaign:
     def _must(self, what: str, trainings: Sequence[Training]) -> None:
         """Train what everything else rests on."""
         if lost := self._train(what, trainings):
-            log = next(one for one in trainings if one.config.name == lost[0]).folder.with_suffix(".log")
+            log = next(one for one in trainings if one.config.name == lost[0]).log
             raise RunStopped(f"{self.own}: {', '.join(lost)} could not be trained, and all experts need it; see {log}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planaria import whole
 from planaria.config import DataConfig
-from planaria.data.corpus import STDLIB, documents
+from planaria.data.corpus import STDLIB, documents, file_documents
 from planaria.data.records import is_jsonl, read_jsonl
 from planaria.data.tokenizer import pieces, spread_sample
 from planaria.errors import UserError
@@ -27,6 +27,8 @@ TENTH = 10
 """one piece of so many is test text"""
 HELD_OUT = 1 / 9
 """of the other pieces: with the test text, 80 / 10 / 10"""
+WILD = "*?["
+"""what makes a source a glob"""
 TRAINED, TEST = "domains", "test"
 """folders of a run: what experts read, one file for each domain, and what they are tested on"""
 
@@ -96,25 +98,34 @@ def _texts(name: str, spec: DomainSpec) -> Iterator[str]:
             )
         yield from found
         return
-    for source in _sources(name, spec.source):
-        try:
-            yield from documents(DataConfig(source=source, field=spec.field))
-        except UserError as error:
-            raise UserError(f"experts.domains.{name}: {str(error).removeprefix('data.')}") from None
+    try:
+        files = _globbed(spec.source)
+        if files is None:
+            yield from documents(DataConfig(source=spec.source, field=spec.field))
+            return
+        if not files:
+            raise UserError(f"source = {spec.source!r}: no file has such a name")
+        found = [text for file in files for text in file_documents(file, spec.field)]
+        if not found:
+            raise UserError(f"source = {spec.source!r}: none of its {len(files)} files holds UTF-8 text")
+        yield from found
+    except UserError as error:
+        raise UserError(f"experts.domains.{name}: {str(error).removeprefix('data.')}") from None
 
 
-def _sources(name: str, source: str) -> list[str]:
-    """What a glob names, in order; anything else is itself. ``stdlib:GLOB`` looks in Python's standard library."""
+def _globbed(source: str) -> list[Path] | None:
+    """The files that a glob names, in order; None for what is none. ``stdlib:GLOB`` looks in Python's library."""
     if source.startswith(f"{STDLIB}:"):
         path = Path(sysconfig.get_paths()["stdlib"]) / source.partition(":")[2]
-    elif "*" in source:
+    elif set(source) & set(WILD) and not Path(source).expanduser().exists():
         path = Path(source).expanduser().absolute()
     else:
-        return [source]
-    found = sorted(str(file) for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
-    if not found:
-        raise UserError(f"experts.domains.{name}.source = {source!r}: no file has such a name")
-    return found
+        return None
+    root, parts = Path(path.anchor), list(path.parts[1:])
+    while parts and (not set(parts[0]) & set(WILD) or (root / parts[0]).exists()):
+        root /= parts.pop(0)  # folders may have such characters in their names
+    found = root.glob(str(Path(*parts))) if parts else [root]
+    return sorted(file for file in found if file.is_file())
 
 
 def _write(file: Path, texts: list[str]) -> None:

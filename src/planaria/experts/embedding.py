@@ -134,6 +134,6 @@ def _sklearn() -> Any:
         import sklearn.preprocessing
     except ImportError:
         raise UserError(
-            "experts.clusters and experts.mixture.prior = 'clusters' need scikit-learn: pip install 'planaria[experts]'"
+            "experts.clusters and experts.mixture.prior = 'clusters' need scikit-learn: pip install -e '.[experts]'"
         ) from None
     return sklearn

@@ -67,7 +67,7 @@ class MixtureSpec(Section):
 class ExpertsSpec(Section):
     """The table itself."""
 
-    seeds: list[Natural] = Field(default_factory=lambda: [1, 2, 3])
+    seeds: list[Natural] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
     """one run of everything for each; a seed gives weights and data order"""
     sizes: dict[str, Positive] = Field(default_factory=lambda: {"S": 128, "M": 256, "L": 384})
     """size → width of the feed-forward layers, smallest first; symmetric about the middle one"""
@@ -113,13 +113,23 @@ class ExpertsSpec(Section):
             raise ValueError(
                 f"experts.probe.by has 'hand': experts.domains.{open_[0]}.hand is missing; give 0 for easiest"
             )
-        if odd := [n for n in (*self.domains, *self.untrained) if not n.replace("-", "").replace("_", "").isalnum()]:
-            raise ValueError(f"experts.domains.{odd[0]}: letters, digits, - and _ only; it becomes a file's name")
-        if self.clusters == 1 or (self.clusters and len(self.domains) > 1):
+        self._names_can_be_files()
+        if self.clusters == 1 or (self.clusters and len(self.domains) != 1):
             raise ValueError(f"experts.clusters = {self.clusters}: cuts one domain into two or more; name just one")
         if len(self.domains) < 2 and not self.clusters:
             raise ValueError("experts.domains: name at least two, or set experts.clusters to cut one into several")
+        domains = self.clusters or len(self.domains)
+        if domains < count:
+            raise ValueError(
+                f"experts.sizes: {count} of them for {domains} domains leave nobody at the ends, and all arms alike; "
+                f"name {domains - 1 + domains % 2} at most"
+            )
         return self
+
+    def _names_can_be_files(self) -> None:
+        for table, names in (("sizes", self.sizes), ("domains", (*self.domains, *self.untrained))):
+            if odd := [name for name in names if not name.replace("-", "").replace("_", "").isalnum()]:
+                raise ValueError(f"experts.{table}.{odd[0]}: letters, digits, - and _ only; it becomes a file's name")
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
@@ -135,11 +145,17 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
 
 
 def expanded(spec: ExpertsSpec) -> ExpertsSpec:
-    """The table with the domains that ``clusters`` cuts its one domain into; otherwise as it is."""
+    """The table with the domains that ``clusters`` cuts its one domain into; otherwise as it is.
+
+    :raises UserError: when one of these has the name of an untrained domain.
+    """
     if not spec.clusters:
         return spec
     name, domain = next(iter(spec.domains.items()))
-    return spec.model_copy(update={"domains": {f"{name}-{number}": domain for number in range(spec.clusters)}})
+    cut = {f"{name}-{number}": domain for number in range(spec.clusters)}
+    if both := sorted(cut.keys() & spec.untrained.keys()):
+        raise UserError(f"experts.untrained.{both[0]}: experts.clusters makes a domain of that name; give it another")
+    return spec.model_copy(update={"domains": cut})
 
 
 def step_tokens(base: RunConfig) -> int:
