@@ -1,8 +1,12 @@
 """Experts of unequal size, or trained unequally long, against equal ones at equal compute: what HDEE claims.
 
-Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. The
-texts come from the folder in PLANARIA_DATA, everything else from recipes/hdee.toml. One value for each seed; all ratios
-are of perplexities on the same test text.
+Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. One
+value for each seed; all ratios are of perplexities on the same test text. Everything but the texts is from
+recipes/hdee.toml.
+
+The texts are folders and files below the one in PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/ (The
+World Factbook), law/ (Project Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/ (as
+published), gsm8k/ (.jsonl with "answer"), tinyshakespeare.txt. Code is Python's own library.
 """
 
 from __future__ import annotations
@@ -72,7 +76,10 @@ def run(data: Path, seeds: list[int]) -> Results:
     file = RUNS / f"{NAME}.toml"
     file.write_text(tomli_w.dumps(tree))
     start(file, {"out": str(RUNS)}, dry_run=False, quiet=False)
-    return Results.model_validate_json((RUNS / NAME / RESULTS).read_text())
+    found = Results.model_validate_json((RUNS / NAME / RESULTS).read_text())
+    if lost := [f"{name} of seed {run.seed}" for run in found.runs for name in run.lost]:
+        raise SystemExit(f"{', '.join(lost)} could not be trained; run this again to take that up")
+    return found
 
 
 def row(what: str, values: list[float], claim: Claim | None = None) -> Row:

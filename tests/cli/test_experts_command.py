@@ -24,6 +24,7 @@ from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.results import Results
 from planaria.model.generate import generate
+from planaria.observe.experts_report import show_results, write_experts_report
 
 pytestmark = pytest.mark.timeout(300)
 """a dozen processes are started one after the other, on whatever else the machine does"""
@@ -176,6 +177,20 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
     assert after.arms["M_Ho-I_He"] == before.arms["M_Ho-I_He"]
 
 
+def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
+    found = results(made / "runs" / "tiny")
+    (run,) = found.runs
+    lost, fuller = run.arms["M_Ho-I_He"], run.arms["M_Ho-I_Ho"]
+    fewer = {"top-1": lost.fewer["top-1"]}
+    short = lost.model_copy(update={"experts": lost.experts[1:], "fewer": fewer, "passes": {"top-1": 1.5}})
+    again = run.model_copy(update={"arms": run.arms | {"M_Ho-I_He": short}, "lost": [lost.experts[0].name]})
+    for runs in ([again], [run, again]):
+        show_results(damaged := found.model_copy(update={"runs": runs}))
+        report = write_experts_report(damaged, tmp_path / "report.html").read_text()
+        assert "1 lost" in report
+        assert f"top-2 ({fuller.passes['top-2']:.2f} passes a token)" in report
+
+
 def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: Path) -> None:
     """Five trainings, and the same five without a kill beside them: not one bit differs."""
     small = RECIPE.replace("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}")
@@ -206,7 +221,7 @@ def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureF
     words = ["generate", "--experts", run, "--prompt", "def ", "--tokens", "20", "--seed", "3"]
     assert cli.run(words) == 0
     first = capsys.readouterr().out
-    assert first.startswith("def ")
+    assert first.startswith("def ") and len(first) > len("def \n")
     assert cli.run(words) == 0
     assert capsys.readouterr().out == first
 
@@ -243,6 +258,37 @@ def test_generating_with_a_cache_is_drawing_from_the_mixture(made: Path) -> None
         assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
         log_w = (log_w + next_log_p[:, drawn]).log_softmax(0)
         whole.append(drawn)
+
+
+def drawn_from_the_mixture(ensemble: Ensemble, prompt: str, count: int) -> None:
+    """Greedy tokens are the likeliest by the weights that a whole text is measured with."""
+    whole = ensemble.tokenizer.encode(prompt)
+    found = list(ensemble.generate(whole, count))
+    assert found and len(whole) + len(found) <= ensemble.manifest.context
+    for drawn in found:
+        with torch.inference_mode():
+            window = torch.tensor(whole)[None]
+            members = range(len(ensemble.manifest.members))
+            next_log_p = torch.stack([ensemble.model(j)(window)[0, -1].double().log_softmax(-1) for j in members])
+        log_w = ensemble.weights(torch.tensor([[*whole, 0]]))[:, 0, -1]
+        mixture = torch.logsumexp(next_log_p + log_w[:, None], 0)
+        assert float(mixture[drawn]) == pytest.approx(float(mixture.max()), abs=1e-5)
+        whole.append(drawn)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "prefix", "prompt"),
+    [(1, 8, "import os, sys"), (2, 8, "import os"), (1, 20, "im"), (2, 9, "i"), (1, 0, "import")],
+)
+def test_who_goes_on_in_generation_is_who_goes_on_in_measurement(
+    copied: Path, top_k: int, prefix: int, prompt: str
+) -> None:
+    manifest = json.loads((copied / "experts.json").read_text())
+    manifest["mixture"] |= {"top_k": top_k, "prefix": prefix}
+    for member, belief in zip(manifest["members"], (0.3, 0.1, 0.2), strict=True):
+        member["belief"] = belief
+    (copied / "experts.json").write_text(json.dumps(manifest))
+    drawn_from_the_mixture(Ensemble(copied), prompt, 14)
 
 
 def test_with_the_prior_alone_to_choose_only_the_chosen_are_loaded(copied: Path) -> None:
@@ -287,6 +333,15 @@ def test_experts_come_and_go(copied: Path, made: Path, capsys: pytest.CaptureFix
     for name, complaint in (("back", "already"), ("a/b", "letters, digits")):
         with pytest.raises(UserError, match=complaint):
             commands.add_expert(copied, again, name, "")
+    assert cli.run(["experts", "remove", str(copied), "back"]) == 0
+    assert cli.run(["experts", "add", str(copied), str(again), "--as", "back", "--domain", "[/law]"]) == 0
+    assert Ensemble(copied).manifest.member("back").model == "added/back-2"
+    assert sorted(path.name for path in (copied / "added").iterdir()) == ["back", "back-2"]
+    assert cli.run(["eval", "--experts", str(copied), "--text", str(copied / "test" / "code.jsonl")]) == 0
+    assert "[/law]" in capsys.readouterr().out
+    words = ["experts", str(made / "tiny.toml"), "--quiet", "--out", str(copied.parent)]
+    assert cli.run(words) == 0, "the run itself may be taken up again: what was changed by hand stays"
+    assert [member.name for member in Ensemble(copied).manifest.members] == [*names[1:], "back"]
     for name in names[1:]:
         cli.run(["experts", "remove", str(copied), name])
     with pytest.raises(UserError, match="only expert"):
@@ -335,6 +390,8 @@ def test_damage_is_named(copied: Path) -> None:
         ("steps = [4, 6, 8]", "steps = [4, 6, 20]", "more compute"),
         ("cp*.py", "nothing*.py", "no file has such a name"),
         ("probe = {{ steps = 8 }}", 'probe = {{ steps = 8, by = ["hand"] }}', "domains.tables.hand is missing"),
+        ('engine = "inline"', 'engine = "simulate"', "a simulation trains no models"),
+        ("[experts]", '[chaos]\ntrace = "nowhere.json"\n\n[experts]', "cannot read the trace .*nowhere.json"),
         ("asyncio =", "code =", "is one of experts.domains too"),
         ("vocab = 257", "vocab = 100", "model.vocab"),
         ("most = 60000", "most = 20000", "are too few to learn from"),
@@ -384,9 +441,11 @@ def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_wh
     before = ensemble.weights(samples)
     samples[:, 20:] = 32
     assert torch.equal(ensemble.weights(samples)[..., :20], before[..., :20]), "later text chose who spoke earlier"
+    drawn_from_the_mixture(ensemble, "def f(", 20)
     capsys.readouterr()
     assert cli.run(["generate", "--experts", str(tmp_path / "cut"), "--prompt", "import ", "--tokens", "5"]) == 0
-    assert capsys.readouterr().out.startswith("import ")
+    said = capsys.readouterr().out
+    assert said.startswith("import ") and len(said.removeprefix("import ").removesuffix("\n")) > 0
     (tmp_path / "cut" / "embedding.safetensors").unlink()
     with pytest.raises(UserError, match=r"embedding\.safetensors: missing or damaged"):
         Ensemble(tmp_path / "cut")

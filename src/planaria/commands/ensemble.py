@@ -6,13 +6,16 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
+from planaria.commands import runs
 from planaria.commands.export import export_run
 from planaria.commands.generate import open_model
 from planaria.config import DataConfig
@@ -20,15 +23,14 @@ from planaria.data.shards import prepare
 from planaria.errors import UserError, nearest
 from planaria.experts import manifest
 from planaria.experts.domains import TEST
+from planaria.experts.embedding import Embedding
 from planaria.experts.ensemble import Ensemble
-from planaria.experts.manifest import TOKENIZER, Manifest, Member
+from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
 from planaria.experts.results import Score
 from planaria.experts.scoring import score
 from planaria.model.stages import parameter_count
 
-ADDED = "added"
-"""folder of an ensemble that holds experts which were not trained with it"""
 MOST_WINDOWS = 500
 
 
@@ -58,18 +60,18 @@ def evaluate(folder: Path, text: str | None) -> int:
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
     """A line for the ensemble and one for each expert."""
     logps, found = _measured(ensemble, folder, text)
-    table = Table(title=f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens")
+    table = Table(title=Text(f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"))
     for column in ("who", "knows", "perplexity", "has its say"):
         table.add_column(column, justify="right" if column in ("perplexity", "has its say") else "left")
     table.add_row("ensemble", "", f"{found.perplexity:.3f}", "")
     for member, own, share in zip(ensemble.manifest.members, logps, found.speaking, strict=True):
-        table.add_row(member.name, member.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}")
+        table.add_row(member.name, Text(member.domain), f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}")
     Console().print(table)
 
 
 def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> None:
     """A line for each test text that the ensemble was made with."""
-    table = Table(title=f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each")
+    table = Table(title=Text(f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"))
     for column in ("domain", "ensemble", "best expert", "of it alone", "speaks most", "share"):
         table.add_column(column, justify="left" if column in ("domain", "best expert", "speaks most") else "right")
     names = [member.name for member in ensemble.manifest.members]
@@ -100,25 +102,35 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"--as {name}: letters, digits, - and _ only; it becomes a folder's name")
     parameters = _fitting(folder, kept, source, domain)
-    place = folder / ADDED / name
-    unfinished = place.with_name(f".{name}.{os.getpid()}")
-    if (source / manifest.WEIGHTS).exists():
-        shutil.copytree(source, unfinished)
-    else:
-        export_run(source, unfinished)
-    unfinished.replace(place)
-    beliefs = [member.belief for member in kept.members]
-    member = Member(
-        name=name,
-        domain=domain,
-        model=f"{ADDED}/{name}",
-        sha256=manifest.digest(place / manifest.WEIGHTS),
-        parameters=parameters,
-        belief=math.log(sum(map(math.exp, beliefs)) / len(beliefs)),
-    )
-    manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
+    with runs.held(folder):
+        place = _copied(source, folder / ADDED, name)
+        beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
+        member = Member(
+            name=name,
+            domain=domain,
+            model=f"{ADDED}/{place.name}",
+            sha256=manifest.digest(place / manifest.WEIGHTS),
+            parameters=parameters,
+            belief=float(beliefs.logsumexp(0)) - math.log(len(beliefs)),
+        )
+        manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
     print(f"{name} speaks in {folder} now, with {len(kept.members)} others")
     return 0
+
+
+def _copied(source: Path, shelf: Path, name: str) -> Path:
+    """The model of a run, or an exported one, in a folder of its own: ``name``, or ``name-2`` and so on if taken."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    place = next(shelf / free for free in names if not (shelf / free).exists())
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        if (source / manifest.WEIGHTS).exists():
+            shutil.copytree(source, unfinished)
+        else:
+            export_run(source, unfinished)
+        return unfinished.replace(place)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
@@ -135,8 +147,8 @@ def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
         )
     if model.config.context < kept.context:
         raise UserError(f"{source}: reads {model.config.context} tokens at once, the ensemble {kept.context}")
-    known = {member.domain for member in kept.members}
-    if kept.mixture.prior == "clusters" and domain not in known:
+    known = Embedding.open(folder).centres.keys() if kept.mixture.prior == "clusters" else {domain}
+    if domain not in known:
         raise UserError(
             f"--domain {domain!r}: prior = 'clusters' needs a domain that is known; {nearest(domain, known)}"
         )
@@ -152,7 +164,10 @@ def remove_expert(folder: Path, name: str) -> int:
     member = kept.member(name)
     if len(kept.members) == 1:
         raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
-    left = [one for one in kept.members if one != member]
-    manifest.write(folder, kept.model_copy(update={"members": left}))
+    with runs.held(folder):
+        left = [one for one in kept.members if one != member]
+        trained = Path(member.model).parts[0] != ADDED
+        removed = [*kept.removed, name] if trained else kept.removed
+        manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
     print(f"{name} does not speak in {folder} any more; its files stay in {folder / member.model}")
     return 0

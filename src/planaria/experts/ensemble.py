@@ -12,7 +12,7 @@ from torch import Tensor
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.experts import manifest, posterior
-from planaria.experts.embedding import Embedding
+from planaria.experts.embedding import EVERY, Embedding
 from planaria.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.experts.reading import Texts, token_logps
 from planaria.experts.results import Speech
@@ -67,7 +67,7 @@ class Ensemble:
         return self._places.priors(samples, self.tokenizer.decode, domains, self.manifest.mixture.temperature)
 
     def log_prior_after(self, prompt: Sequence[int]) -> Tensor:
-        """ln π [E] of the experts for a text that begins with these tokens, before any of them has read it."""
+        """ln π [E] of the experts by the text so far, whatever they make of it."""
         if self._places is None:
             return self._belief()
         domains = [member.domain for member in self.manifest.members]
@@ -93,7 +93,9 @@ class Ensemble:
     ) -> Iterator[int]:
         """At most ``max_new`` tokens that continue ``tokens``, drawn from the mixture; they end before the separator.
 
-        With ``mixture.top_k`` only the experts that read the prompt best go on. Arguments as in ``model.generate``.
+        The experts' weights are those of :meth:`weights`: with ``mixture.top_k`` only those go on that read the first
+        ``prefix`` tokens best; with ``prefix = 0``, those that the prior of the whole prompt prefers. Arguments as in
+        ``model.generate``.
         """
         if not tokens or not 0 <= min(tokens) <= max(tokens) < self.manifest.vocab:
             raise UserError(f"generate: a prompt needs one token or more, with ids below {self.manifest.vocab}")
@@ -123,45 +125,78 @@ class _Speech:
         self._ensemble, self._tokens, self._left = ensemble, tokens, max_new
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
-        mixture, log_prior = ensemble.manifest.mixture, ensemble.log_prior_after(tokens)
-        self._speaking, self._log_w = list(range(len(log_prior))), log_prior
-        if mixture.prefix == 0:
-            self._narrow(mixture.top_k)
-        self._log_w = self._after_prompt()
-        self._narrow(mixture.top_k)
+        self._few, self._prefix = ensemble.manifest.mixture.top_k, ensemble.manifest.mixture.prefix
+        self._speaking = list(range(len(ensemble.manifest.members)))
+        self._said = torch.zeros(len(self._speaking), dtype=torch.float64)
+        """ln p_j of the text so far [E], of those who speak"""
+        self._prior = self._said
+        """ln π_j [E], of those who speak"""
+        self._readings: list[Reading] = []
+        if self._prefix == 0:
+            self._prior = ensemble.log_prior_after(tokens)
+            self._narrow()
+        self._hear_prompt()
 
     def run(self) -> Iterator[int]:
         """The new tokens."""
-        context, readings = self._ensemble.manifest.context, list[Reading]()
         for left in range(self._left, 0, -1):
-            if readings and len(self._tokens) <= context:
-                newest = torch.tensor(self._tokens[-1:])
-                for reading in readings:
-                    reading.read(newest)
-            else:
-                window = self._tokens[-context:]
-                room = min(left, max(0, context - len(self._tokens)))
-                readings = [Reading(self._ensemble.model(j), [window], room) for j in self._speaking]
-            log_p = torch.stack([reading.logits[0].double().log_softmax(-1) for reading in readings])
-            mixture = posterior.mixed(log_p, self._log_w[:, None])
+            log_p = self._next(left)
             uniform = torch.rand(1, generator=self._generator)
+            mixture = posterior.mixed(log_p, self._log_w()[:, None])
             chosen = int(pick(mixture.float()[None], self._temperature, self._top_k, uniform))
             if chosen == self._ensemble.tokenizer.end:
                 return
-            self._log_w = (self._log_w + log_p[:, chosen]).log_softmax(0)
+            self._said = self._said + log_p[:, chosen]
             self._tokens.append(chosen)
+            self._place(self._tokens)
+            if len(self._tokens) - 1 == self._prefix:
+                self._narrow()
             yield chosen
 
-    def _after_prompt(self) -> Tensor:
-        """ln w of those who speak, after the prompt."""
-        if len(self._tokens) < 2:
-            return self._log_w
-        samples = torch.tensor(self._tokens[-self._ensemble.manifest.context - 1 :])[None]
-        return (self._log_w + self._ensemble.logps(samples, self._speaking)[:, 0].sum(-1)).log_softmax(0)
+    def _next(self, left: int) -> Tensor:
+        """ln p_j of every next token [E, V]; ``left`` of them are still wanted."""
+        context = self._ensemble.manifest.context
+        if self._readings and len(self._tokens) <= context:
+            newest = torch.tensor(self._tokens[-1:])
+            for reading in self._readings:
+                reading.read(newest)
+        else:
+            window = self._tokens[-context:]
+            room = min(left, max(0, context - len(self._tokens)))
+            self._readings = [Reading(self._ensemble.model(j), [window], room) for j in self._speaking]
+        return torch.stack([reading.logits[0].double().log_softmax(-1) for reading in self._readings])
 
-    def _narrow(self, k: int) -> None:
-        """Only the ``k`` (0: all) strongest go on."""
-        if 0 < k < len(self._speaking):
-            kept = sorted(self._log_w.topk(k).indices.tolist())
+    def _hear_prompt(self) -> None:
+        """All who speak read the prompt; those who fall silent after the prefix, no further."""
+        heard = self._tokens[-self._ensemble.manifest.context - 1 :]
+        if 0 < self._prefix < len(heard) - 1 and self._falls_silent():
+            self._hear(heard[: self._prefix + 1])
+            self._narrow()
+        self._hear(heard)
+        if len(heard) - 1 == self._prefix:
+            self._narrow()
+
+    def _hear(self, heard: list[int]) -> None:
+        self._place(heard)
+        if len(heard) > 1:
+            self._said = self._ensemble.logps(torch.tensor(heard)[None], self._speaking)[:, 0].sum(-1)
+
+    def _place(self, text: list[int]) -> None:
+        """The prior by the text as it was when it was last looked at."""
+        at = (len(text) - 1) // EVERY * EVERY
+        if at == len(text) - 1 or not self._readings:
+            self._prior = self._ensemble.log_prior_after(text[: at + 1])[self._speaking]
+
+    def _log_w(self) -> Tensor:
+        return (self._prior + self._said).log_softmax(0)
+
+    def _falls_silent(self) -> bool:
+        return 0 < self._few < len(self._speaking)
+
+    def _narrow(self) -> None:
+        """Only the strongest go on, if there are more than shall."""
+        if self._falls_silent():
+            kept = sorted(self._log_w().topk(self._few).indices.tolist())
             self._speaking = [self._speaking[place] for place in kept]
-            self._log_w = self._log_w[kept].log_softmax(0)
+            self._prior, self._said = self._prior[kept], self._said[kept]
+            self._readings = [self._readings[place] for place in kept] if self._readings else []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from planaria import recipe
+from planaria import recipe, whole
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.experts.manifest import WEIGHTS
@@ -49,6 +49,16 @@ class Training:
         return Path(self.config.out) / self.config.name
 
     @property
+    def recipe(self) -> Path:
+        """The file that it is trained by."""
+        return self.folder.with_name(f"{self.config.name}.toml")
+
+    @property
+    def log(self) -> Path:
+        """What its process said."""
+        return self.folder.with_name(f"{self.config.name}.log")
+
+    @property
     def model(self) -> Path:
         """The exported model, which is there when the training is done."""
         return self.folder / "model"
@@ -71,9 +81,13 @@ def configured(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 def train_all(title: str, trainings: Sequence[Training], workers: int, retries: int, watcher: Watcher) -> list[str]:
     """Train what is not done yet, so many at a time; the names of those that were given up.
 
-    The processes end with this one, however it ends.
+    The processes end with this one, however it ends. All recipes are there from the beginning, so that whichever waits
+    can be trained elsewhere.
     """
     waiting, running, lost = [one for one in trainings if not one.done], list[Training](), list[str]()
+    for one in waiting:
+        one.recipe.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_text(one.recipe, recipe.dump(one.config))
     steps = sum(one.config.train.steps for one in trainings)
     try:
         while waiting or running:
@@ -104,12 +118,9 @@ def train_all(title: str, trainings: Sequence[Training], workers: int, retries: 
 def _start(one: Training) -> Training:
     """Begin, or go on where the last checkpoint was."""
     one.attempts += 1
-    file = one.folder.with_suffix(".toml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(recipe.dump(one.config))
-    with file.with_suffix(".log").open("ab") as log:
+    with one.log.open("ab") as log:
         one.process = subprocess.Popen(
-            [sys.executable, "-m", "planaria", *_words(one, file)],
+            [sys.executable, "-m", "planaria", *_words(one)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -119,14 +130,14 @@ def _start(one: Training) -> Training:
     return one
 
 
-def _words(one: Training, file: Path) -> list[str]:
+def _words(one: Training) -> list[str]:
     """What the process is told: to begin, to go on where the last checkpoint was, or to export what is trained."""
     if not one.folder.exists():
-        return ["train", str(file), "--quiet"]
+        return ["train", str(one.recipe), "--quiet"]
     saved = CheckpointStore(one.folder / "checkpoints").newest(whole_only=True)
     if saved is None:  # it died before its first checkpoint: nothing is lost with it
         one.folder.rename(one.folder.with_name(f".{one.folder.name}.{time.time_ns()}"))
-        return ["train", str(file), "--quiet"]
+        return ["train", str(one.recipe), "--quiet"]
     if saved.step < one.config.train.steps:
         return ["train", "--resume", str(one.folder), "--quiet"]
     shutil.rmtree(one.model, ignore_errors=True)
@@ -138,5 +149,5 @@ def _ending(one: Training) -> str:
     assert one.process is not None
     code = one.process.returncode
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    lines = one.folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()
+    lines = one.log.read_text(errors="replace").strip().splitlines()
     return f"{how} ({lines[-1]})" if lines else how

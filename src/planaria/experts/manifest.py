@@ -14,6 +14,8 @@ from planaria.experts.spec import MixtureSpec
 
 FILE = "experts.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+ADDED = "added"
+"""folder of an ensemble that holds experts which were not trained with it"""
 MOST_BYTES = 1 << 22
 """of a manifest"""
 
@@ -46,6 +48,15 @@ class Manifest(BaseModel):
     context: int
     mixture: MixtureSpec
     members: list[Member]
+    removed: list[str] = []
+    """of those that were trained with the ensemble, who was taken out of it by hand"""
+
+    def changed_like(self, before: Manifest) -> Manifest:
+        """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""
+        stay = [member for member in self.members if member.name not in before.removed]
+        taken = {member.name for member in stay}
+        added = [one for one in before.members if Path(one.model).parts[0] == ADDED and one.name not in taken]
+        return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
     def member(self, name: str) -> Member:
         """The member of that name; UserError naming the nearest."""

@@ -18,13 +18,14 @@ def cached(logps: Tensor, decay: float) -> Tensor:
     """ln π [E] from held-out texts in their order: a moving average of each text's own posterior.
 
     π ← (1 - decay) · π + decay · softmax_j(ln p_j(x)), begun at uniform (arXiv 2208.03306, section 2.3; decay 0.3).
-    ``logps`` [E, N] are the log-probabilities of whole texts. Every posterior starts from uniform: from the running π
-    it would be the product of all before, and a hair's breadth between two experts would silence one for good.
+    ``logps`` [E, N, D] are the log-probabilities of whole texts, N of each of D domains; the posteriors of D texts side
+    by side are averaged, so that no domain is the last word. Every posterior starts from uniform: from the running π it
+    would be the product of all before, and a hair's breadth between two experts would silence one for good.
     """
     pi = torch.full((len(logps),), 1 / len(logps), dtype=torch.float64)
-    for posterior in logps.double().softmax(0).T:
+    for posterior in logps.double().softmax(0).mean(-1).T:
         pi = (1 - decay) * pi + decay * posterior
-    return pi.log()
+    return pi.clamp_min(torch.finfo(pi.dtype).tiny).log()
 
 
 def nearest(texts: Tensor, centres: Tensor, temperature: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -61,16 +62,11 @@ def arm_result(
 
 
 def belief(spec: MixtureSpec, held_out: Sequence[Tensor]) -> Tensor:
-    """ln π [E] before a text begins. ``held_out``: for each domain, its held-out texts' log-probabilities [E, N, T].
-
-    The domains take turns, so that none is the last word of the moving average.
-    """
+    """ln π [E] before a text begins. ``held_out``: for each domain, its held-out texts' log-probabilities [E, N, T]."""
     if spec.prior != "cached":
         return prior.uniform(len(held_out[0]))
-    whole = [logps.sum(-1) for logps in held_out]
-    each = min(logps.shape[1] for logps in whole)
-    turns = torch.stack([logps[:, :each] for logps in whole], -1).flatten(1)
-    return prior.cached(turns[:, : spec.sequences], spec.decay)
+    each = min(math.ceil(spec.sequences / len(held_out)), *(logps.shape[1] for logps in held_out))
+    return prior.cached(torch.stack([logps[:, :each].sum(-1) for logps in held_out], -1), spec.decay)
 
 
 def score(logps: Tensor, log_prior: Tensor, spec: MixtureSpec) -> Score:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -80,7 +80,7 @@ def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
         ),
         (
             "fewer experts: perplexity over all speaking, geometric mean over domains",
-            ["arm", *(f"{k} ({found.runs[0].arms[found.arms[0]].passes[k]:.2f} passes a token)" for k in _ks(found))],
+            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
             [[arm, *(spread(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
         ),
     ]
@@ -135,17 +135,20 @@ def _lost_row(found: Results, lost: str) -> list[str]:
     return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
 
 
-def _ks(found: Results) -> list[str]:
-    return list(found.runs[0].arms[found.arms[0]].fewer)
+def _ks(found: Results) -> Mapping[str, float]:
+    """How few may go on, and forward passes for each token then, of the fullest arm: others may have lost experts."""
+    return max((arm.passes for run in found.runs for arm in run.arms.values()), key=len)
 
 
 def _fewer(found: Results, arm: str, k: str) -> list[float]:
-    runs = [run.arms[arm] for run in found.runs]
+    runs = [run.arms[arm] for run in found.runs if k in run.arms[arm].fewer]
     return [math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains)) for r in runs]
 
 
 def spread(values: Sequence[float], form: str = ".3f") -> str:
-    """Mean [least … most]."""
+    """Mean [least … most]; a dash for nothing."""
+    if not values:
+        return "–"
     mean, least, most = (format(number, form) for number in (fmean(values), min(values), max(values)))
     return mean if least == most else f"{mean} [{least} … {most}]"
 
