@@ -174,7 +174,10 @@ def test_an_expert_that_is_killed_for_good_costs_nothing_but_itself(
         job.name for job in before.arms["M_Ho-I_Ho"].experts[1:]
     ]
     assert all(score.loss < 10 for score in after.arms["M_Ho-I_Ho"].scores.values())
-    assert after.arms["M_Ho-I_He"] == before.arms["M_Ho-I_He"]
+    assert after.single == {name: losses for name, losses in before.single.items() if name != lost}
+    for arm, found in before.arms.items():
+        if lost not in [job.name for job in found.experts]:
+            assert after.arms[arm] == found
 
 
 def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tmp_path: Path) -> None:
