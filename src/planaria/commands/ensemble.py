@@ -166,8 +166,7 @@ def remove_expert(folder: Path, name: str) -> int:
         raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
     with runs.held(folder):
         left = [one for one in kept.members if one != member]
-        trained = Path(member.model).parts[0] != ADDED
-        removed = [*kept.removed, name] if trained else kept.removed
+        removed = kept.removed if member.added else [*kept.removed, name]
         manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
     print(f"{name} does not speak in {folder} any more; its files stay in {folder / member.model}")
     return 0

@@ -35,6 +35,11 @@ class Member(BaseModel):
     belief: float = Field(default=0.0, allow_inf_nan=False)
     """cached prior: ln π, up to a constant"""
 
+    @property
+    def added(self) -> bool:
+        """It was not trained with the ensemble."""
+        return self.model.startswith(f"{ADDED}/")
+
 
 class Manifest(BaseModel):
     """An ensemble. All members read and write with one tokenizer."""
@@ -55,7 +60,7 @@ class Manifest(BaseModel):
         """This manifest, made anew, with the changes that were made by hand to the one ``before`` it."""
         stay = [member for member in self.members if member.name not in before.removed]
         taken = {member.name for member in stay}
-        added = [one for one in before.members if Path(one.model).parts[0] == ADDED and one.name not in taken]
+        added = [one for one in before.members if one.added and one.name not in taken]
         return self.model_copy(update={"members": [*stay, *added], "removed": before.removed})
 
     def member(self, name: str) -> Member:
