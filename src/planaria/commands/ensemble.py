@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -96,13 +97,12 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
 
     :raises UserError: when its name is taken, or it cannot speak together with the others.
     """
-    kept = manifest.read(folder)
-    if any(member.name == name for member in kept.members):
-        raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"--as {name}: letters, digits, - and _ only; it becomes a folder's name")
-    parameters = _fitting(folder, kept, source, domain)
-    with runs.held(folder):
+    with _changing(folder) as kept:
+        if any(member.name == name for member in kept.members):
+            raise UserError(f"{folder}: has an expert {name!r} already; choose another name with --as")
+        parameters = _fitting(folder, kept, source, domain)
         place = _copied(source, folder / ADDED, name)
         beliefs = torch.tensor([member.belief for member in kept.members], dtype=torch.float64)
         member = Member(
@@ -116,6 +116,14 @@ def add_expert(folder: Path, source: Path, name: str, domain: str) -> int:
         manifest.write(folder, kept.model_copy(update={"members": [*kept.members, member]}))
     print(f"{name} speaks in {folder} now, with {len(kept.members)} others")
     return 0
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[Manifest]:
+    """The manifest, while nobody else changes it or trains its experts."""
+    manifest.read(folder)  # whatever is wrong with it is said before a lock is made
+    with runs.held(folder):
+        yield manifest.read(folder)
 
 
 def _copied(source: Path, shelf: Path, name: str) -> Path:
@@ -160,11 +168,10 @@ def remove_expert(folder: Path, name: str) -> int:
 
     :raises UserError: when there is none of that name, or it is the last.
     """
-    kept = manifest.read(folder)
-    member = kept.member(name)
-    if len(kept.members) == 1:
-        raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
-    with runs.held(folder):
+    with _changing(folder) as kept:
+        member = kept.member(name)
+        if len(kept.members) == 1:
+            raise UserError(f"{folder}: {name!r} is its only expert; an ensemble needs one")
         left = [one for one in kept.members if one != member]
         removed = kept.removed if member.added else [*kept.removed, name]
         manifest.write(folder, kept.model_copy(update={"members": left, "removed": removed}))
