@@ -221,7 +221,7 @@ def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no network.*'gsm8k:FOLDER'"):
         open_task("gsm8k")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'planaria\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
         open_task("gsm8k")
 
 
