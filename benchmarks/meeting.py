@@ -31,7 +31,8 @@ from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.model.stages import build_stage
 from planaria.transport.edge import Arrived, Edge, EdgeSpec, Opened
-from planaria.transport.rendezvous import Rendezvous
+from planaria.transport.port import Port
+from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header
 
 TIMEOUT_S = 60.0
@@ -129,22 +130,24 @@ def sent_on_tcp() -> int:
 class Member:
     """One of the two processes: a replica for each arm, an edge for each link."""
 
-    def __init__(self, given: argparse.Namespace, port: int, me: int, other: Connection) -> None:
+    def __init__(self, given: argparse.Namespace, key: bytes, me: int, other: Connection) -> None:
         torch.set_num_threads(1)
         self._given, self._me, self._other = given, me, other
         self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._port = Port("127.0.0.1", key)
+        other.send(self._port.address)
+        self._there = other.recv() if me else (other.recv() and "")
         config = ModelConfig(vocab=260, dim=given.dim, layers=given.layers, hidden=given.dim * 11 // 4)
         module = build_stage(config, 1, 1, 0)
         self._weights = {name: tensor.detach() for name, tensor in module.named_parameters()}
         self.shapes = {name: tensor.shape for name, tensor in self._weights.items()}
-        self._edges = {link: self._open(link, port, 2 * message.packed_bytes(self.shapes)) for link in LINKS}
+        self._edges = {link: self._open(link, 2 * message.packed_bytes(self.shapes)) for link in LINKS}
         self._edge = self._edges[LOOPBACK]
         self._of: dict[str, Replica] = {}
 
-    def _open(self, link: str, port: int, max_bytes: int) -> Edge:
-        latency, bandwidth = LINKS[link]
-        me, other = self._me, 1 - self._me
-        edge = Edge(EdgeSpec("127.0.0.1", port, link, me, other, max_bytes, TIMEOUT_S, latency, bandwidth), self._inbox)
+    def _open(self, link: str, max_bytes: int) -> Edge:
+        spec = EdgeSpec(link, self._there, 1 - self._me, max_bytes, TIMEOUT_S, *LINKS[link])
+        edge = Edge(spec, self._port, self._inbox)
         self._expect(Opened)
         return edge
 
@@ -228,22 +231,21 @@ class Pair:
 
 @contextmanager
 def opened(given: argparse.Namespace) -> Iterator[Pair]:
-    rendezvous = Rendezvous("127.0.0.1", 0)
+    key = new_key()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_other, args=(given, rendezvous.port, theirs), daemon=True)
+    process = context.Process(target=_other, args=(given, key, theirs), daemon=True)
     process.start()
     try:
-        yield Pair(Member(given, rendezvous.port, 0, ours), ours)
+        yield Pair(Member(given, key, 0, ours), ours)
     finally:
         ours.send(("end", ""))
         process.join(5)
-        rendezvous.close()
 
 
-def _other(given: argparse.Namespace, port: int, orders: Connection) -> None:
+def _other(given: argparse.Namespace, key: bytes, orders: Connection) -> None:
     """The other process: does what it is told, and answers, until the orders end."""
-    member = Member(given, port, 1, orders)
+    member = Member(given, key, 1, orders)
     while (order := orders.recv())[0] != "end":
         what, name = order
         if what == "begin":

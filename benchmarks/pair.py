@@ -1,12 +1,16 @@
-"""Two processes with a raw gloo group and a planaria edge between them: what transport is measured on."""
+"""Two processes with raw connections and planaria's edges between them: what transport is measured on."""
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,63 +18,81 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TAG, _TIMEOUT_S = 7, 30.0
-Side = Literal["gloo", "edge"]
+Side = Literal["gloo", "socket", "edge", "raw tls", "edge tls"]
+SIDES: tuple[Side, ...] = ("gloo", "socket", "edge", "raw tls", "edge tls")
+ACK_BYTES = 8
 
 
 class End:
-    """One of the two processes."""
+    """One of the two processes. The other end's edges listen at ``there``; empty where they call."""
 
-    def __init__(self, port: int, rank: int, max_bytes: int) -> None:
+    def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
         import torch
 
-        from planaria.transport.edge import Edge, EdgeSpec
-        from planaria.transport.group import open_group
+        from planaria.transport.port import Port
 
         torch.set_num_threads(1)
-        self._port, self._rank, self._other = port, rank, 1 - rank
-        self._group = open_group("127.0.0.1", port, "raw", rank, _TIMEOUT_S)
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._edge = Edge(EdgeSpec("127.0.0.1", port, "edge", rank, 1 - rank, max_bytes, _TIMEOUT_S), self._inbox)
-        self._expect("Opened")
-        self._buffer, self._ack = torch.zeros(max_bytes // 4), torch.zeros(1)
+        self._rank, self._other, self._key = rank, 1 - rank, key
+        self._port, self._inbox = Port("127.0.0.1", key), SimpleQueue[Any]()
+        told.send(self._port.address)
+        self._there = told.recv()
+        self._group = _gloo(folder / "store", rank)
+        self._raw = {"socket": _connected(folder / "socket", rank), "raw tls": _tls(folder / "tls", rank, key)}
+        self._edges = {"edge": self._edge("edge", max_bytes), "edge tls": self._edge("edge tls", max_bytes)}
+        self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
 
     def give(self, side: Side, size: int, count: int) -> float:
-        """Send ``count`` messages of ``size`` bytes; seconds until the other end's word that the last is in."""
-        payload, began = self._buffer[: size // 4], time.monotonic()
+        """Send ``size`` bytes and wait for the answer, so many times; mean seconds of one round trip."""
+        payload, began = self._buffer[:size], time.monotonic()
         for _ in range(count):
             self._send(side, payload)
-        self._receive(side, self._ack)
-        return time.monotonic() - began
+            self._receive(side, self._ack)
+        return (time.monotonic() - began) / count
 
     def take(self, side: Side, size: int, count: int) -> None:
         """Be the other end of :meth:`give`."""
-        payload = self._buffer[: size // 4]
+        payload = self._buffer[:size]
         for _ in range(count):
             self._receive(side, payload)
-        self._send(side, self._ack)
+            self._send(side, self._ack)
 
     def link(self, name: str) -> float:
-        """Seconds that a new group to the other end takes, which must ask for it too."""
-        from planaria.transport.group import open_group
-
+        """Seconds that a new edge to the other end takes, which must ask for it too."""
         began = time.monotonic()
-        group = open_group("127.0.0.1", self._port, name, self._rank, _TIMEOUT_S)
+        edge = self._edge(name, 1 << 20)
         took = time.monotonic() - began
-        del group  # which takes longer than making it
+        edge.abandon()
         return took
+
+    def _edge(self, name: str, max_bytes: int) -> Any:
+        from planaria.transport import channel
+        from planaria.transport.edge import Edge, EdgeSpec
+
+        inside, channel.stays_here = channel.stays_here, lambda _: name != "edge tls"  # type: ignore[assignment]
+        at = self._there if self._rank else ""
+        edge = Edge(EdgeSpec(name, at, self._other, max_bytes, _TIMEOUT_S), self._port, self._inbox)
+        self._expect("Opened")
+        channel.stays_here = inside
+        return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
         from planaria.transport.wire import Content, Header
 
         if side == "gloo":
             self._group.send([payload], self._other, _TAG).wait()
+        elif side in self._raw:
+            self._raw[side].sendall(payload.numpy())
         else:
             shape = tuple(payload.shape)
-            self._edge.send(Header(Content.FORWARD, 1, 1, 1, 1, payload.dtype, shape, time.monotonic()), payload)
+            self._edges[side].send(Header(Content.FORWARD, 1, 1, 1, 1, payload.dtype, shape, time.monotonic()), payload)
 
     def _receive(self, side: Side, into: Tensor) -> None:
         if side == "gloo":
             self._group.recv([into], self._other, _TAG).wait()
+        elif side in self._raw:
+            view = memoryview(into.numpy())
+            while view:
+                view = view[self._raw[side].recv_into(view) :]
         else:
             self._expect("Arrived")
 
@@ -80,6 +102,40 @@ class End:
             raise RuntimeError(f"{kind} was expected of the edge, which said {item}")
 
 
+def _gloo(store: Path, rank: int) -> Any:
+    from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout, options._threads = timedelta(seconds=600), 1
+    return ProcessGroupGloo(FileStore(str(store), 2), rank, 2, options)
+
+
+def _connected(meeting: Path, rank: int) -> socket.socket:
+    """A TCP connection over the loopback; the first end leaves its port in a file."""
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            unfinished = meeting.with_suffix(".unfinished")
+            unfinished.write_text(str(server.getsockname()[1]))
+            unfinished.replace(meeting)
+            raw, _ = server.accept()
+    else:
+        while not meeting.exists():
+            time.sleep(0.01)
+        raw = socket.create_connection(("127.0.0.1", int(meeting.read_text())))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return raw
+
+
+def _tls(meeting: Path, rank: int, key: bytes) -> socket.socket:
+    from planaria.transport.secure import begin, prove
+
+    tls = begin(_connected(meeting, rank), key, calling=rank == 1)
+    prove(tls, key, _TIMEOUT_S)
+    tls.settimeout(None)
+    return tls
+
+
 class Pair:
     """This process's end, and orders to the other."""
 
@@ -87,12 +143,12 @@ class Pair:
         self._end, self._orders = end, orders
 
     def transfer(self, side: Side, size: int, count: int) -> float:
-        """Seconds of ``count`` messages of ``size`` bytes to the other process and its word that the last is in."""
+        """Seconds of one round trip, the mean of ``count``: ``size`` bytes there, eight back."""
         self._orders.send((side, size, count))
         return self._end.give(side, size, count)
 
     def link(self, name: str) -> float:
-        """Seconds that a new group between the two takes."""
+        """Seconds that a new edge between the two takes, the proof of the key included."""
         self._orders.send(("link", name))
         return self._end.link(name)
 
@@ -100,23 +156,23 @@ class Pair:
 @contextmanager
 def opened(max_bytes: int) -> Iterator[Pair]:
     """A pair for messages of at most ``max_bytes``."""
-    from planaria.transport.rendezvous import Rendezvous
+    from planaria.transport.secure import new_key
 
-    rendezvous = Rendezvous("127.0.0.1", 0)
-    context = mp.get_context("spawn")
+    context, key = mp.get_context("spawn"), new_key()
     ours, theirs = context.Pipe()
-    process = context.Process(target=_other, args=(rendezvous.port, max_bytes, theirs), daemon=True)
-    process.start()
-    try:
-        yield Pair(End(rendezvous.port, 0, max_bytes), ours)
-    finally:
-        ours.send(None)
-        process.join(5)
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=_other, args=(Path(folder), key, max_bytes, theirs), daemon=True)
+        process.start()
+        try:
+            yield Pair(End(Path(folder), 0, key, max_bytes, ours), ours)
+        finally:
+            ours.send(None)
+            process.join(5)
 
 
-def _other(port: int, max_bytes: int, orders: Connection) -> None:
+def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None:
     """The other process: does its part of what it is told, until the orders end."""
-    end = End(port, 1, max_bytes)
+    end = End(folder, 1, key, max_bytes, orders)
     while (order := orders.recv()) is not None:
         if order[0] == "link":
             end.link(order[1])

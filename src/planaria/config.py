@@ -258,7 +258,7 @@ class FleetConfig(Section):
     host: str = "127.0.0.1"
     """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """rendezvous port of the controller; 0 takes any free one"""
+    """port at which machines call the controller to join; 0 takes any free one"""
 
 
 class CheckpointConfig(Section):

@@ -64,14 +64,18 @@ class Member(Fact):
     stage: int
     worker: str
     source: Source
+    at: str = ""
+    """where donors call to give it a state"""
 
 
 class Link(Fact):
-    """A two-worker group between two nodes. A link that keeps its id is kept open."""
+    """An edge between two nodes. A link that keeps its id is kept open."""
 
     low: int
     high: int
     id: str
+    at: str = ""
+    """where the high end calls the low one"""
 
 
 def state_link(generation: int, donor: int, node: int) -> str:
@@ -232,6 +236,8 @@ class Donate(Fact):
     to: int
     stage: int
     link: str
+    at: str = ""
+    """where to call"""
 
 
 class Save(Fact):

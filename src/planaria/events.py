@@ -23,6 +23,8 @@ class WorkerJoined(Fact):
     worker: str
     incarnation: int
     pid: int
+    at: str = ""
+    """HOST:PORT, where others call for edges to it"""
 
 
 class WorkerLost(Fact):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from planaria.cli import main
 from planaria.commands import runs
 from planaria.config import RunConfig
 from planaria.engine.setup import SETUP, Setup
-from planaria.fleet.door import open_door
+from planaria.fleet.door import Door, open_door
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.switchboard import Switchboard
+from planaria.transport.secure import new_key
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def door(run: Path) -> Iterator[Path]:
     """The door of a run whose folder of data is seen nowhere."""
-    setup = SETUP.dump_json(Setup(RunConfig(name="mine"), run, run / "nowhere", "127.0.0.1", 1)).decode()
+    setup = SETUP.dump_json(Setup(RunConfig(name="mine"), run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[Guests] = []
 
     def guests(ears: Ears, board: Switchboard) -> Guests:
         made.append(Guests(ears, board, setup, 4.0))
         return made[0]
 
-    fleet = RemoteFleet("127.0.0.1", 1.0, 4, guests)
+    fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
     yield open_door(run, made[0].address, made[0].key)
     fleet.close(patience_s=0.0)
 
@@ -64,13 +64,13 @@ def test_a_run_that_nobody_trains(run: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_door_that_is_damaged(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (run / "door.json").write_text('{"host": "127.0.0.1", "port": 1, "key": "not shown"')
+    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"')
     err = mistake(capfd, run)
     assert "door.json: damaged" in err and "not shown" not in err
 
 
 def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (run / "door.json").write_text('{"host": "127.0.0.1", "port": 1, "key": "not shown"}')
+    (run / "door.json").write_text('{"at": "127.0.0.1:1", "key": "not shown"}')
     err = mistake(capfd, run)
     assert "door.json: damaged" in err and "not shown" not in err
 
@@ -78,15 +78,14 @@ def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> N
 def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    open_door(run, ("127.0.0.1", port), os.urandom(32))
+    open_door(run, f"127.0.0.1:{port}", new_key())
     err = mistake(capfd, run)
     assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
 
 
 def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    theirs = door.read_text()
-    port = int(theirs.split('"port":')[1].split(",")[0])
-    open_door(run, ("127.0.0.1", port), os.urandom(32))
+    port = int(Door.model_validate_json(door.read_text()).at.rpartition(":")[2])
+    open_door(run, f"127.0.0.1:{port}", new_key())
     assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in mistake(capfd, run)
 
 
@@ -112,4 +111,4 @@ def test_numbers_that_make_no_sense(run: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_the_door_is_its_owners_alone(run: Path) -> None:
-    assert open_door(run, ("127.0.0.1", 1), b"key").stat().st_mode & 0o077 == 0
+    assert open_door(run, "127.0.0.1:1", b"key").stat().st_mode & 0o077 == 0

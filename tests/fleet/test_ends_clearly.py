@@ -13,7 +13,7 @@ from planaria import events as e
 from planaria.errors import UserError
 
 
-def test_a_rendezvous_port_that_is_taken_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = tiny(tmp_path, fleet={"port": port})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ import planaria
 from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import RemoteFleet
-from planaria.fleet.switchboard import VISITOR, call
+from planaria.fleet.switchboard import VISITOR, WorkerLine, call
 from planaria.fleet.visit import TO_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.transport.secure import new_key
 
 SILENCE_S = 3.0
 """long enough for a test that beats on a busy machine"""
@@ -31,15 +31,15 @@ class Scene:
             made.append(Guests(ears, board, '{"setup": 1}', SILENCE_S))
             return made[0]
 
-        self.fleet = RemoteFleet("127.0.0.1", 5.0, 4, guests)
+        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
         self.guests, self.heard = made[0], list[Notice]()
 
-    def knock(self, workers: int = 2, version: str = planaria.__version__) -> Connection:
+    def knock(self, workers: int = 2, version: str = planaria.__version__) -> WorkerLine:
         line = call(self.guests.address, self.guests.key, "a machine", VISITOR)
         say(line, Knock(called="a\x1b[31m machine", version=version, workers=workers))
         return line
 
-    def join(self, workers: int = 2) -> Connection:
+    def join(self, workers: int = 2) -> WorkerLine:
         line = self.knock(workers)
         assert isinstance(hear(line), Welcome)
         say(line, Settled())
@@ -61,11 +61,11 @@ class Scene:
         return [notice for notice in self.heard if isinstance(notice, kind)]
 
 
-def say(line: Connection, word: Any) -> None:
+def say(line: WorkerLine, word: Any) -> None:
     line.send_bytes(word.model_dump_json().encode())
 
 
-def hear(line: Connection) -> Any:
+def hear(line: WorkerLine) -> Any:
     assert line.poll(20)
     return TO_GUEST.validate_json(line.recv_bytes())
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 
 import pytest
 
 from planaria.fleet.base import Gone, Said
 from planaria.fleet.remote import Born, Ears, Lost, RemoteFleet
-from planaria.fleet.switchboard import Switchboard, call
+from planaria.fleet.switchboard import Switchboard, WorkerLine, call
+from planaria.transport.secure import new_key
 
 Notice = Said | Gone
 
@@ -33,7 +33,7 @@ class Hosts:
 
     def close(self) -> None: ...
 
-    def join(self, worker: str, incarnation: int = 1) -> Connection:
+    def join(self, worker: str, incarnation: int = 1) -> WorkerLine:
         """A worker that has been started and says something."""
         self.ears.tell(Born(worker, incarnation))
         connection = call(self.board.address, self.board.key, worker, incarnation)
@@ -49,7 +49,7 @@ class Scene:
             made.append(Hosts(ears, board))
             return made[0]
 
-        self.fleet = RemoteFleet("127.0.0.1", 0.05, missed, hosts)
+        self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 0.05, missed, hosts)
         self.hosts = made[0]
         self.heard: list[Notice] = []
 

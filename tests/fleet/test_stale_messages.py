@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -26,6 +27,8 @@ from planaria.engine.setup import Setup
 from planaria.events import REPORT, EdgeBroken
 from planaria.plan.actions import Action, Key
 from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.transport.port import Port
+from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header, WireError
 
 SHAPE = (2, 32, 32)
@@ -89,6 +92,7 @@ class DeadEdge:
     """Stands in for an edge: knows what it was asked for, and whether it was given up."""
 
     spec: EdgeSpec
+    port: Port
     inbox: SimpleQueue[Any]
     abandoned: bool = False
     sent_bytes: int = 0
@@ -99,20 +103,24 @@ class DeadEdge:
 
 
 def form(generation: int, links: dict[tuple[int, int], str], sources: dict[int, Source] | None = None) -> Form:
-    members = [Member(node=s, stage=s, worker=f"w{s}", source=(sources or {}).get(s, Keep())) for s in range(5)]
-    told = [Link(low=low, high=high, id=name) for (low, high), name in links.items()]
+    members = [
+        Member(node=s, stage=s, worker=f"w{s}", source=(sources or {}).get(s, Keep()), at=f"w{s}'s:1") for s in range(5)
+    ]
+    told = [Link(low=low, high=high, id=name, at=f"w{low}'s:1") for (low, high), name in links.items()]
     return Form(generation=generation, step=7, outcome="recovered", members=members, links=told)
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Post, Connection]:
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Post, Connection]]:
     """The post of the worker at stage 2, and the controller's end of its line."""
     monkeypatch.setattr(links, "Edge", DeadEdge)
     ours, theirs = Pipe()
-    setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", 1)
-    post = Post(setup, Itinerary(setup.config), "w2", Desk(theirs, heartbeat_s=1.0))
+    setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", new_key())
+    port = Port("127.0.0.1", setup.key)
+    post = Post(setup, Itinerary(setup.config), "w2", Desk(theirs, heartbeat_s=1.0), port)
     post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
-    return post, ours
+    yield post, ours
+    port.close()
 
 
 def test_links_keep_an_edge_whose_id_stays_and_give_up_one_whose_id_changes(office: tuple[Post, Connection]) -> None:
@@ -124,16 +132,19 @@ def test_links_keep_an_edge_whose_id_stays_and_give_up_one_whose_id_changes(offi
     assert post.links.edges[1] is before and not before.abandoned  # type: ignore[attr-defined]
     assert post.links.edges[3] is not replaced and replaced.abandoned  # type: ignore[attr-defined]
     assert post.links.unopened == [3]
+    called = {peer: edge.spec.at for peer, edge in post.links.edges.items()}
+    assert called == {1: "w1's:1", 3: ""}, "the high end of an edge calls the low one"
 
 
 def test_both_ends_of_a_rebuild_have_an_edge_for_it_until_it_is_over(office: tuple[Post, Connection]) -> None:
     post, _ = office
     post.move(2, form(2, {(1, 2): "g1:1-2"}, {3: Rebuild(by="checkfree", donors=[2, 4])}))
     (gift,) = post.links.transfers.values()
-    assert (gift.spec.link_id, gift.spec.peer) == ("g2:state:2>3", 3)
+    assert (gift.spec.link_id, gift.spec.peer, gift.spec.at) == ("g2:state:2>3", 3, "w3's:1"), "donors call"
     post.move(2, form(3, {(1, 2): "g1:1-2"}, {2: Rebuild(by="checkfree", donors=[1, 3])}))
     assert gift.abandoned  # type: ignore[attr-defined]
     assert {edge.spec.link_id for edge in post.links.transfers.values()} == {"g3:state:1>2", "g3:state:3>2"}
+    assert {edge.spec.at for edge in post.links.transfers.values()} == {""}
     post.links.end_transfers()
     assert not post.links.transfers
 

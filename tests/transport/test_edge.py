@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from planaria.errors import UserError
+from planaria.transport import channel
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
-from planaria.transport.rendezvous import Client, Rendezvous
+from planaria.transport.port import Port
+from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header
 
 SOON_S = 20.0
@@ -22,12 +23,15 @@ SOON_S = 20.0
 QUIET_S = 0.3
 
 
+KEY = new_key()
+
+
 class End:
     """One end of an edge with an inbox of its own."""
 
-    def __init__(self, spec: EdgeSpec) -> None:
+    def __init__(self, spec: EdgeSpec, port: Port) -> None:
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.edge = Edge(spec, self.inbox)
+        self.edge = Edge(spec, port, self.inbox)
 
     def next(self, kind: type[Any]) -> Any:
         item = self.inbox.get(timeout=SOON_S)
@@ -47,22 +51,26 @@ class End:
 
 
 @pytest.fixture(scope="module")
-def rendezvous() -> Rendezvous:
-    return Rendezvous("127.0.0.1", 0)
+def port() -> Iterator[Port]:
+    port = Port("127.0.0.1", KEY)
+    yield port
+    port.close()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EdgeSpec:
+    """An end that waits to be called, as between processes of one machine and as between machines."""
+    monkeypatch.setattr(channel, "stays_here", lambda _: request.param == "plain")
+    return EdgeSpec(request.node.name, "", 2, 1 << 20, SOON_S)
 
 
 @pytest.fixture
-def spec(rendezvous: Rendezvous, request: pytest.FixtureRequest) -> EdgeSpec:
-    return EdgeSpec(rendezvous.host, rendezvous.port, request.node.name, 0, 2, 1 << 20, SOON_S)
+def ends(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
+    yield from opened(spec, port)
 
 
-@pytest.fixture
-def ends(spec: EdgeSpec) -> Iterator[tuple[End, End]]:
-    yield from opened(spec)
-
-
-def opened(spec: EdgeSpec) -> Iterator[tuple[End, End]]:
-    low, high = End(spec), End(replace(spec, rank=1, peer=1))
+def opened(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
+    low, high = End(spec, port), End(replace(spec, at=port.address, peer=1), port)
     for end in (low, high):
         assert end.next(Opened).seconds < SOON_S
     yield low, high
@@ -113,8 +121,8 @@ def test_what_is_no_frame_breaks_the_edge(ends: tuple[End, End]) -> None:
     assert "nan" in high.next(Broken).detail
 
 
-def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec) -> None:
-    low, high = End(spec), End(replace(spec, rank=1))
+def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec, port: Port) -> None:
+    low, high = End(spec, port), End(replace(spec, at=port.address), port)
     low.next(Opened), high.next(Opened)
     low.edge.abandon()
     high.send(torch.ones(3))  # it may still be on its way to someone who no longer listens
@@ -125,9 +133,10 @@ def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec
     assert low.hears_nothing()
 
 
-def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec) -> None:
+@pytest.mark.parametrize("calling", [False, True])
+def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec, port: Port, calling: bool) -> None:
     start = time.monotonic()
-    alone = End(replace(spec, open_timeout_s=0.5))
+    alone = End(replace(spec, open_timeout_s=0.5, at=port.address if calling else ""), port)
     broken = alone.next(Broken)
     assert "could not be opened" in broken.detail
     assert "\n" not in broken.detail
@@ -135,16 +144,17 @@ def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec)
     assert gone(spec)
 
 
-def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec) -> None:
-    alone = End(replace(spec, open_timeout_s=0.5))
+@pytest.mark.parametrize("calling", [False, True])
+def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec, port: Port, calling: bool) -> None:
+    alone = End(replace(spec, at=port.address if calling else ""), port)
     alone.edge.abandon()
     assert gone(spec)
     assert alone.hears_nothing()
 
 
-def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec) -> None:
+def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: Port) -> None:
     """Frames queue for the line but fly at the same time: 3 frames of 0.1 s each, and 0.2 s once."""
-    for low, high in opened(replace(spec, latency_s=0.2, bandwidth=4000.0)):
+    for low, high in opened(replace(spec, latency_s=0.2, bandwidth=4000.0), port):
         start = time.monotonic()
         for number in range(3):
             low.send(torch.zeros(100), number)
@@ -161,13 +171,32 @@ def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec) -> None
         assert time.monotonic() - start > 0.25
 
 
-def test_a_port_that_is_taken_is_the_users_to_mend(rendezvous: Rendezvous) -> None:
-    with pytest.raises(UserError, match=rf"fleet.port = {rendezvous.port}: cannot listen") as caught:
-        Rendezvous("127.0.0.1", rendezvous.port)
-    assert "\n" not in str(caught.value)
+def test_what_was_sent_before_an_edge_was_given_up_still_arrives(spec: EdgeSpec, port: Port) -> None:
+    """A state is lent over an edge that its owner forgets at once, long before the other end has come."""
+    state = torch.randn(1 << 17)
+    lender = End(replace(spec, at=port.address), port)
+    lender.send(state)
+    lender.edge.abandon()
+    heir = End(spec, port)
+    heir.next(Opened)
+    assert torch.equal(heir.next(Arrived).payload, state)
+    heir.edge.abandon()
+    assert gone(spec)
 
 
-def test_an_end_listens_at_its_own_address_on_the_way_to_the_rendezvous(rendezvous: Rendezvous) -> None:
-    client = Client(rendezvous.host, rendezvous.port, SOON_S)
-    assert client.own_address == "127.0.0.1"
-    client.close()
+def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
+    low, high = ends
+    assert low.edge._channel is not None
+    low.edge._channel.close()  # as the system does for a process that is killed
+    assert high.next(Broken).edge is high.edge
+
+
+def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -> None:
+    low, high = ends
+    frames = [torch.full(((1 << 18) - number % 3,), float(number)) for number in range(24)]
+    for number, frame in enumerate(frames):
+        low.send(frame, number)
+        high.send(frame[:5], number)
+    for number, frame in enumerate(frames):
+        assert torch.equal(high.next(Arrived).payload, frame)
+        assert low.next(Arrived).header.microbatch == number

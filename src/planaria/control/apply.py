@@ -37,7 +37,9 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 @apply.register
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
-    run = set_worker(run, fact.worker, replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid))
+    run = set_worker(
+        run, fact.worker, replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
+    )
     run = _stillborn(run, born.host, 0)
     for replica in run.live.values():
         # With one worker more, the plan that is being looked for may not be needed.

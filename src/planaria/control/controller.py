@@ -238,12 +238,12 @@ class Controller:
         for member in form.members:
             if isinstance(member.source, d.Handover):
                 link = state_link(form.generation, d.BEFORE, member.node)
-                order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link)
+                order = d.Donate(donor=d.BEFORE, to=member.node, stage=member.stage, link=link, at=member.at)
                 self._order(order, [member.source.worker])
             for donor in member.source.donors if isinstance(member.source, d.Rebuild) else ():
                 if donor in self.state.replicas[form.replica].lenders:
                     link = state_link(form.generation, donor, member.node)
-                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link)
+                    order = d.Donate(donor=donor, to=member.node, stage=member.stage, link=link, at=member.at)
                     self._order(order, [holders[donor]])
 
     def _seal(self, seal: d.Seal) -> None:

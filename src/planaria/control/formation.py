@@ -165,14 +165,17 @@ def _formation(
     generation, stage = 1 + max(r.generation for r in run.replicas.values()), replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
     kept = {pair: link for pair, link in replica.links.items() if not set(pair) & new}
+    at = {node: run.workers[worker].at for node, worker in holders.items()}
     return d.Form(
         replica=replica.number,
         generation=generation,
         step=standing.step,
         outcome=outcome,  # type: ignore[arg-type]
-        members=[d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n]) for n in sorted(holders)],
+        members=[
+            d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
+        ],
         links=[
-            d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}"))
+            d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}"), at=at[a])
             for a, b in sorted(replica.pairs_of(holders))
         ],
         routes=routes if replica.settings.arrangement else [],

@@ -150,13 +150,14 @@ def _will_come(run: RunState, replica: ReplicaState) -> bool:
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
     """Every stage's nodes with one another. A link goes by the generations at its ends: a new one has new links."""
-    found = []
+    found, holders = [], run.holders
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
         for place, (low, mine) in enumerate(nodes):
             for high, other in nodes[place + 1 :]:
                 ends = f"{low}.g{mine.generation}-{high}.g{other.generation}"
-                found.append(d.Link(low=low, high=high, id=f"r{round}:{ends}"))
+                at = run.workers[holders[low]].at
+                found.append(d.Link(low=low, high=high, id=f"r{round}:{ends}", at=at))
     return found
 
 

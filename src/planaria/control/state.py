@@ -25,6 +25,8 @@ class WorkerState:
     incarnation: int
     status: Literal["starting", "spare", "member", "released", "dead"]
     pid: int = 0
+    at: str = ""
+    """where others call for edges to it"""
     host: str = ""
     """a machine that has joined; empty for the run's own"""
     leaving: bool = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 
 from planaria.decisions import ORDER, Disband, Form, Leave, Order, Save
 from planaria.events import Fact, Heartbeat
+from planaria.fleet.base import ControlLine
 
 MAX_ORDER_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ class Interrupted(Exception):
 class Desk:
     """Inbox and reports of one worker."""
 
-    def __init__(self, connection: Connection, heartbeat_s: float, orders: TypeAdapter[Any] = ORDER) -> None:
+    def __init__(self, connection: ControlLine, heartbeat_s: float, orders: TypeAdapter[Any] = ORDER) -> None:
         """``orders`` are the types that the controller's words are checked against."""
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders

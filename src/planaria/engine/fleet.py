@@ -22,7 +22,7 @@ from planaria.fleet.ground import ground
 from planaria.fleet.open import OpenFleet
 from planaria.fleet.work import Ground, Work
 from planaria.plan.check import require
-from planaria.transport.rendezvous import Rendezvous
+from planaria.transport.secure import new_key
 
 PRELOAD = [worker.__name__, "torch._dynamo"]
 """what workers are born with; an optimizer's first step would otherwise import torch._dynamo, a CPU-second in each"""
@@ -38,7 +38,7 @@ def train(
 ) -> Finish:
     """Train on a fleet of processes, here or on a Ray cluster, until the run is over; how it ended.
 
-    :raises UserError: when the plan is not sound, the rendezvous port is taken or the cluster is not fit; no worker
+    :raises UserError: when the plan is not sound, the port is taken or the cluster is not fit; no worker
         has started then.
     """
     itinerary = Itinerary(config)
@@ -47,9 +47,8 @@ def train(
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
         place = ending.enter_context(ground(config.fleet, started.crew))
-        rendezvous = ending.enter_context(closing(Rendezvous(place.host, config.fleet.port)))
-        setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
-        work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset))
+        setup = Setup(config, folder, dataset, place.host, new_key())
+        work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(trace, fleet, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
@@ -61,4 +60,4 @@ def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:
     """The fleet of a place, and a door in the run's folder for machines that join."""
     config = setup.config.fleet
     told = SETUP.dump_json(replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())).decode()
-    return OpenFleet(place.fleet(work), place.host, config.heartbeat_s, config.missed, told, setup.folder)
+    return OpenFleet(place.fleet(work), config, place.host, setup.key, told, setup.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +86,7 @@ class _Stay:
             setup = SETUP.validate_json(visit.welcome.setup)
         except ValidationError:
             raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None
+        setup = replace(setup, key=visit.key)
         entry, cwd = partial(worker.main, setup), Path(visit.welcome.cwd)
         orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
         self._nursery = Nursery(orders)

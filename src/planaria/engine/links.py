@@ -16,14 +16,15 @@ from planaria.model.stages import stage_parameters
 from planaria.network.costs import FP32_BYTES, message_bytes
 from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
+from planaria.transport.port import Port
 from planaria.transport.wire import Header
 
 
 class Links:
     """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
-    def __init__(self, setup: Setup, itinerary: Itinerary, inbox: SimpleQueue[Any]) -> None:
-        self._setup, self._itinerary, self._inbox = setup, itinerary, inbox
+    def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: SimpleQueue[Any]) -> None:
+        self._setup, self._itinerary, self._port, self._inbox = setup, itinerary, port, inbox
         self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
@@ -40,14 +41,16 @@ class Links:
                 self.edges.pop(peer).abandon()
         for peer, link in wanted.items():
             if peer not in self.edges:
-                self.edges[peer] = self._open(link.id, node, peer, self._most_bytes(node, peer))
+                at = link.at if node == link.high else ""
+                self.edges[peer] = self._open(link.id, at, node, peer, self._most_bytes(node, peer))
         self.end_transfers()
         for member in form.members:
             for donor in _donors(member.source):
                 if node in (donor, member.node):
                     peer = member.node if node == donor else donor
                     link_id = state_link(form.generation, donor, member.node)
-                    self.transfers[peer] = self._open(link_id, node, peer, self._state_bytes(member.stage))
+                    at = member.at if node == donor else ""
+                    self.transfers[peer] = self._open(link_id, at, node, peer, self._state_bytes(member.stage))
 
     def end_transfers(self) -> None:
         """The lost stages are rebuilt; their edges go."""
@@ -59,12 +62,16 @@ class Links:
     def meet(self, links: Sequence[Link], node: int) -> list[Edge]:
         """Have exactly these edges to the same stage of other replicas; those that are new."""
         mine = [link for link in links if node in (link.low, link.high)]
-        wanted = {link.high if link.low == node else link.low: link.id for link in mine}
+        wanted = {link.high if link.low == node else link.low: link for link in mine}
         for peer, edge in list(self.meeting.items()):
-            if wanted.get(peer) != edge.spec.link_id:
+            if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.meeting.pop(peer).abandon()
         most = self._state_bytes(self._itinerary.arrangement.stage[node])
-        new = {peer: self._open(link, node, peer, most) for peer, link in wanted.items() if peer not in self.meeting}
+        new = {
+            peer: self._open(link.id, link.at if node == link.high else "", node, peer, most)
+            for peer, link in wanted.items()
+            if peer not in self.meeting
+        }
         self.meeting |= new
         return list(new.values())
 
@@ -77,7 +84,7 @@ class Links:
 
     def lend(self, order: Donate, header: Header, flat: Tensor) -> None:
         """Send a state to another replica, or a successor, over an edge of its own that nobody here hears of again."""
-        edge = self._open(order.link, order.donor, order.to, self._state_bytes(order.stage))
+        edge = self._open(order.link, order.at, order.donor, order.to, self._state_bytes(order.stage))
         edge.send(header, flat)
         edge.abandon()  # once the state has gone out
 
@@ -112,22 +119,20 @@ class Links:
         config, copies = self._setup.config, 6 if self._itinerary.replicas > 1 else 3
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
-    def _open(self, link_id: str, node: int, peer: int, max_bytes: int) -> Edge:
+    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int) -> Edge:
         config = self._setup.config
         emulated = config.network.emulate and BEFORE not in (node, peer)
         latency_s, bandwidth = self._itinerary.link(peer, node) if emulated else (0.0, None)
         spec = EdgeSpec(
-            host=self._setup.host,
-            port=self._setup.port,
             link_id=link_id,
-            rank=0 if node < peer else 1,
+            at=at,
             peer=peer,
             max_bytes=max_bytes,
             open_timeout_s=config.fleet.timeout_s,
             latency_s=latency_s,
             bandwidth=bandwidth,
         )
-        return Edge(spec, self._inbox)
+        return Edge(spec, self._port, self._inbox)
 
 
 def _donors(source: Source) -> list[int]:

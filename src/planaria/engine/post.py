@@ -22,6 +22,7 @@ from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
 from planaria.recovery.base import Moment
 from planaria.transport.edge import Arrived, Broken, Edge, Opened
+from planaria.transport.port import Port
 from planaria.transport.wire import Content, Header, WireError
 
 MOMENTS: tuple[Moment, ...] = ("before", "after")
@@ -30,14 +31,14 @@ MOMENTS: tuple[Moment, ...] = ("before", "after")
 class Post:
     """Where a worker stands (node, stage, generation, step), and all it hears from and says to its neighbours."""
 
-    def __init__(self, setup: Setup, itinerary: Itinerary, worker: str, desk: Desk) -> None:
+    def __init__(self, setup: Setup, itinerary: Itinerary, worker: str, desk: Desk, port: Port) -> None:
         self.worker, self.node, self.stage, self.generation, self.step = worker, -1, -1, 0, 0
         self.replica = 0
         self.desk = desk
         self.circle = Circle(setup.config.exchange)
         self.lend: Callable[[Donate], None] = _nothing_to_lend
         """what to do when another replica wants a copy of this stage"""
-        self.links = Links(setup, itinerary, desk.inbox)
+        self.links = Links(setup, itinerary, port, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
         self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
         self.absent: set[int] = set()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from planaria.config import RunConfig
 
@@ -20,8 +21,9 @@ class Setup:
     dataset: Path
     """folder of the prepared token shards"""
     host: str
-    port: int
-    """where the controller's rendezvous store listens"""
+    """where the controller listens, and the workers of its own machine"""
+    key: Annotated[bytes, Field(exclude=True)] = field(default=b"", repr=False)
+    """the run's, which all of its connections prove; a machine that joins knows it already"""
 
     @property
     def checkpoints(self) -> Path:

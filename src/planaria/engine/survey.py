@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 from planaria.config import FleetConfig
 from planaria.decisions import Leave
@@ -17,7 +16,7 @@ from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import Fleet, Gone, Said
 from planaria.fleet.local import LocalFleet
 from planaria.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
-from planaria.transport.rendezvous import Rendezvous
+from planaria.transport.secure import new_key
 
 GRACE_S = 0.5
 """after a broken edge, how long the death notice of one of its ends may take before the edge itself is blamed"""
@@ -35,11 +34,9 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     Pairs are measured together only where emulated links leave this machine idle: real ones would share it.
 
     :raises RunStopped: when a node dies or two nodes cannot talk; it names them.
-    :raises UserError: when the rendezvous port is taken.
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
-    rendezvous = Rendezvous(config.host, config.port)
-    place = Place(rendezvous.host, rendezvous.port, config.heartbeat_s, config.timeout_s)
+    place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
     # A process has one fork server, preloaded once: whoever trains after a survey would wait for slow workers.
     fleet = LocalFleet(partial(surveyor.main, place), [*PRELOAD, surveyor.__name__], config.heartbeat_s, config.missed)
     try:
@@ -52,7 +49,6 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
         for name in names:
             fleet.send(name, Leave().model_dump_json().encode())
         fleet.close()
-        rendezvous.close()
 
 
 class Leader:
@@ -64,6 +60,8 @@ class Leader:
         self._number = {name: n for n, name in enumerate(names)}
         self._busy: dict[int, Pair] = {}
         """node → the pair it is in"""
+        self._at: dict[int, str] = {}
+        """node → where it listens"""
         self._met: set[int] = set()
         self._samples: dict[int, Samples] = {}
 
@@ -71,9 +69,8 @@ class Leader:
         """Start every node and wait until it is ready."""
         for name in self._names:
             self._fleet.spawn(name, 0)
-        ready: set[int] = set()
-        while len(ready) < len(self._names):
-            ready |= {node for node, report in self._reports() if isinstance(report, Ready)}
+        while len(self._at) < len(self._names):
+            self._at |= {node: report.at for node, report in self._reports() if isinstance(report, Ready)}
 
     def measure(self, batch: Sequence[Pair]) -> None:
         """Measure these pairs, which have no node in common, at the same time."""
@@ -81,8 +78,8 @@ class Leader:
         self._met.clear()
         self._samples.clear()
         for low, high in batch:
-            self._meet(low, high, 0)
-            self._meet(high, low, 1)
+            self._meet(low, high, "")
+            self._meet(high, low, self._at[low])
         while self._busy:
             for node, report in self._reports():
                 self._follow(node, report)
@@ -107,10 +104,10 @@ class Leader:
             case Failed(detail=detail):
                 self._blame(pair, detail)
 
-    def _meet(self, node: int, peer: int, rank: Literal[0, 1]) -> None:
+    def _meet(self, node: int, peer: int, at: str) -> None:
         latency_s, bandwidth = self._lines[peer, node]  # the receiving end holds frames back
         link = _link_id((min(node, peer), max(node, peer)))
-        self._order(node, Meet(link=link, rank=rank, peer=peer, latency_s=latency_s, bandwidth=bandwidth))
+        self._order(node, Meet(link=link, at=at, peer=peer, latency_s=latency_s, bandwidth=bandwidth))
 
     def _part(self, pair: Pair) -> None:
         low, high = pair

@@ -6,8 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -17,8 +16,10 @@ from torch import Tensor
 from planaria.decisions import Leave
 from planaria.engine.desk import Desk, Interrupted
 from planaria.events import Fact, Heartbeat
+from planaria.fleet.base import ControlLine
 from planaria.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.transport.port import Port
 from planaria.transport.wire import Content, Header
 
 T = TypeVar("T")
@@ -29,7 +30,8 @@ class Meet(Fact):
 
     kind: Literal["meet"] = "meet"
     link: str
-    rank: Literal[0, 1]
+    at: str
+    """where to call the other end; empty where that calls"""
     peer: int
     latency_s: float
     bandwidth: float | None
@@ -51,6 +53,8 @@ class Ready(Fact):
     """The node waits for orders."""
 
     kind: Literal["ready"] = "ready"
+    at: str
+    """where it listens"""
 
 
 class Met(Fact):
@@ -84,10 +88,10 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 @dataclass(frozen=True)
 class Place:
-    """Handed to every node at its birth: where edges meet, and how patient a node is."""
+    """Handed to every node at its birth: where it listens, with which key, and how patient it is."""
 
     host: str
-    port: int
+    key: bytes = field(repr=False)
     heartbeat_s: float
     timeout_s: float
 
@@ -96,7 +100,7 @@ class _Lost(Exception):
     """The other end does not answer."""
 
 
-def main(place: Place, connection: Connection, node: str, incarnation: int) -> NoReturn:
+def main(place: Place, connection: ControlLine, node: str, incarnation: int) -> NoReturn:
     """Entry point of a node's process."""
     torch.set_num_threads(1)
     Surveyor(place, connection).run()
@@ -105,9 +109,10 @@ def main(place: Place, connection: Connection, node: str, incarnation: int) -> N
 class Surveyor:
     """One node's process. It has one edge at a time."""
 
-    def __init__(self, place: Place, connection: Connection) -> None:
+    def __init__(self, place: Place, connection: ControlLine) -> None:
         self._place = place
         self._desk = Desk(connection, place.heartbeat_s, ORDER)
+        self._port = Port(place.host, place.key)
         self._edge: Edge | None = None
         self._number = 0
         self._noise = torch.empty(0, dtype=torch.uint8)
@@ -115,12 +120,12 @@ class Surveyor:
     def run(self) -> NoReturn:
         """Report in, then follow orders until told to leave."""
         self._desk.open()
-        self._desk.report(Ready())
+        self._desk.report(Ready(at=self._port.address))
         while True:
             try:
                 self._take(self._desk.next())
             except Interrupted:
-                os._exit(0)  # threads may hang in gloo for ever
+                os._exit(0)
             except _Lost as lost:
                 assert self._edge is not None
                 self._desk.report(Failed(link=self._edge.spec.link_id, detail=str(lost)[:400]))
@@ -128,7 +133,7 @@ class Surveyor:
     def _take(self, item: Any) -> None:
         match item:
             case Meet():
-                self._edge = Edge(self._spec(item), self._desk.inbox)
+                self._edge = Edge(self._spec(item), self._port, self._desk.inbox)
             case Probe() if self._edge is not None:
                 self._desk.report(Probed(link=self._edge.spec.link_id, samples=self._probe(self._edge)))
             case Part() if self._edge is not None:
@@ -143,10 +148,8 @@ class Surveyor:
 
     def _spec(self, meet: Meet) -> EdgeSpec:
         return EdgeSpec(
-            host=self._place.host,
-            port=self._place.port,
             link_id=meet.link,
-            rank=meet.rank,
+            at=meet.at,
             peer=meet.peer,
             max_bytes=MOST_BYTES,
             open_timeout_s=self._place.timeout_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from multiprocessing.connection import Connection
 from typing import NoReturn
 
 import torch
@@ -26,11 +25,14 @@ from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
 from planaria.errors import UserError
+from planaria.fleet.base import ControlLine
+from planaria.fleet.switchboard import WorkerLine
 from planaria.model.packing import pack
 from planaria.plan.actions import Plan
+from planaria.transport.port import Port
 
 
-def main(setup: Setup, connection: Connection, worker: str, incarnation: int) -> NoReturn:
+def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
     """Entry point of a worker process."""
     _settle(setup, worker)
     Worker(setup, connection, worker).run(incarnation)
@@ -49,11 +51,12 @@ def _settle(setup: Setup, worker: str) -> None:
 class Worker:
     """One worker process. Everything but frames and heartbeats happens on its main thread."""
 
-    def __init__(self, setup: Setup, connection: Connection, worker: str) -> None:
+    def __init__(self, setup: Setup, connection: ControlLine, worker: str) -> None:
         self.setup, self.config, self.worker = setup, setup.config, worker
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
         self.itinerary = Itinerary(self.config)
-        self.post = Post(setup, self.itinerary, worker, self.desk)
+        self.port = Port(connection.own_address if isinstance(connection, WorkerLine) else setup.host, setup.key)
+        self.post = Post(setup, self.itinerary, worker, self.desk, self.port)
         self.post.lend = self._lend
         self.runner = warm_runner(setup.config)
         self.keeping: Keeping | None = None
@@ -64,7 +67,8 @@ class Worker:
     def run(self, incarnation: int) -> NoReturn:
         """Report in, then follow orders until told to leave."""
         self.desk.open()
-        self.desk.report(e.WorkerJoined(worker=self.worker, incarnation=incarnation, pid=os.getpid()))
+        pid, at = os.getpid(), self.port.address
+        self.desk.report(e.WorkerJoined(worker=self.worker, incarnation=incarnation, pid=pid, at=at))
         order: d.Order | None = None
         while True:
             try:
@@ -99,7 +103,7 @@ class Worker:
                 self._drop()
                 self.post.leave()
             case d.Leave():
-                os._exit(0)  # threads may hang in gloo for ever; nothing of theirs is worth waiting for
+                os._exit(0)  # nothing that threads still do is worth waiting for
 
     def _form(self, form: d.Form) -> None:
         """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""

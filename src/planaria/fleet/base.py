@@ -5,11 +5,23 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
-Entry = Callable[[Connection, str, int], None]
-"""What a worker process runs: (control connection, identity, incarnation)."""
+
+class ControlLine(Protocol):
+    """A worker's end of its line to the controller: a pipe on one machine, or ``switchboard.WorkerLine``."""
+
+    def send_bytes(self, text: bytes, /) -> None:
+        """:raises OSError: when the controller is gone."""
+        ...
+
+    def recv_bytes(self, maxlength: int, /) -> bytes:
+        """:raises EOFError: or OSError, when the controller is gone."""
+        ...
+
+
+Entry = Callable[[ControlLine, str, int], None]
+"""What a worker process runs: (control line, identity, incarnation)."""
 
 
 @dataclass(frozen=True)

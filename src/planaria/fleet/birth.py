@@ -9,9 +9,8 @@ import signal
 import sys
 import threading
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 
-from planaria.fleet.base import Entry
+from planaria.fleet.base import ControlLine, Entry
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,7 +21,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def be_born(entry: Entry, connection: Connection, worker: str, incarnation: int) -> None:
+def be_born(entry: Entry, connection: ControlLine, worker: str, incarnation: int) -> None:
     """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
     release_server()
     die_with_parent()

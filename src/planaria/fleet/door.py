@@ -18,18 +18,18 @@ class Door(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    host: str
-    port: int
+    at: str
+    """HOST:PORT"""
     key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
 
 
-def open_door(folder: Path, address: tuple[str, int], key: bytes) -> Path:
+def open_door(folder: Path, address: str, key: bytes) -> Path:
     """Write the file; the caller removes it when the run is over."""
     path, unfinished = folder / FILE, folder / f"{FILE}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(handle, Door(host=address[0], port=address[1], key=key.hex()).model_dump_json().encode())
+    os.write(handle, Door(at=address, key=key.hex()).model_dump_json().encode())
     os.close(handle)
     unfinished.replace(path)
     return path

@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection
 from typing import Literal
 
 from pydantic import ValidationError
@@ -32,6 +30,7 @@ from planaria.fleet.visit import (
     Welcome,
     Word,
 )
+from planaria.transport.secure import StrangerError
 
 BEAT_S = 0.25
 _MAX_WORD_BYTES = 1 << 20
@@ -62,16 +61,16 @@ class Visit:
         :raises UserError: when whoever answers does not know the key, or does not let this machine in.
         """
         name = f"{platform.node()}, pid {os.getpid()}"
-        self.address, self.key = (door.host, door.port), bytes.fromhex(door.key)
+        self.address, self.key = door.at, bytes.fromhex(door.key)
         self._speaking = threading.Lock()
         try:
-            self._line: Connection = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
+            self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
             self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
             answer = self._hear(_PATIENCE_S)
         except EOFError:
             raise OSError("hung up") from None
-        except AuthenticationError:
-            raise UserError(f"{door.host}:{door.port} is not the run whose door this is, or has another key") from None
+        except StrangerError:
+            raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
         if isinstance(answer, Farewell):
             raise UserError(f"not let in: {answer.reason}")
         if not isinstance(answer, Welcome):

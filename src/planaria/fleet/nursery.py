@@ -12,13 +12,14 @@ import os
 import platform
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import planaria
 from planaria.fleet.base import Entry
 from planaria.fleet.birth import be_born, start_server
 from planaria.fleet.switchboard import call
+from planaria.transport.secure import StrangerError
 
 _FATED = "planaria.fleet.fated"
 
@@ -29,9 +30,9 @@ class Orders:
 
     entry: Entry
     preload: list[str]
-    address: tuple[str, int]
+    address: str
     """the controller's switchboard"""
-    key: bytes
+    key: bytes = field(repr=False)
     cwd: Path
     """where the controller runs; relative paths of the run start there"""
     folders: tuple[Path, ...]
@@ -121,10 +122,10 @@ class Nursery:
 def _do_nothing() -> None: ...
 
 
-def _enter(entry: Entry, address: tuple[str, int], key: bytes, worker: str, incarnation: int) -> None:
+def _enter(entry: Entry, address: str, key: bytes, worker: str, incarnation: int) -> None:
     """What a new process runs: call the controller, then be a worker like any other."""
     try:
         connection = call(address, key, worker, incarnation)
-    except (OSError, EOFError):
+    except (OSError, StrangerError):
         os._exit(0)  # the run is over, or has given this birth up
     be_born(entry, connection, worker, incarnation)

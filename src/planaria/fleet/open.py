@@ -7,6 +7,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from planaria.config import FleetConfig
 from planaria.fleet.base import Fleet, Notice
 from planaria.fleet.door import open_door
 from planaria.fleet.guests import Guests
@@ -17,14 +18,19 @@ from planaria.fleet.switchboard import Switchboard
 class OpenFleet:
     """:class:`planaria.fleet.base.Elastic`: an identity that was first spawned on a machine stays there."""
 
-    def __init__(self, home: Fleet, host: str, heartbeat_s: float, missed: int, setup: str, folder: Path) -> None:
-        """Guests find the door in ``folder``; they call at ``host`` and are told the ``setup`` (JSON)."""
+    def __init__(self, home: Fleet, config: FleetConfig, host: str, key: bytes, setup: str, folder: Path) -> None:
+        """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, are told the ``setup`` (JSON).
+
+        :raises UserError: when ``fleet.port`` is taken or ``host`` is not an address of this machine.
+        """
+        silence_s = config.heartbeat_s * config.missed
 
         def guests(ears: Ears, board: Switchboard) -> Guests:
-            self._guests = Guests(ears, board, setup, heartbeat_s * missed)
+            self._guests = Guests(ears, board, setup, silence_s)
             return self._guests
 
-        self._home, self._abroad = home, RemoteFleet(host, heartbeat_s, missed, guests)
+        self._home = home
+        self._abroad = RemoteFleet(host, config.port, key, config.heartbeat_s, config.missed, guests)
         self._strangers: set[str] = set()
         """workers on machines that have joined"""
         self._door = open_door(folder, self._guests.address, self._guests.key)

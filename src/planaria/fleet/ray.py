@@ -116,7 +116,7 @@ class RayFleet(RemoteFleet):
             found.prepare(_READY_S)
             return found
 
-        super().__init__(host, heartbeat_s, missed, places)
+        super().__init__(host, 0, work.key, heartbeat_s, missed, places)
 
 
 class _DrainAware(Nursery):

@@ -105,11 +105,23 @@ class Ears:
 class RemoteFleet:
     """The fleet protocol over TCP lines. The first of closed line, host's word and silence is the death notice."""
 
-    def __init__(self, host: str, heartbeat_s: float, missed: int, hosts: Callable[[Ears, Switchboard], Hosts]) -> None:
-        """Listen at ``host``; ``hosts`` learns where workers are to call, and whom to tell what becomes of them."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: bytes,
+        heartbeat_s: float,
+        missed: int,
+        hosts: Callable[[Ears, Switchboard], Hosts],
+    ) -> None:
+        """Listen at ``host`` for those who know the ``key``; ``hosts`` learns where workers are to call, and whom to
+        tell what becomes of them.
+
+        :raises UserError: when the port is taken or ``host`` is not an address of this machine.
+        """
         self._silence_s = heartbeat_s * missed
         self._ears = Ears()
-        self._switchboard = Switchboard(host, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call))
+        self._switchboard = Switchboard(host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call))
         self._workers: dict[str, _Worker] = {}
         self._everyone: list[_Worker] = []
         try:

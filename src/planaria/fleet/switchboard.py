@@ -1,32 +1,31 @@
 """Control lines over TCP: what a pipe is to a worker of this machine, for workers anywhere.
 
-A worker holds an ordinary ``multiprocessing`` connection and sees no difference. The controller's end never waits for
-the rest of a message: a host that vanishes in the middle of one must not stop the others.
+A line is TLS from end to end and both ends prove the run's key (``transport/secure.py``). The worker's end has the
+methods of a ``multiprocessing`` connection, so a worker sees no difference. The controller's end never waits for the
+rest of a message: a host that vanishes in the middle of one must not stop the others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
+import select
+import ssl
 import struct
-import threading
+from collections import deque
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NamedTuple
 
-_GREETING_S = 10
-"""a caller that has not said who it is by then is hung up on"""
-_SILENT_PEER_S = 30
-"""the longest that a worker waits to be heard; what it sends later and nobody acknowledges for so long ends its line,
-and with it the worker"""
-_SEND_LIMIT_S = 1
-_MAX_GREETING_BYTES = 1 << 10
-_CHUNK = 1 << 16
-_LENGTH = struct.Struct("!i")
+from planaria.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive
+from planaria.transport.listener import Listener, connect
+from planaria.transport.secure import prepare
 
+_ANSWER_S = 30
+"""the longest that a worker waits to be heard"""
+_SEND_LIMIT_S = 1.0
+_CHUNK = 1 << 16
+MAX_ORDER_BYTES = 1 << 20
+_LENGTH = struct.Struct("!i")
 
 VISITOR = 0
 """in place of an incarnation: not a worker calls, but a machine that wants to join"""
@@ -41,15 +40,15 @@ class Caller(NamedTuple):
 
 
 class Line:
-    """The controller's end of one control line. Messages are bytes, framed as ``Connection`` frames them."""
+    """The controller's end of one control line. Messages are bytes behind four bytes of length."""
 
-    def __init__(self, raw: socket.socket, max_bytes: int) -> None:
-        self._socket, self._max_bytes, self._bytes = raw, max_bytes, bytearray()
-        self._socket.settimeout(_SEND_LIMIT_S)
+    def __init__(self, channel: Secured, max_bytes: int) -> None:
+        self._channel, self._max_bytes, self._bytes = channel, max_bytes, bytearray()
+        self._chunk = bytearray(_CHUNK)
         self.closed = False
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._channel.fileno()
 
     def send(self, text: bytes) -> None:
         """Send a whole message, or hang up: half of one would garble the next. ``receive`` tells that all is over.
@@ -57,8 +56,8 @@ class Line:
         Fails when the other end is gone, or has not listened for so long that nothing fits between the two.
         """
         try:
-            self._socket.sendall(_LENGTH.pack(len(text)) + text)
-        except OSError:
+            self._send(text, _SEND_LIMIT_S)
+        except (OSError, ValueError):
             self.hang_up()
 
     def receive(self) -> list[bytes]:
@@ -68,13 +67,26 @@ class Line:
         :raises OSError: when the connection broke, or what comes is too long to be a report.
         """
         try:
-            chunk = os.read(self.fileno(), _CHUNK)  # the socket's own method would wait
-        except BlockingIOError:
-            return []
-        if not chunk:
-            raise EOFError
-        self._bytes += chunk
+            while got := self._channel.read_some(memoryview(self._chunk)):
+                self._bytes += self._chunk[:got]
+                if len(self._bytes) > self._max_bytes + _CHUNK:
+                    break  # the rest lies ready next time; a length that is too large is told below
+        except Closed:
+            if not (messages := self._whole()):
+                raise EOFError from None
+            return messages
         return self._whole()
+
+    def hang_up(self) -> None:
+        """End the line; whoever listens to it hears so."""
+        self._channel.hang_up()
+
+    def close(self) -> None:
+        self.closed = True
+        self._channel.close()
+
+    def _send(self, text: bytes, patience_s: float) -> None:
+        self._channel.write(memoryview(_LENGTH.pack(len(text)) + text), patience_s=patience_s)
 
     def _whole(self) -> list[bytes]:
         messages = []
@@ -89,85 +101,83 @@ class Line:
             del self._bytes[:end]
         return messages
 
-    def hang_up(self) -> None:
-        """End the line; whoever listens to it hears so."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        self.closed = True
-        self._socket.close()
+class WorkerLine(Line):
+    """A worker's end: one thread listens, and waits for as long as it takes; others send, one at a time."""
+
+    def __init__(self, channel: Secured, max_bytes: int, own_address: str) -> None:
+        super().__init__(channel, max_bytes)
+        self.own_address = own_address
+        """of this machine on the way to the controller: others of the run can reach it there"""
+        self._ready: deque[bytes] = deque()
+
+    def send_bytes(self, text: bytes) -> None:
+        """:raises OSError: when the line is dead, or nobody listens at the other end."""
+        self._send(text, SILENT_PEER_S)
+
+    def poll(self, patience_s: float | None = 0.0) -> bool:
+        """Is there a message, after waiting for it for so long at most?
+
+        :raises EOFError: when the other end has hung up.
+        """
+        if not self._ready:
+            self._ready.extend(self.receive())
+        if not self._ready and self._channel.wait(select.POLLIN, patience_s):
+            self._ready.extend(self.receive())
+        return bool(self._ready)
+
+    def recv_bytes(self, maxlength: int = MAX_ORDER_BYTES) -> bytes:
+        """The next message; one of more than ``maxlength`` bytes ends the line.
+
+        :raises EOFError: when the other end has hung up.
+        """
+        self._max_bytes = maxlength
+        while not self.poll(None):
+            pass
+        return self._ready.popleft()
 
 
 class Switchboard:
     """Listens for workers that call, and hands over their lines once they have shown that they know the key."""
 
-    def __init__(self, host: str, max_bytes: int, answered: Callable[[Caller, Line], None]) -> None:
+    def __init__(
+        self, host: str, port: int, key: bytes, max_bytes: int, answered: Callable[[Caller, Line], None]
+    ) -> None:
         """``answered`` is called in a thread of its own.
 
-        :raises OSError: when ``host`` is not an address of this machine.
+        :raises UserError: when the port is taken or ``host`` is not an address of this machine.
         """
-        self.key = os.urandom(32)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=128)
-        self.address: tuple[str, int] = self._server.getsockname()[:2]
-        self._max_bytes, self._answered = max_bytes, answered
+        self.key, self._max_bytes, self._answered = key, max_bytes, answered
         self.visited: Callable[[Caller, Line], None] = lambda _, line: line.close()
         """called, in a thread of its own, when a machine wants to join; nobody is let in unless this is set"""
-        threading.Thread(target=self._serve, name="switchboard", daemon=True).start()
+        prepare(key)
+        self._listener = Listener(host, port, key, self._greeted)
+        self.address = self._listener.address
 
     def close(self) -> None:
-        self._server.close()
+        self._listener.close()
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                raw, _ = self._server.accept()
-                threading.Thread(target=self._greet, args=(raw,), name="greeting", daemon=True).start()
-
-    def _greet(self, raw: socket.socket) -> None:
-        """Challenge each other as ``multiprocessing`` does, then hear who calls."""
-        raw.settimeout(None)
-        _let_wait(raw, _GREETING_S)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = Connection(os.dup(raw.fileno()))
+    def _greeted(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
         try:
-            deliver_challenge(greeting, self.key)
-            answer_challenge(greeting, self.key)
-            caller = Caller(*json.loads(greeting.recv_bytes(_MAX_GREETING_BYTES)))
-        except (AuthenticationError, OSError, EOFError, ValueError, TypeError):
-            raw.close()  # a stranger, or a worker that died while it called
+            worker, incarnation, pid = json.loads(greeting)
+            caller = Caller(str(worker), int(incarnation), int(pid))
+        except (ValueError, TypeError, RecursionError):
+            tls.close()
             return
-        finally:
-            greeting.close()
+        keep_alive(tls)
         heard = self.visited if caller.incarnation == VISITOR else self._answered
-        heard(caller, Line(raw, self._max_bytes))
+        heard(caller, Line(Secured(tls), self._max_bytes))
 
 
-def call(
-    address: tuple[str, int], key: bytes, worker: str, incarnation: int, patience_s: int = _SILENT_PEER_S
-) -> Connection:
+def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:
     """A worker's end of a new line to the controller.
 
+    :raises StrangerError: when whoever listens there does not know the key.
     :raises OSError: when nobody listens at ``address``, or nothing comes from there for ``patience_s``. Without a limit
         the system waits for minutes, and for ever if the network breaks while the two greet each other.
     """
-    with socket.create_connection(address, patience_s) as raw:
-        raw.settimeout(None)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_PEER_S)
-        _let_wait(raw, patience_s)
-        connection = Connection(os.dup(raw.fileno()))
-        try:
-            answer_challenge(connection, key)
-            deliver_challenge(connection, key)
-            connection.send_bytes(json.dumps(Caller(worker, incarnation, os.getpid())).encode())
-        except BlockingIOError:
-            raise TimeoutError(f"silent for {patience_s} s") from None
-        _let_wait(raw, 0)
-    return connection
-
-
-def _let_wait(raw: socket.socket, seconds: int) -> None:
-    """Whoever reads from the socket waits so long at most; 0: for ever."""
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+    prepare(key)
+    tls = connect(address, key, json.dumps(Caller(worker, incarnation, os.getpid())).encode(), patience_s)
+    keep_alive(tls)
+    own_address = str(tls.getsockname()[0])
+    return WorkerLine(Secured(tls), MAX_ORDER_BYTES, own_address)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,8 @@ class Work:
     """workers alive at once, spares included"""
     folders: tuple[Path, ...]
     """what they read and write"""
+    key: bytes = field(repr=False)
+    """the run's"""
 
 
 class Ground(Protocol):

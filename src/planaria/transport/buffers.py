@@ -1,8 +1,9 @@
-"""Memory that frames are received into."""
+"""The memory of frames: that of a tensor as bytes, and what frames are received into."""
 
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,3 +24,9 @@ def receive_buffer(header: Header) -> Tensor:
     pages = mmap.mmap(-1, header.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=header.dtype).view(header.shape)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any type, without a copy."""
+    flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)

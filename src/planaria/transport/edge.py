@@ -1,12 +1,12 @@
-"""One pipeline edge: a two-rank group, a thread that sends and a thread that receives.
+"""One pipeline edge: one connection, a thread that receives, and a thread that sends what does not fit at once.
 
-A blocked gloo wait cannot be interrupted, so nobody ever waits for these threads: their results land in an inbox beside
-everything else the worker listens to, and an edge of an old generation is abandoned, not joined. Both ends say goodbye
-when they abandon an edge, which lets the other end's receiver thread go too.
+What arrives, and what goes wrong, lands in an inbox beside everything else that the worker listens to, so the main
+thread never waits for an edge. An edge that is given up says goodbye behind all that was sent before, and closes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -16,21 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.transport.buffers import receive_buffer
-from planaria.transport.group import NEVER, Group, open_group
+from planaria.transport.buffers import as_bytes, receive_buffer
+from planaria.transport.channel import Channel, Closed
+from planaria.transport.port import Port, Unmet
 from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
 
-_HEADER_TAG, _PAYLOAD_TAG = 1, 2
+_GOODBYE = memoryview(pack(Header(Content.BYE, 0, 0, 0, 0, torch.uint8, (0,))))
 
 
 @dataclass(frozen=True)
 class EdgeSpec:
-    """Where an edge meets and what it may carry. ``peer`` is the node at the other end."""
+    """Which edge, and what it may carry. ``peer`` is the node at the other end.
 
-    host: str
-    port: int
+    The end that is given an address (``at``) calls there; the other waits to be called.
+    """
+
     link_id: str
-    rank: int
+    at: str
     peer: int
     max_bytes: int
     open_timeout_s: float
@@ -66,74 +68,86 @@ class Broken:
 class Edge:
     """A full-duplex edge. All methods are called by the worker's main thread."""
 
-    def __init__(self, spec: EdgeSpec, inbox: SimpleQueue[Any]) -> None:
+    def __init__(self, spec: EdgeSpec, port: Port, inbox: SimpleQueue[Any]) -> None:
         self.spec = spec
         self.sent_bytes = 0
-        self._inbox = inbox
-        self._outbox: SimpleQueue[tuple[Header, Tensor]] = SimpleQueue()
+        self._port, self._inbox = port, inbox
+        self._outbox: SimpleQueue[tuple[memoryview, memoryview] | None] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._queued = 0
+        """frames that the sending thread has still to send"""
+        self._channel: Channel | None = None
         self._abandoned = False
-        self._told = threading.Lock()
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
     def send(self, header: Header, payload: Tensor) -> None:
-        """Queue a frame; the payload must not change until it has left."""
+        """Send a frame, or queue what does not fit at once; the payload must not change until it has left."""
         self.sent_bytes += header.nbytes
-        self._outbox.put((header, payload.contiguous()))
+        first, second = memoryview(pack(header)), as_bytes(payload.contiguous())
+        try:
+            with self._sending:  # never held while the sending thread waits
+                sent = 0 if self._channel is None or self._queued else self._channel.write_now(first, second)
+                if sent == len(first) + len(second):
+                    return
+                self._queued += 1
+        except OSError:
+            return  # the receiving thread finds out whether it broke or the other end said goodbye
+        self._outbox.put((first[sent:], second[max(0, sent - len(first)) :]))
 
     def abandon(self) -> None:
-        """Stop reporting; say goodbye to the other end if it can still hear it."""
+        """Stop reporting; say goodbye to the other end, behind what was sent before, if it can still hear it."""
         self._abandoned = True
-        self._outbox.put((Header(Content.BYE, 0, 0, 0, 0, torch.uint8, (0,)), torch.empty(0, dtype=torch.uint8)))
+        self._outbox.put(None)
+        self._port.look_up()
 
     def _open(self) -> None:
         """Find the other end, then become the receiving thread."""
         start, spec = time.monotonic(), self.spec
         try:
-            group = open_group(spec.host, spec.port, spec.link_id, spec.rank, spec.open_timeout_s)
-        except RuntimeError as error:
-            self._broken(f"could not be opened: {_first_line(error)}")
+            # What was sent before it was given up (a state that is lent) must go out all the same.
+            if spec.at:
+                channel = self._port.call(spec.at, spec.link_id, spec.open_timeout_s, self._needless)
+            else:
+                channel = self._port.meet(spec.link_id, spec.open_timeout_s, self._needless)
+        except Unmet as error:
+            self._tell(Broken(self, f"could not be opened: {error}"))
             return
-        threading.Thread(target=self._send_all, args=(group,), name=f"send {spec.link_id}", daemon=True).start()
+        if channel is None:
+            return
+        self._channel = channel
+        threading.Thread(target=self._send_all, args=(channel,), name=f"send {spec.link_id}", daemon=True).start()
         self._tell(Opened(self, time.monotonic() - start))
-        self._receive_all(group)
+        self._receive_all(channel)
 
-    def _send_all(self, group: Group) -> None:
-        other = 1 - self.spec.rank
+    def _needless(self) -> bool:
+        """Given up, with nothing left to send?"""
+        return self._abandoned and not self._queued
+
+    def _send_all(self, channel: Channel) -> None:
+        """Send what is queued, until the edge is given up. Whether it broke is the receiving thread's to find out."""
+        while (frame := self._outbox.get()) is not None:
+            with contextlib.suppress(OSError):
+                channel.write(*frame)
+            with self._sending:
+                self._queued -= 1
+        with contextlib.suppress(OSError):
+            channel.write(_GOODBYE)
+        channel.close()
+
+    def _receive_all(self, channel: Channel) -> None:
+        line_free, raw = 0.0, bytearray(HEADER_BYTES)
         try:
             while True:
-                header, payload = self._outbox.get()
-                works = [group.send([pack(header)], other, _HEADER_TAG)]
-                if header.nbytes:
-                    works.append(group.send([payload], other, _PAYLOAD_TAG))
-                for work in works:
-                    work.wait(NEVER)
-                if header.content is Content.BYE:
-                    return
-        except RuntimeError as error:
-            self._broken(_first_line(error))
-
-    def _receive_all(self, group: Group) -> None:
-        other, line_free = 1 - self.spec.rank, 0.0
-        try:
-            raw = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            announced = group.recv([raw], other, _HEADER_TAG)
-            while True:
-                announced.wait(NEVER)
+                channel.read_into(memoryview(raw))
                 header = unpack(raw, self.spec.max_bytes)
                 if header.content is Content.BYE:
                     return
                 payload = receive_buffer(header)
-                body = group.recv([payload], other, _PAYLOAD_TAG) if header.nbytes else None
-                # The next header is asked for before this payload is in: one round trip less per frame.
-                announced = group.recv([raw], other, _HEADER_TAG)
-                if body is not None:
-                    body.wait(NEVER)
+                channel.read_into(as_bytes(payload))
                 line_free = self._emulate_link(header, line_free)
                 self._tell(Arrived(self, header, payload))
-        except RuntimeError as error:
-            self._broken(_first_line(error))
-        except WireError as error:
-            self._broken(str(error))
+        except (Closed, WireError, OSError) as error:
+            self._tell(Broken(self, _reason(error)))
 
     def _emulate_link(self, header: Header, line_free: float) -> float:
         """Hold a frame until a link of the given latency and bandwidth would have delivered it.
@@ -152,11 +166,7 @@ class Edge:
         if not self._abandoned:
             self._inbox.put(item)
 
-    def _broken(self, detail: str) -> None:
-        """Report the first of possibly two failures (both threads meet the same broken connection)."""
-        if self._told.acquire(blocking=False):
-            self._tell(Broken(self, detail))
 
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text).splitlines()[0][:200] if text else type(error).__name__

@@ -12,7 +12,6 @@ import struct
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 HEADER_BYTES = 128
 MAX_DIMS = 4
@@ -40,6 +39,9 @@ class Content(enum.IntEnum):
     LATE = 7
 
 
+_CONTENTS = frozenset(Content)
+
+
 @dataclass(frozen=True)
 class Header:
     """A frame's label. ``sent_at`` is the sender's monotonic clock in seconds (used by emulated links only)."""
@@ -59,17 +61,14 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def pack(header: Header) -> Tensor:
-    """The header as a uint8 tensor of :data:`HEADER_BYTES`."""
+def pack(header: Header) -> bytes:
+    """The header as :data:`HEADER_BYTES` bytes."""
     if len(header.shape) > MAX_DIMS:
         raise WireError(f"a tensor of {len(header.shape)} dimensions does not fit a frame (at most {MAX_DIMS})")
     if header.dtype not in _CODES:
         raise WireError(f"dtype {header.dtype} does not travel on edges")
     shape = header.shape + (0,) * (MAX_DIMS - len(header.shape))
-    raw = bytearray(HEADER_BYTES)
-    _LAYOUT.pack_into(
-        raw,
-        0,
+    packed = _LAYOUT.pack(
         _MAGIC,
         _VERSION,
         header.content,
@@ -84,18 +83,16 @@ def pack(header: Header) -> Tensor:
         header.nbytes,
         header.sent_at,
     )
-    return torch.frombuffer(raw, dtype=torch.uint8)
+    return packed.ljust(HEADER_BYTES, b"\0")
 
 
-def unpack(raw: Tensor, max_bytes: int) -> Header:
+def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     """The header in ``raw``; WireError if it is malformed or announces more than ``max_bytes``."""
-    magic, version, content, code, dims, generation, step, microbatch, hop, _, *rest = _LAYOUT.unpack_from(
-        raw.numpy().tobytes()
-    )
+    magic, version, content, code, dims, generation, step, microbatch, hop, _, *rest = _LAYOUT.unpack_from(raw)
     shape, nbytes, sent_at = tuple(rest[:MAX_DIMS]), rest[MAX_DIMS], rest[MAX_DIMS + 1]
     if magic != _MAGIC or version != _VERSION:
         raise WireError(f"not a planaria frame of version {_VERSION} (starts with {magic!r}, version {version})")
-    if content not in set(Content) or code not in _DTYPES or dims > MAX_DIMS:
+    if content not in _CONTENTS or code not in _DTYPES or dims > MAX_DIMS:
         raise WireError(f"unknown content {content}, dtype code {code} or {dims} dimensions")
     header = Header(Content(content), generation, step, microbatch, hop, _DTYPES[code], shape[:dims], sent_at)
     if header.nbytes != nbytes or not math.isfinite(sent_at):

@@ -1,0 +1,173 @@
+"""Where others call: a socket that hands over a connection once its caller has proved the run's key.
+
+Strangers can reach the port. Connections that have not proved the key are few and short-lived, the oldest makes room
+for the newest, and an error ends the connection, never the listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from planaria.errors import UserError
+from planaria.transport.secure import StrangerError, begin, prove
+
+GREETING_S = 10.0
+"""in which a caller must have proved the key and said why it calls"""
+MOST_UNPROVEN = 32
+"""connections at once; a proof takes milliseconds, so ends of the run find room beside any number of idle strangers"""
+MAX_GREETING_BYTES = 1 << 10
+_AGAIN_S = 0.05
+"""between two tries when no descriptor is free"""
+
+Heard = Callable[[bytes, ssl.SSLSocket], None]
+"""Is given a caller's greeting and its connection, in a thread of the caller's own."""
+
+
+class Listener:
+    """Listens from the beginning to :meth:`close`."""
+
+    def __init__(self, host: str, port: int, key: bytes, heard: Heard, setting: str = "fleet") -> None:
+        """Listen at ``host``:``port`` (0: any free port), and there only; ``setting`` is the recipe's for these two.
+
+        :raises UserError: when the port is taken or the host is not an address of this machine.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._server = socket.create_server((host, port), family=family, backlog=128)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"{setting}.host = {host!r}, {setting}.port = {port}: cannot listen there ({reason}); "
+                "choose another port, or 0 for any free one"
+            ) from None
+        self.host, self.port = self._server.getsockname()[:2]
+        self._key, self._heard = key, heard
+        self._unproven: dict[ssl.SSLSocket, float] = {}
+        self._guarded = threading.Lock()
+        self._reserve: socket.socket | None = socket.socket()
+        """a descriptor to let go of when there is no other: with it a caller can be accepted and turned away"""
+        self._over = False
+        threading.Thread(target=self._serve, name="listener", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, where :func:`connect` finds it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """Listen no more; connections that were handed over stay."""
+        self._over = True
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        with self._guarded:
+            strangers = list(self._unproven)
+        for stranger in strangers:
+            _cut(stranger)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                raw, _ = self._server.accept()
+            except OSError:
+                if self._over:
+                    break
+                self._turn_one_away()
+                continue
+            try:
+                threading.Thread(target=self._greet, args=(self._let_in(raw),), name="greeting", daemon=True).start()
+            except (OSError, RuntimeError):  # broken already; or no thread can be had
+                raw.close()
+        if self._reserve is not None:
+            self._reserve.close()
+
+    def _turn_one_away(self) -> None:
+        """No descriptor is free, or a caller left before it was accepted: go on listening, whatever it is."""
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
+        with contextlib.suppress(OSError):
+            self._server.settimeout(_AGAIN_S)
+            self._server.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._server.settimeout(None)
+            self._reserve = socket.socket()
+        time.sleep(_AGAIN_S)
+
+    def _let_in(self, raw: socket.socket) -> ssl.SSLSocket:
+        """A new connection among the few that have not proved the key; the oldest of them may have to go."""
+        stranger = begin(raw, self._key, calling=False)
+        with self._guarded:
+            if len(self._unproven) >= MOST_UNPROVEN:
+                _cut(min(self._unproven, key=self._unproven.__getitem__))
+            self._unproven[stranger] = time.monotonic()
+        return stranger
+
+    def _greet(self, caller: ssl.SSLSocket) -> None:
+        """Hear who calls and why, and hand it over."""
+        try:
+            until = time.monotonic() + GREETING_S
+            prove(caller, self._key, GREETING_S)
+            greeting = read_greeting(caller, until)
+        except (StrangerError, OSError, ValueError):  # ValueError: it was cut off meanwhile
+            caller.close()
+            return
+        finally:
+            with self._guarded:
+                self._unproven.pop(caller, None)
+        self._heard(greeting, caller)
+
+
+def _cut(stranger: ssl.SSLSocket) -> None:
+    """End a connection on which another thread waits; that thread closes it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(stranger, socket.SHUT_RDWR)
+
+
+def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SSLSocket:
+    """A connection to the listener at ``address`` (HOST:PORT), proved and with the ``greeting`` said.
+
+    :raises StrangerError: when it is not of this run.
+    :raises OSError: when nobody listens there, or not in ``seconds``.
+    """
+    host, _, port = address.rpartition(":")
+    raw = socket.create_connection((host.strip("[]"), int(port)), seconds)
+    try:
+        tls = begin(raw, key, calling=True)
+    except OSError:
+        raw.close()
+        raise
+    try:
+        prove(tls, key, seconds)
+        tls.sendall(len(greeting).to_bytes(2, "big") + greeting)
+    except BaseException:
+        tls.close()
+        raise
+    return tls
+
+
+def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:
+    """What a caller says first: two bytes of length, then as many bytes.
+
+    :raises OSError: when it is too long, or not there in time (monotonic seconds).
+    """
+    length = int.from_bytes(_read(tls, 2, until), "big")
+    if length > MAX_GREETING_BYTES:
+        raise OSError(f"a greeting of {length} bytes")
+    return _read(tls, length, until)
+
+
+def _read(tls: ssl.SSLSocket, count: int, until: float) -> bytes:
+    got = b""
+    while len(got) < count:
+        tls.settimeout(max(0.001, until - time.monotonic()))
+        more = tls.recv(count - len(got))
+        if not more:
+            raise ConnectionError("it hung up")
+        got += more
+    return got
