@@ -254,7 +254,10 @@ class FleetConfig(Section):
     missed: Positive = 4
     """heartbeats a worker may miss before it counts as dead"""
     timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """longest wait for one message from a neighbour"""
+    """longest wait for one message from a neighbour, and longest that one action or order may take a worker; more
+    where this run's own steps have shown that they take long"""
+    disk_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """longest that reading or writing one stage may take a worker; more where this run's own saves have taken long"""
     host: str = "127.0.0.1"
     """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -240,6 +240,19 @@ class Donate(Fact):
     """where to call"""
 
 
+class Blow(Fact):
+    """Suffer a fault of a trace, at the next place that is its moment (see ``chaos.trace.Fault``)."""
+
+    kind: Literal["blow"] = "blow"
+    number: int
+    """of the fault in its trace"""
+    signal: str
+    moment: str
+    offset: float
+    seconds: float | None
+    strength: float | None
+
+
 class Save(Fact):
     """Write every member's stage into an unfinished checkpoint folder."""
 
@@ -310,7 +323,8 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form | RunStep | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Leave, Field(discriminator="kind")
+    Form | RunStep | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
+    Field(discriminator="kind"),
 ]
 
 DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)

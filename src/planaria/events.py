@@ -28,12 +28,15 @@ class WorkerJoined(Fact):
 
 
 class WorkerLost(Fact):
-    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later; nobody will listen."""
+    """A worker counts as dead. A frozen one (``heartbeat``) may wake up later; nobody will listen.
+
+    One that is ``stuck`` beats on while its main thread gets no further; it is killed.
+    """
 
     kind: Literal["worker_lost"] = "worker_lost"
     worker: str
     incarnation: int
-    cause: Literal["connection", "exit", "heartbeat"]
+    cause: Literal["connection", "exit", "heartbeat", "stuck"]
     detail: str
 
 
@@ -234,14 +237,17 @@ class ReplicasEvaluated(Fact):
 
 
 class FaultInjected(Fact):
-    """Chaos struck: ``signal`` was sent to the worker at ``node``."""
+    """Chaos struck the worker at ``node``. A worker that strikes itself says so just before."""
 
     kind: Literal["fault_injected"] = "fault_injected"
     worker: str
     node: int
     signal: str
+    """SIGKILL, SIGSTOP, or another kind of fault (``chaos.trace.Fault``)"""
     step: int
     moment: str
+    number: int = -1
+    """of the fault in its trace"""
 
 
 class ZombieIgnored(Fact):
@@ -311,9 +317,19 @@ class Worked(Fact):
 
 
 class Heartbeat(Fact):
-    """A worker is alive. Never logged."""
+    """A worker is alive, and where its main thread is. Never logged."""
 
     kind: Literal["heartbeat"] = "heartbeat"
+    doing: str = "orders"
+    """the kind of order or action that the main thread is in; 'orders' when it has none"""
+    step: int = -1
+    microbatch: int = -1
+    waiting: bool = True
+    """does it wait for something to arrive?"""
+    for_s: float = 0.0
+    """seconds that it has been at this, or since it last took something in"""
+    cpu_s: float = 0.0
+    """seconds of a processor that it used meanwhile"""
 
 
 Report = Annotated[
@@ -326,6 +342,7 @@ Report = Annotated[
     | OfferHeard
     | RoundMade
     | WorkerFailed
+    | FaultInjected
     | Worked
     | Heartbeat,
     Field(discriminator="kind"),

@@ -114,10 +114,13 @@ class Log:
 
 
 class NoChaos:
-    def on_decision(self, t: float, decision: d.Decision, state: RunState) -> None: ...
-
-    def strike(self, t: float, state: RunState) -> list[e.FaultInjected]:
+    def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
         return []
+
+    def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
+        return []
+
+    def strike(self, t: float) -> None: ...
 
     def next_due(self) -> float | None:
         return None

@@ -1,8 +1,12 @@
+"""A trace of faults on the fleet: who is told of which, when, and what follows from their reports."""
+
 from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -14,127 +18,173 @@ from planaria.engine.chaos import TraceChaos
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}
-STATE = replace(
-    RunState.start(STARTED),
-    replicas=MappingProxyType({0: replace(ReplicaState.start(STARTED), holders=MappingProxyType(HOLDERS))}),
-    workers=MappingProxyType({w: WorkerState(3, "member") for w in HOLDERS.values()}),
-)
-FAR = 1e9
 
 
-class Signals:
-    """A fleet that only takes signals."""
+def state(holders: dict[int, str] = HOLDERS) -> RunState:
+    """All holders are carrying out an order."""
+    replica = replace(
+        ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=frozenset(holders.values())
+    )
+    return replace(
+        RunState.start(STARTED),
+        replicas=MappingProxyType({0: replica}),
+        workers=MappingProxyType({w: WorkerState(3, "member") for w in HOLDERS.values()}),
+    )
+
+
+STATE = state()
+
+
+class Fleet:
+    """Remembers what it is given to deliver."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, int, signal.Signals]] = []
+        self.told: list[tuple[str, d.Blow]] = []
+        self.signals: list[tuple[str, int, signal.Signals]] = []
+
+    def send(self, worker: str, text: bytes) -> None:
+        self.told.append((worker, d.Blow.model_validate_json(text)))
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
-        self.sent.append((worker, incarnation, number))
+        self.signals.append((worker, incarnation, number))
+
+    def numbers(self) -> list[tuple[str, int]]:
+        """Who was told of which faults since this was asked last."""
+        told, self.told = [(worker, blow.number) for worker, blow in self.told], []
+        return told
 
 
-def chaos(*faults: Fault, first_step: int = 0) -> tuple[TraceChaos, Signals]:
-    fleet = Signals()
-    return TraceChaos(Trace(faults=faults), fleet, first_step), fleet  # type: ignore[arg-type]
+def chaos(*faults: Fault, first_step: int = 0, folder: Path = Path("nowhere")) -> tuple[TraceChaos, Fleet]:
+    fleet = Fleet()
+    return TraceChaos(Trace(faults=faults), fleet, folder, first_step), fleet  # type: ignore[arg-type]
 
 
-def steps(made: TraceChaos, t: float, *numbers: int, length: float = 1.0) -> float:
-    """Whole steps of ``length`` seconds; the time after them."""
-    for step in numbers:
-        made.on_decision(t, d.RunStep(generation=1, step=step), STATE)
-        made.on_decision(t + length, d.Commit(generation=1, step=step, progress=step), STATE)
-        t += length
-    return t
+def struck(number: int, node: int, name: str = "SIGKILL", step: int = 0) -> e.FaultInjected:
+    return e.FaultInjected(worker=f"w{node}", node=node, signal=name, step=step, moment="any", number=number)
 
 
-def rebuild(step: int, lost: int) -> d.Form:
-    source = d.Rebuild(by="checkfree", donors=[lost - 1, lost + 1])
+def lost(node: int) -> e.WorkerLost:
+    return e.WorkerLost(worker=f"w{node}", incarnation=3, cause="connection", detail="")
+
+
+def run(step: int, **more: Any) -> d.RunStep:
+    return d.RunStep(generation=1, step=step, **more)
+
+
+def rebuild(step: int, node: int) -> d.Form:
+    source = d.Rebuild(by="checkfree", donors=[node - 1, node + 1])
     members = [
-        d.Member(node=s, stage=s, worker=w, source=source if s == lost else d.Keep()) for s, w in HOLDERS.items()
+        d.Member(node=s, stage=s, worker=w, source=source if s == node else d.Keep()) for s, w in HOLDERS.items()
     ]
     return d.Form(generation=2, step=step, outcome="recovered", members=members, links=[])
 
 
-@pytest.mark.parametrize(("moment", "window"), [("any", (0, 1)), ("forward", (0.05, 0.4)), ("backward", (0.6, 0.95))])
-@pytest.mark.parametrize("offset", [0.0, 0.5])
-def test_a_blow_falls_in_its_part_of_the_step(moment: str, window: tuple[float, float], offset: float) -> None:
-    fault = Fault.model_validate({"step": 3, "stage": 2, "moment": moment, "offset": offset})
-    made, fleet = chaos(fault)
-    t = steps(made, 100.0, 0, 1, 2, length=2.0)
-    assert made.next_due() is None
-    made.on_decision(t, d.RunStep(generation=1, step=3), STATE)
-    due = made.next_due()
-    assert due == pytest.approx(t + 2.0 * (window[0] + offset * (window[1] - window[0])))
-    assert due is not None
-    assert made.strike(due - 0.001, STATE) == []
-    struck = made.strike(due, STATE)
-    assert struck == [e.FaultInjected(worker="w2", node=2, signal="SIGKILL", step=3, moment=moment)]
-    assert fleet.sent == [("w2", 3, signal.SIGKILL)]
-    assert made.next_due() is None
-    steps(made, t, 3, 4)
-    assert made.strike(FAR, STATE) == [], "struck twice"
+@pytest.mark.parametrize("moment", ["any", "forward", "backward"])
+def test_a_worker_is_told_in_its_step_what_it_is_to_suffer_there(moment: Any) -> None:
+    made, fleet = chaos(Fault(step=3, stage=2, signal="slow", moment=moment, offset=0.5, strength=4.0))
+    for step in range(3):
+        made.on_decision(run(step), STATE)
+    assert not fleet.told
+    made.on_decision(run(3, mode="evaluate"), STATE)
+    assert not fleet.told, "a validation is no step"
+    made.on_decision(run(3), STATE)
+    blow = d.Blow(number=0, signal="slow", moment=moment, offset=0.5, seconds=None, strength=4.0)
+    assert fleet.told == [("w2", blow)]
+    assert made.on_event(0.0, struck(0, 2), STATE) == []
+    made.on_decision(run(3), STATE)
+    assert len(fleet.told) == 1, "a step that is repeated is struck once"
 
 
-def test_a_validation_is_no_step() -> None:
-    made, _ = chaos(Fault(step=0, stage=1))
-    made.on_decision(1.0, d.RunStep(generation=1, step=0, mode="evaluate"), STATE)
-    assert made.next_due() is None
-
-
-def test_a_commit_is_struck_as_it_begins() -> None:
-    made, _ = chaos(Fault(step=1, stage=4, moment="commit"))
-    made.on_decision(5.0, d.RunStep(generation=1, step=1), STATE)
-    assert made.next_due() is None
-    made.on_decision(6.0, d.Commit(generation=1, step=1, progress=1), STATE)
-    assert made.next_due() == pytest.approx(6.0, abs=0.01)
-    assert [f.node for f in made.strike(6.1, STATE)] == [4]
+@pytest.mark.parametrize(
+    ("moment", "decision"),
+    [
+        ("commit", d.Commit(generation=1, step=1, progress=1)),
+        ("save", d.Save(generation=1, step=1)),
+        ("settle", d.Settle(round=0, members=[0], generations=[1])),
+        ("link", rebuild(1, 2)),
+        ("transfer", rebuild(1, 2)),
+    ],
+)
+def test_every_moment_begins_with_its_own_decision(moment: Any, decision: d.Decision) -> None:
+    made, fleet = chaos(Fault(step=1, stage=3, moment=moment))
+    now = replace(STATE, replicas=MappingProxyType({0: replace(STATE.replicas[0], step=1)}))
+    made.on_decision(run(1), now)
+    assert not fleet.told
+    made.on_decision(decision, now)
+    assert fleet.numbers() == [("w3", 0)]
 
 
 @pytest.mark.parametrize(("stage", "hit"), [(1, True), (2, True), (3, True), (4, False)])
 def test_a_transfer_is_struck_at_the_giving_or_the_taking_end(stage: int, hit: bool) -> None:
-    made, _ = chaos(Fault(step=2, stage=stage, moment="transfer"))
-    made.on_decision(5.0, rebuild(1, 2), STATE)
-    assert made.next_due() is None, "it is for step 2"
-    made.on_decision(6.0, rebuild(2, 2), STATE)
-    assert [f.node for f in made.strike(FAR, STATE)] == ([stage] if hit else [])
+    made, fleet = chaos(Fault(step=2, stage=stage, moment="transfer"))
+    made.on_decision(rebuild(1, 2), STATE)
+    assert not fleet.told, "it is for step 2"
+    made.on_decision(rebuild(2, 2), STATE)
+    assert fleet.numbers() == ([(f"w{stage}", 0)] if hit else [])
+
+
+def test_kills_of_one_step_follow_one_another_in_the_order_of_their_moments() -> None:
+    made, fleet = chaos(Fault(step=1, stage=2, offset=0.9), Fault(step=1, stage=4, offset=0.1))
+    made.on_decision(run(1), STATE)
+    assert fleet.numbers() == [("w4", 1)]
+    made.on_decision(run(1), STATE)
+    assert fleet.numbers() == [], "it has not struck yet"
+    made.on_event(0.0, struck(1, 4), STATE)
+    made.on_decision(run(1), STATE)
+    assert fleet.numbers() == [("w2", 0)]
+
+
+def test_kills_of_one_moment_strike_at_once() -> None:
+    made, fleet = chaos(Fault(step=1, stage=2, offset=0.5), Fault(step=1, stage=3, offset=0.5))
+    made.on_decision(run(1), STATE)
+    assert fleet.numbers() == [("w2", 0)]
+    (mate,) = made.on_event(0.0, struck(0, 2, step=1), STATE)
+    assert (mate.worker, mate.node, mate.number) == ("w3", 3, 1)
+    assert fleet.signals == [("w3", 3, signal.SIGKILL)]
+
+
+def test_who_dies_of_something_else_leaves_its_fault_and_its_mates_to_the_next_occasion() -> None:
+    made, fleet = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
+    made.on_decision(run(1), STATE)
+    fleet.numbers()
+    made.on_event(0.0, lost(2), STATE)
+    made.on_decision(run(1), STATE)
+    assert fleet.numbers() == [("w2", 0)]
+    assert [mate.node for mate in made.on_event(0.0, struck(0, 2), STATE)] == [3]
 
 
 def test_a_frozen_worker_thaws_when_it_is_time() -> None:
     made, fleet = chaos(Fault(step=0, stage=2, signal="stop", resume_after_s=1.5))
-    made.on_decision(0.0, d.RunStep(generation=1, step=0), STATE)
-    (struck,) = made.strike(10.0, STATE)
-    assert struck.signal == "SIGSTOP"
+    made.on_decision(run(0), STATE)
+    made.on_event(10.0, struck(0, 2, "SIGSTOP"), STATE)
     assert made.next_due() == 11.5
-    assert made.strike(11.5, STATE) == []
-    assert fleet.sent == [("w2", 3, signal.SIGSTOP), ("w2", 3, signal.SIGCONT)]
+    made.strike(11.4)
+    assert not fleet.signals
+    made.strike(11.5)
+    assert fleet.signals == [("w2", 3, signal.SIGCONT)]
     assert made.next_due() is None
 
 
-def test_who_is_dead_already_is_struck_again_once_someone_holds_the_stage() -> None:
+def test_a_vacant_stage_is_struck_once_someone_holds_it() -> None:
     made, fleet = chaos(Fault(step=0, stage=2))
-    made.on_decision(0.0, d.RunStep(generation=1, step=0), STATE)
-    left = MappingProxyType({s: w for s, w in HOLDERS.items() if s != 2})
-    vacant = replace(STATE, replicas=MappingProxyType({0: replace(STATE.replicas[0], holders=left)}))
-    assert made.strike(FAR, vacant) == []
-    assert fleet.sent == []
-    made.on_decision(FAR, d.RunStep(generation=2, step=0), STATE)
-    assert [f.worker for f in made.strike(2 * FAR, STATE)] == ["w2"]
-
-
-def test_a_step_that_is_repeated_is_struck_once() -> None:
-    made, _ = chaos(Fault(step=1, stage=2), Fault(step=1, stage=3))
-    made.on_decision(0.0, d.RunStep(generation=1, step=1), STATE)
-    assert [f.node for f in made.strike(FAR, STATE)] == [2, 3]
-    made.on_decision(0.0, d.RunStep(generation=2, step=1), STATE)
-    assert made.strike(FAR, STATE) == []
+    made.on_decision(run(0), state({s: w for s, w in HOLDERS.items() if s != 2}))
+    assert not fleet.told
+    made.on_decision(run(0), STATE)
+    assert fleet.numbers() == [("w2", 0)]
 
 
 def test_a_fault_whose_step_was_passed_over_is_made_up_for() -> None:
-    made, _ = chaos(Fault(step=1, stage=2, moment="commit"))
-    made.on_decision(0.0, d.Commit(generation=1, step=4, progress=4), STATE)
-    assert [f.step for f in made.strike(FAR, STATE)] == [4]
+    made, fleet = chaos(Fault(step=1, stage=2, moment="commit"))
+    made.on_decision(d.Commit(generation=1, step=4, progress=4), STATE)
+    assert fleet.numbers() == [("w2", 0)]
 
 
 def test_a_resumed_run_leaves_the_past_alone() -> None:
-    made, _ = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
-    made.on_decision(0.0, d.RunStep(generation=1, step=5), STATE)
-    assert [f.node for f in made.strike(FAR, STATE)] == [3]
+    made, fleet = chaos(Fault(step=1, stage=2), Fault(step=5, stage=3), first_step=5)
+    made.on_decision(run(5), STATE)
+    assert fleet.numbers() == [("w3", 1)]
+
+
+def test_a_bit_is_not_turned_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+    made, _ = chaos(Fault(step=0, stage=2, signal="flip"), folder=tmp_path)
+    assert made.on_decision(run(0), STATE) == []

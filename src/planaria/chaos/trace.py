@@ -18,25 +18,43 @@ MAX_BYTES = 64 * 2**20
 """largest trace file that is read or written, about half a million faults"""
 
 
+LASTING = ("stop", "stuck", "slow", "delay", "cut", "disk_full", "disk_slow")
+"""faults that end after a time, if one is given"""
+FATAL = ("kill", "stop", "stuck")
+"""faults that cost the worker's state, unless they end in time"""
+
+
 class Fault(Section):
     """One blow against a worker in step ``step``."""
 
     step: Natural
     stage: Natural
     """that the worker holds; in a run on a schedule, the number of its node"""
-    signal: Literal["kill", "stop"] = "kill"
-    """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen"""
-    moment: Literal["any", "forward", "backward", "commit", "transfer"] = "any"
-    """strike while the stage does this (transfer: while it gives or receives state), or at any time of the step"""
+    signal: Literal[
+        "kill", "stop", "stuck", "slow", "delay", "reset", "cut", "disk_full", "disk_slow", "flip", "lie"
+    ] = "kill"
+    """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
+    slow: its actions take ``strength`` times as long; delay: frames that reach it are held for ``strength`` seconds;
+    reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
+    write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong"""
+    moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
+    """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange; link:
+    to take its place in a new generation), or at any action of the step"""
     offset: Fraction = 0.0
-    """how far into the moment, as a fraction of its usual duration"""
+    """any, forward, backward: at which of these actions of the step, as a fraction of their number"""
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """seconds until a stopped worker gets SIGCONT; never unless given"""
+    """seconds until a fault that lasts is over: a stopped worker gets SIGCONT; never unless given"""
+    strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    """slow: how many times as long, 5 unless given; delay: how many seconds, 0.1 unless given"""
 
     @model_validator(mode="after")
-    def _only_the_stopped_resume(self) -> Self:
+    def _only_what_lasts_ends(self) -> Self:
         if self.signal == "kill" and self.resume_after_s is not None:
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
+        if self.signal not in LASTING and self.resume_after_s is not None:
+            raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
+        if self.signal not in ("slow", "delay") and self.strength is not None:
+            raise ValueError(f"signal '{self.signal}' has no strength; remove it")
         return self
 
 
@@ -74,6 +92,15 @@ class Trace(Section):
     faults: tuple[Fault, ...]
 
 
+BEFORE_COMMIT = ("any", "forward", "backward")
+"""moments at which a death makes the step begin again"""
+
+
+def order(fault: Fault) -> tuple[bool, str, float]:
+    """Fatal faults of one step strike in this order, each once the last is got over; equal ones strike together."""
+    return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
+
+
 def read(path: Path) -> Trace:
     """The trace in the file ``path``. Raises UserError naming file, fault and field if it is not one."""
     try:
@@ -102,7 +129,11 @@ def write(trace: Trace, path: Path) -> None:
 
 def digest(trace: Trace) -> str:
     """SHA-256, in hex, of the trace as canonical JSON: two runs that print the same digest met the same faults."""
-    canonical = json.dumps(trace.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    plain = trace.model_dump(mode="json")
+    for fault in plain["faults"]:  # a field that came later changes the digests of those traces alone that use it
+        if fault["strength"] is None:
+            del fault["strength"]
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from planaria.checkpoint.store import CheckpointStore, Manifest
 from planaria.config import RunConfig
 from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
+from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
 from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
@@ -41,11 +43,15 @@ class Observer(Protocol):
 
 
 class FaultSource(Protocol):
-    """Chaos: looks at decisions and the clock, strikes workers, and tells what it did."""
+    """Chaos: looks at decisions, events and the clock, strikes workers, and tells what it did."""
 
-    def on_decision(self, t: float, decision: d.Decision, state: RunState) -> None: ...
+    def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
+        """Called before the orders of ``decision`` go out."""
+        ...
 
-    def strike(self, t: float, state: RunState) -> list[e.FaultInjected]: ...
+    def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]: ...
+
+    def strike(self, t: float) -> None: ...
 
     def next_due(self) -> float | None: ...
 
@@ -77,6 +83,7 @@ class Controller:
         self._observer, self._chaos, self._planner = observer, chaos, planner
         self._store = CheckpointStore(folder / "checkpoints")
         measure = config.checkpoint.every == "best"
+        self._deadlines = Deadlines(config)
         self._cadence = Cadence(config.network.hourly, len(started.stage_of)) if measure else None
         self._ending: d.Finish | None = None
         self._grace: dict[int, tuple[float, int]] = {}
@@ -92,8 +99,7 @@ class Controller:
             for notice in self._fleet.poll(self._patience()):
                 self._hear(notice)
             now = time.monotonic()
-            for fault in self._chaos.strike(now, self.state):
-                self._happened(fault)
+            self._chaos.strike(now)
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
             self._look_at_the_clock(now)
@@ -142,12 +148,25 @@ class Controller:
             self._happened(leaving)
         elif current:
             report = e.REPORT.validate_json(notice.text)
-            if isinstance(report, e.Worked):
+            if isinstance(report, e.Heartbeat):
+                self._beats(notice, report)
+            elif isinstance(report, e.Worked):
+                self._deadlines.learn(report)
                 self._observer.on_worked(time.monotonic(), report)
-            elif not isinstance(report, e.Heartbeat):
+            else:
                 self._happened(report)
         else:
             self._turn_away(notice)
+
+    def _beats(self, said: Said, beat: e.Heartbeat) -> None:
+        """A worker is alive. If its main thread is stuck it counts as dead like any other, and is made so."""
+        replica = replica_of(self.state, said.worker)
+        awaited = frozenset() if replica is None else replica.waiting
+        detail = self._deadlines.overdue(time.monotonic(), said.worker, beat, awaited)
+        if detail:
+            self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
+            lost = e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause="stuck", detail=detail)
+            self._happened(lost)
 
     def _turn_away(self, said: Said) -> None:
         """A worker that counts as dead speaks: it was frozen, its stage has a new holder, its words are void."""
@@ -165,15 +184,13 @@ class Controller:
         if isinstance(event, e.EdgeBroken):
             self._doubt(t, event)
         chosen: e.IntervalChosen | None = None
-        further: list[e.Event] = []
+        further: list[e.Event] = [*self._chaos.on_event(t, event, self.state)]
         while (decision := decide(self.state)) is not None:
             t = time.monotonic()
             self.state = apply(decision, self.state)
             self._observer.on_decision(t, decision)
+            further += self._chaos.on_decision(decision, self.state)
             self._carry_out(decision)
-            self._chaos.on_decision(t, decision, self.state)
-            if not self.state.over:  # at once: what a decision begins may be over in a millisecond
-                further += self._chaos.strike(t, self.state)
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
@@ -201,11 +218,17 @@ class Controller:
             case d.TurnAway():
                 self._fleet.turn_away(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
-                self._order(decision, self.state.replicas[decision.replica].waiting)
+                asked = self.state.replicas[decision.replica].waiting
+                self._deadlines.ask(time.monotonic(), asked)
+                self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
             case d.Introduce() | d.Meet() | d.Settle():
-                self._order(decision, [w for n in decision.members for w in self.state.replicas[n].holders.values()])
+                for number in decision.members:
+                    members = self.state.replicas[number].holders.values()
+                    if isinstance(decision, d.Settle):
+                        self._deadlines.ask(time.monotonic(), members)
+                    self._order(decision, members)
             case d.Disband():
                 self._order(decision, decision.workers)
             case d.Replan():

@@ -37,6 +37,7 @@ class Circle:
         self._own: Offer | None = None
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
+        self._lies = False
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
@@ -45,6 +46,10 @@ class Circle:
             self._outer = Outer.load({**outer, "rounds": torch.tensor(rounds)})
         else:
             self._outer = replace(self.exchange.start(runner.state().weights), rounds=rounds)
+
+    def lie(self) -> None:
+        """A fault: what this node says next is no number anywhere."""
+        self._lies = True
 
     def drop(self) -> None:
         """Forget the round under way: nothing has come of it."""
@@ -83,6 +88,9 @@ class Circle:
         if self.round != round or self._early is None:
             self.foretell(round)
         self._own = self.exchange.offer(self._outer, runner.state().weights, self._early)
+        if self._lies:
+            self._lies = False
+            return replace(self._own, late=_spoilt(self._own.late))
         return self._own
 
     def hear(self, peer: int, content: Content, payload: Tensor) -> None:
@@ -122,3 +130,10 @@ class Circle:
         late, early = (0 if part is None else part.nbytes * len(peers) for part in (self._own.late, self._own.early))
         self.drop()
         return Made(late, early, apart)
+
+
+def _spoilt(part: Tensor | None) -> Tensor | None:
+    """A message without a single sound number in it, or, where every bit pattern is one, a number short."""
+    if part is None:
+        return None
+    return torch.full_like(part, torch.nan) if part.is_floating_point() else part.flatten()[:-1]

@@ -10,15 +10,27 @@ import os
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from planaria.decisions import ORDER, Disband, Form, Leave, Order, Save
+from planaria.decisions import ORDER, Blow, Disband, Form, Leave, Order, Save
+from planaria.engine.blows import Blows
 from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import ControlLine
 
 MAX_ORDER_BYTES = 1 << 20
+
+
+class Place(NamedTuple):
+    """Where the main thread is; ``since`` and ``cpu`` (monotonic seconds, the thread's own): when it last moved."""
+
+    doing: str
+    step: int
+    microbatch: int
+    waiting: bool
+    since: float
+    cpu: float
 
 
 class Interrupted(Exception):
@@ -37,9 +49,13 @@ class Desk:
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
+        self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
+        self.blows: Blows | None = None
+        """faults that await this worker; None where no trace can strike"""
 
     def open(self) -> None:
-        """Begin to listen and to beat."""
+        """Begin to listen and to beat. Called by the main thread, whose place the beats tell."""
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -52,15 +68,26 @@ class Desk:
             except OSError:
                 os._exit(0)  # the controller is gone, and with it the reason to live
 
+    def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
+        """The main thread begins to do this. A fault that is meant for here strikes now."""
+        busy_s = time.monotonic() - self._place.since
+        self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
+        if self.blows is not None:
+            self.blows.at(doing, microbatch, hop, busy_s)
+
     def next(self, deadline: float | None = None) -> Any:
         """The next thing that reaches this worker; None when ``deadline`` (monotonic seconds) passes first.
 
         :raises Interrupted: when it is an order to drop what is under way.
         """
+        place = self._place
+        self._place = place._replace(waiting=True, since=time.monotonic())
         try:
             item = self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             return None
+        finally:
+            self._place = place._replace(since=time.monotonic(), cpu=time.thread_time())
         if isinstance(item, Form | Save | Disband | Leave):
             raise Interrupted(item)
         return item
@@ -68,11 +95,29 @@ class Desk:
     def _listen(self) -> None:
         try:
             while True:
-                self.inbox.put(self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES)))
+                order = self._orders.validate_json(self._connection.recv_bytes(MAX_ORDER_BYTES))
+                if isinstance(order, Blow) and self.blows is not None:
+                    self.blows.add(order)  # known before the order after it is obeyed
+                else:
+                    self.inbox.put(order)
         except (EOFError, OSError):
             os._exit(0)  # never an orphan
 
     def _beat(self) -> None:
+        before, unheard_since = self._place, time.monotonic()
         while True:
-            self.report(Heartbeat())
+            place, now = self._place, time.monotonic()
+            if place is not before or self.inbox.empty():
+                before, unheard_since = place, now
+            # Who waits and does not take in what has come is stuck since then.
+            waiting = place.waiting and unheard_since == now
+            beat = Heartbeat(
+                doing=place.doing,
+                step=place.step,
+                microbatch=place.microbatch,
+                waiting=waiting,
+                for_s=now - (unheard_since if place.waiting and not waiting else place.since),
+                cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
+            )
+            self.report(beat)
             time.sleep(self._heartbeat_s)

@@ -50,7 +50,7 @@ def train(
         setup = Setup(config, folder, dataset, place.host, new_key())
         work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
-        chaos = TraceChaos(trace, fleet, origin.next_fault)
+        chaos = TraceChaos(trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         with stop_signals() as asked:
             return controller.run(lambda: asked[0] if asked else "")

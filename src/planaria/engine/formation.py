@@ -48,6 +48,7 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
     for member in form.members:
         source = member.source
         if isinstance(source, d.Rebuild) and post.node in source.donors:
+            post.desk.at("give", post.step)
             given = runner.state()
             if source.by != d.PEER:
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
@@ -71,6 +72,7 @@ def take_state(
         case d.Fresh():
             runner = new_runner(setup.config, post.stage, initialise=True)
         case d.Load(folder=folder):
+            post.desk.at("read", post.step)
             runner = _fitting(setup.config, runner, post.stage)
             state = stage_for(setup.checkpoints / folder, post.stage, post.place, setup.config.exchange.replicas)
             runner.load(state)
@@ -90,6 +92,7 @@ def _receive(
     """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
     outer state."""
     start = time.monotonic()
+    post.desk.at("take", post.step)
     donors = source.donors if isinstance(source, d.Rebuild) else [d.BEFORE]
 
     def missing() -> list[int]:
@@ -97,6 +100,7 @@ def _receive(
 
     post.wait_for(lambda: not missing(), "the state of {}", missing)
     arrived = time.monotonic()
+    post.desk.at("rebuild", post.step)
     given = {post.stage if node == d.BEFORE else post.stage_at(node): unpack(post.states[node]) for node in donors}
     size = sum(flat.nbytes for flat in post.states.values())
     outer: dict[str, Tensor] = {}

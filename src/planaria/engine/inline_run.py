@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.chaos.trace import Trace
+from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Trace, order
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest
 from planaria.checkpoint.whole import stage_for
@@ -36,8 +35,9 @@ def train(
 ) -> d.Finish:
     """Train in this process; how it ended.
 
-    A fault of the trace takes its node's state away before its step, whatever its signal and moment. When it cannot be
-    rebuilt, the survivors are saved and the run ends.
+    A fault that kills, stops or sticks a worker takes its node's state away: between two steps, because a step that
+    loses a stage before its commit begins again. Others have nothing to befall here. When a state cannot be rebuilt,
+    the survivors are saved and the run ends.
     """
     torch.set_num_threads(1)  # two OpenMP threads beside one busy neighbour are many times slower than one
     data = Dataset.open(dataset)
@@ -47,28 +47,44 @@ def train(
     observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
     engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
     run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
-    faults: dict[int, list[int]] = defaultdict(list)
-    for fault in trace.faults:
-        if fault.step >= origin.next_fault:
-            faults[fault.step].append(fault.stage)
-    ending = _lead(run, faults)
+    ending = _lead(run, _Losses(trace, origin.next_fault))
     run.tell(ending)
     return ending
 
 
-def _lead(run: _InlineRun, faults: dict[int, list[int]]) -> d.Finish:
+class _Losses:
+    """The nodes that a trace takes the state of, in the order in which a fleet would lose them."""
+
+    def __init__(self, trace: Trace, first_step: int) -> None:
+        fatal = [fault for fault in trace.faults if fault.step >= first_step and fault.signal in FATAL]
+        self._waiting = sorted(fatal, key=lambda fault: (fault.step, order(fault)))
+
+    def next(self, step: int, committed: bool) -> list[int]:
+        """Who is lost next, at once, in this step: before or after its commit; each is told once."""
+        due = [f for f in self._waiting if f.step <= step and (f.moment not in BEFORE_COMMIT) == committed]
+        group = [f for f in due if order(f) == order(due[0])]
+        self._waiting = [f for f in self._waiting if f not in group]
+        return sorted({f.stage for f in group})
+
+
+def _lead(run: _InlineRun, losses: _Losses) -> d.Finish:
     """Step by step to the end."""
     try:
         with stop_signals() as asked:
             while run.engine.step < run.config.train.steps:
-                # Taken out: after a rollback, the same step is not struck again.
-                reason = run.strike(sorted(set(faults.pop(run.engine.step, ()))))
-                if reason:
-                    return d.Finish(outcome="cannot", reason=reason)
+                while nodes := losses.next(run.engine.step, committed=False):
+                    if reason := run.strike(nodes):
+                        return d.Finish(outcome="cannot", reason=reason)
                 if asked:
                     run.save(list(run.engine.runners))
                     return d.Finish(outcome="stopped", reason=asked[0])
-                run.step()
+                step = run.engine.step
+                run.train()
+                while nodes := losses.next(step, committed=True):
+                    if reason := run.strike(nodes):
+                        return d.Finish(outcome="cannot", reason=reason)
+                if run.engine.step > step:  # not rolled back
+                    run.conclude()
     except NonFinite as error:
         return d.Finish(outcome="failed", reason=str(error))
     return d.Finish(outcome="finished")
@@ -130,8 +146,8 @@ class _InlineRun:
             self.engine.become({node: self._read(saved.folder, node) for node in self.engine.stage})
         self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
-    def step(self) -> None:
-        """Train one step; validate and save when due."""
+    def train(self) -> None:
+        """Train one step, after a validation if one is due."""
         every, step = self.config.train.eval_every, self.engine.step
         if every and step % every == 0:
             self._evaluate()
@@ -142,6 +158,10 @@ class _InlineRun:
         for stage, norm in result.grad_norms.items():
             self._ready(stage, step, result.loss if stage == 0 else None, norm)
         self.tell(d.Commit(generation=0, step=step, progress=step))
+
+    def conclude(self) -> None:
+        """What a step ends with: the last validation, and a checkpoint when one is due."""
+        every = self.config.train.eval_every
         done = self.engine.step == self.config.train.steps
         if done and every:
             self._evaluate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -24,13 +25,15 @@ class Links:
     """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
     def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: SimpleQueue[Any]) -> None:
-        self._setup, self._itinerary, self._port, self._inbox = setup, itinerary, port, inbox
+        self._setup, self._itinerary, self.port, self._inbox = setup, itinerary, port, inbox
         self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}
         self.transfers: dict[int, Edge] = {}
         self.meeting: dict[int, Edge] = {}
         """to the same stage of other replicas, in the round under way"""
         self.opened: set[Edge] = set()
+        self._held = 0.0, 0.0
+        """how long each frame is held up, and until when (monotonic seconds)"""
 
     def form(self, form: Form, node: int) -> None:
         """Have exactly the edges that ``form`` gives to ``node``; an edge whose id is unchanged stays open."""
@@ -97,6 +100,17 @@ class Links:
         self.edges.clear()
         self.opened.clear()
 
+    def reset(self, everywhere: bool) -> None:
+        """Break the connection to the first neighbour, or to all, as a network may."""
+        for edge in list(self.edges.values())[: None if everywhere else 1]:
+            edge.reset()
+
+    def delay(self, hold_s: float, seconds: float) -> None:
+        """From now on, for so long, hold each frame that arrives for ``hold_s`` seconds."""
+        self._held = hold_s, time.monotonic() + seconds
+        for edge in [*self.edges.values(), *self.meeting.values()]:
+            edge.hold_s, edge.hold_until = self._held
+
     def has(self, edge: Edge) -> bool:
         """Is this an edge of the present generation?"""
         return any(edge in edges.values() for edges in (self.edges, self.transfers, self.meeting))
@@ -132,7 +146,9 @@ class Links:
             latency_s=latency_s,
             bandwidth=bandwidth,
         )
-        return Edge(spec, self._port, self._inbox)
+        edge = Edge(spec, self.port, self._inbox)
+        edge.hold_s, edge.hold_until = self._held
+        return edge
 
 
 def _donors(source: Source) -> list[int]:

@@ -47,6 +47,7 @@ def _first_ready(todo: list[Action], done: set[Key], post: Post) -> Action:
 
 
 def _act(action: Action, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
+    post.desk.at(action.kind, post.step, action.microbatch, action.hop)
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, post.mail.take(action))

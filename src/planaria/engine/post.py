@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,13 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from planaria import events as e
-from planaria.decisions import BEFORE, Donate, Form, Introduce, Meet, Settle
+from planaria.decisions import BEFORE, Blow, Donate, Form, Introduce, Meet, Settle
+from planaria.engine.blows import hold_s
 from planaria.engine.circle import Circle
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.keeping import Keeping, Parcel
 from planaria.engine.links import Links
 from planaria.engine.mail import Mail
+from planaria.engine.patience import Patience
 from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
@@ -52,7 +55,7 @@ class Post:
         self._everywhere, self._itinerary = itinerary.arrangement, itinerary
         self.there = self._everywhere
         """the nodes of the present generation"""
-        self._timeout_s = setup.config.fleet.timeout_s
+        self.patience = Patience(setup.config.fleet.timeout_s)
         self._sent_before: dict[int, int] = {}
         self._broken: dict[Edge, str] = {}
 
@@ -156,13 +159,14 @@ class Post:
 
         A wait longer than the time-out is reported once, as for ``what``, whose {} names the first of the ``peers``.
         """
-        deadline: float | None = time.monotonic() + self._timeout_s
+        patience_s = self.patience.seconds
+        deadline: float | None = time.monotonic() + patience_s
         while not condition():
             item = self.desk.next(deadline)
             if item is not None:
                 self.hear(item)
             elif late := peers():
-                self.report_broken(late[0], f"waited {self._timeout_s:g} s for {what.format(self._named(late[0]))}")
+                self.report_broken(late[0], f"waited {patience_s:g} s for {what.format(self._named(late[0]))}")
                 deadline = None
 
     def send(self, action: Action, out: Tensor) -> None:
@@ -263,6 +267,20 @@ class Post:
         if self._itinerary.replicas > 1:
             return f"stage {stage} of replica {self._itinerary.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
+
+    def afflictions(self) -> dict[str, Callable[[Blow], None]]:
+        """How to bring about what edges and offers may suffer, by the kind of fault."""
+
+        def cut(blow: Blow) -> None:
+            self.links.port.shut(blow.seconds or math.inf)
+            self.links.reset(everywhere=True)
+
+        return {
+            "reset": lambda blow: self.links.reset(everywhere=False),
+            "cut": cut,
+            "delay": lambda blow: self.links.delay(hold_s(blow), blow.seconds or math.inf),
+            "lie": lambda blow: self.circle.lie(),
+        }
 
     def report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""

@@ -15,6 +15,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.data.shards import Dataset, Split
 from planaria.data.stream import Stream
 from planaria.engine.batches import Batch, batches
+from planaria.engine.blows import SIGNALS, Blows
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.formation import donate, take_state, warm_runner
 from planaria.engine.itinerary import Itinerary
@@ -58,7 +59,11 @@ class Worker:
         self.port = Port(connection.own_address if isinstance(connection, WorkerLine) else setup.host, setup.key)
         self.post = Post(setup, self.itinerary, worker, self.desk, self.port)
         self.post.lend = self._lend
+        self.desk.blows = Blows(self._struck)
+        self.desk.blows.effects = self.post.afflictions()
+        began = time.monotonic()
         self.runner = warm_runner(setup.config)
+        self.post.patience.warm_s = time.monotonic() - began
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
         self._detour: list[list[int]] = []
@@ -73,6 +78,7 @@ class Worker:
         while True:
             try:
                 now, order = order, None
+                self.desk.at("orders")
                 self._take(self.desk.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
@@ -108,6 +114,7 @@ class Worker:
     def _form(self, form: d.Form) -> None:
         """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""
         start = time.monotonic()
+        self.desk.at("link", form.step)
         me = next(member for member in form.members if member.worker == self.worker)
         self._drop()
         self._detour = form.routes
@@ -137,9 +144,14 @@ class Worker:
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report the gradient ready."""
+        self.desk.at("step", order.step)
+        began = time.monotonic()
         self.post.links.end_transfers()
         self.post.advance(order.step)
         plan = self._plan(order)
+        self.post.patience.expect(sum(map(len, plan.actions.values())))
+        if order.mode == "train" and self.desk.blows is not None:
+            self.desk.blows.aim(plan.actions.get(self.post.node, ()))
         batch = self._batch(order) if self.post.stage == 0 else None
         if isinstance(self.runner, SleepingRunner):
             self.runner.slow_down(straggling(self.config, self.post.replica, self.post.circle.rounds))
@@ -160,6 +172,7 @@ class Worker:
             grad_norm=norm,
         )
         self.desk.report(ready)
+        self.post.patience.learn(time.monotonic() - began)
         self.post.report_work(spans)
 
     def _train(self, plan: Plan, spans: list[e.Span]) -> float | None:
@@ -181,6 +194,7 @@ class Worker:
         first, *others = self.post.there.peers(self.post.node)
         if not others:
             return
+        self.desk.at("exchange", self.post.step)
         start, own = time.monotonic(), self.runner.share()
         if self.post.node == first:
             for share in self.post.take_shares(others, own):
@@ -204,6 +218,7 @@ class Worker:
             self.keeping.drop()
 
     def _commit(self, order: d.Commit) -> None:
+        self.desk.at("commit", order.step)
         start = time.monotonic()
         assert self.keeping is not None
         self.runner.commit(order.progress)
@@ -216,6 +231,7 @@ class Worker:
 
     def _settle(self, order: d.Settle) -> None:
         """Go on with what a round of the exchange comes to."""
+        self.desk.at("settle", self.post.step)
         start, post = time.monotonic(), self.post
         nodes = self.itinerary.arrangement.nodes(post.stage)
         peers = {replica: nodes[replica] for replica in order.members if replica != post.replica}
@@ -236,11 +252,13 @@ class Worker:
 
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
+        self.desk.at("give", self.post.step)
         state = self.runner.state()
         state.outer = self.post.circle.given(to_successor=order.donor == d.BEFORE)
         self.post.lend_state(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
+        self.desk.at("write", order.step)
         start = time.monotonic()
         self._drop()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
@@ -254,6 +272,17 @@ class Worker:
         )
         self.desk.report(saved)
         self.post.report_work([e.Span(action="save", start=start, end=time.monotonic())])
+
+    def _struck(self, blow: d.Blow) -> None:
+        struck = e.FaultInjected(
+            worker=self.worker,
+            node=self.post.node,
+            signal=SIGNALS.get(blow.signal, blow.signal),
+            step=self.post.step,
+            moment=blow.moment,
+            number=blow.number,
+        )
+        self.desk.report(struck)
 
     def _report_failure(self, error: Exception) -> None:
         detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__

@@ -43,7 +43,7 @@ from planaria.observe.rounds import Gathering, Rounds
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
-CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat"}
+CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
 
 
 class Line(NamedTuple):

@@ -71,6 +71,8 @@ class Edge:
     def __init__(self, spec: EdgeSpec, port: Port, inbox: SimpleQueue[Any]) -> None:
         self.spec = spec
         self.sent_bytes = 0
+        self.hold_s, self.hold_until = 0.0, 0.0
+        """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
         self._port, self._inbox = port, inbox
         self._outbox: SimpleQueue[tuple[memoryview, memoryview] | None] = SimpleQueue()
         self._sending = threading.Lock()
@@ -99,6 +101,11 @@ class Edge:
         self._abandoned = True
         self._outbox.put(None)
         self._port.look_up()
+
+    def reset(self) -> None:
+        """Break the connection without a word, as a network may: both ends find out."""
+        if self._channel is not None:
+            self._channel.close()
 
     def _open(self) -> None:
         """Find the other end, then become the receiving thread."""
@@ -154,6 +161,8 @@ class Edge:
 
         Frames queue for the line (bandwidth) but overlap in flight (latency). Returns when the line is free again.
         """
+        if time.monotonic() < self.hold_until:
+            time.sleep(self.hold_s)
         if not self.spec.latency_s and self.spec.bandwidth is None:
             return line_free
         line_free = max(line_free, header.sent_at)

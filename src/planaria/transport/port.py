@@ -37,6 +37,7 @@ class Port:
         self._key = key
         self._changed = threading.Condition()
         self._callers: dict[str, tuple[ssl.SSLSocket, float]] = {}
+        self._shut_until = 0.0
         prepare(key)
         self._listener = Listener(host, 0, key, self._called)
         self.address = self._listener.address
@@ -56,10 +57,13 @@ class Port:
         until = time.monotonic() + seconds
         while True:
             with self._changed:
-                while name not in self._callers:
+                while name not in self._callers or time.monotonic() < self._shut_until:
                     if given_up():
                         return None
-                    if not self._changed.wait(until - time.monotonic()):
+                    patience_s = until - time.monotonic()
+                    if self._shut_until:
+                        patience_s = min(patience_s, _LONGEST_WAIT_S)
+                    if not self._changed.wait(patience_s) and time.monotonic() >= until:
                         raise Unmet(f"the other end did not come within {seconds:g} s")
                 tls, _ = self._callers.pop(name)
             try:
@@ -77,6 +81,8 @@ class Port:
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
         while not given_up():
             try:
+                if time.monotonic() < self._shut_until:
+                    raise ConnectionError("cut off")
                 return self._try(address, name, until, given_up)
             except StrangerError as error:
                 raise Unmet(f"{address}: {error}") from None
@@ -86,6 +92,10 @@ class Port:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None
+
+    def shut(self, seconds: float) -> None:
+        """Cut this process off: for so long no edge of it opens, whichever end calls."""
+        self._shut_until = time.monotonic() + seconds
 
     def look_up(self) -> None:
         """An edge was given up: whoever waits for its other end looks again."""

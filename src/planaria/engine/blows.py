@@ -1,0 +1,104 @@
+"""Faults that a worker brings upon itself, at the very action that a trace names.
+
+A signal from outside arrives at no exact place. A worker that is told beforehand strikes itself there: the SIGKILL is
+as real, and the same trace meets the same action in every run.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from planaria.decisions import Blow
+from planaria.plan.actions import Action
+
+SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP"}
+"""what the log calls a fault, unless it is its own name"""
+_PLACES = {
+    "commit": ("commit",),
+    "transfer": ("give", "take"),
+    "save": ("write",),
+    "settle": ("settle",),
+    "link": ("link",),
+}
+"""moment of a fault → what the main thread is doing then; others fall on actions of the step's plan"""
+_TIMES, _HOLD_S = 5.0, 0.1
+"""unless a fault says otherwise: how many times as long a slow worker's actions take; how long a frame is held up"""
+_FULL_BYTES = 4096
+"""the largest file that can be written on a full disk"""
+
+Target = tuple[str, int, int]
+"""kind of action, microbatch, hop"""
+
+
+class Blows:
+    """What is to befall this worker. ``add`` is called by the thread that listens, all else by the main thread."""
+
+    def __init__(self, told: Callable[[Blow], None]) -> None:
+        """``told`` is called before each strike."""
+        self.effects: dict[str, Callable[[Blow], None]] = {}
+        """how to bring about what the worker's edges and offers suffer"""
+        self._told = told
+        self._waiting: list[Blow] = []
+        self._targets: dict[int, Target] = {}
+        self._slow, self._times, self._full = 0.0, 1.0, 0.0
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def add(self, blow: Blow) -> None:
+        """It strikes at the next place that is its moment."""
+        self._waiting.append(blow)
+
+    def aim(self, actions: Sequence[Action]) -> None:
+        """These are this worker's actions in the step that begins: choose one for each fault that is meant for one."""
+        for blow in self._waiting:
+            of_kind = [a for a in actions if blow.moment in ("any", a.kind)] or list(actions)
+            if blow.moment not in _PLACES and of_kind:
+                chosen = of_kind[int(blow.offset * len(of_kind))]
+                self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
+
+    def at(self, doing: str, microbatch: int, hop: int, busy_s: float) -> None:
+        """The main thread begins to do this, after ``busy_s`` seconds of the thing before."""
+        if not (self._waiting or self._slow or self._full):
+            return
+        now = time.monotonic()
+        if self._slow:
+            time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
+            self._slow = self._slow if now < self._slow else 0.0
+        if self._full and now > self._full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+            self._full = 0.0
+        for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
+            self._waiting.remove(blow)
+            self._told(blow)
+            self._strike(blow)
+
+    def _meets(self, blow: Blow, doing: str, microbatch: int, hop: int) -> bool:
+        if blow.moment in _PLACES:
+            return doing in _PLACES[blow.moment]
+        return self._targets.get(blow.number) == (doing, microbatch, hop)
+
+    def _strike(self, blow: Blow) -> None:
+        match blow.signal:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "stuck" | "disk_slow":
+                until = time.monotonic() + (blow.seconds or float("inf"))
+                while (left := until - time.monotonic()) > 0:
+                    time.sleep(min(left, 3600.0))
+            case "slow":
+                self._times, self._slow = blow.strength or _TIMES, time.monotonic() + (blow.seconds or float("inf"))
+            case "disk_full":
+                self._full = time.monotonic() + (blow.seconds or float("inf"))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
+            case _:
+                self.effects[blow.signal](blow)
+
+
+def hold_s(blow: Blow) -> float:
+    """How long each frame is held up by a fault that delays a link."""
+    return _HOLD_S if blow.strength is None else blow.strength
