@@ -1,0 +1,75 @@
+"""The same recipe and trace give the same weights and moments to the last bit, on real processes and in one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ending, facts, folder_of, outcomes, tiny, train
+
+from planaria import events as e
+from planaria.chaos.trace import Fault, Trace
+from planaria.checkpoint.stage_file import read_stage
+from planaria.commands import runs
+from planaria.config import RunConfig
+from planaria.data.shards import prepare
+from planaria.engine import inline_run
+from planaria.model.packing import pack
+from planaria.observe.progress import Quiet
+from planaria.observe.watch import Watch
+
+STEPS = 12
+BLOWS = [
+    Fault(step=3, stage=2, moment="forward", offset=0.4),
+    Fault(step=5, stage=3, moment="commit"),
+    Fault(step=8, stage=2, moment="backward", offset=0.7),
+]
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "checkfree": {},
+    "checkfree_plus": {"routing": {"kind": "swapped"}},
+    "echo": {"recovery": {"echo": {"bits": 8, "every": 2}}},
+    "redundant": {},
+    "checkpoint": {"checkpoint": {"every": 4}},
+    "copy": {},
+}
+
+
+def shas(folder: Path) -> list[str]:
+    """Of each stage's weights and moments, as saved at the end."""
+    states = [read_stage(folder / "checkpoints" / f"step-{STEPS:08d}", stage) for stage in range(5)]
+    for state in states:
+        state.rng = None  # a process's own, which nothing here draws from
+    return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]
+
+
+def in_one_process(config: RunConfig) -> list[str]:
+    """The same, trained by the inline engine."""
+    folder, dataset = folder_of(config), prepare(config.data, config.model.vocab)
+    folder.mkdir(parents=True)
+    runs.keep_config(folder, config)
+    watch = Watch(folder, config.samples * config.model.context, Quiet())
+    inline_run.train(config, folder, dataset.folder, watch, Trace(faults=tuple(BLOWS)))
+    watch.close()
+    return shas(folder)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=() if name in ("checkfree_plus", "checkpoint") else pytest.mark.slow)
+        for name in STRATEGIES
+    ],
+)
+def test_three_blows_are_met_alike_every_time(tmp_path: Path, strategy: str) -> None:
+    sections = STRATEGIES[strategy]
+    sections = sections | {"recovery": sections.get("recovery", {}) | {"strategy": strategy}}
+    found = []
+    for name in ("once", "again"):
+        record = train(tiny(tmp_path / name, steps=STEPS, **sections), BLOWS)
+        assert ending(record).outcome == "finished" and len(outcomes(record)) == 4
+        assert [(f.step, f.node) for f in facts(record, e.FaultInjected)] == [(f.step, f.stage) for f in BLOWS]
+        found.append(shas(record.folder))
+    assert found[0] == found[1]
+    assert found[0] == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
