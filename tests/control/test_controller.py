@@ -11,6 +11,7 @@ import pytest
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.control import controller as module
@@ -119,6 +120,8 @@ class NoChaos:
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
         return []
+
+    def add(self, fault: Fault) -> None: ...
 
     def strike(self, t: float) -> None: ...
 

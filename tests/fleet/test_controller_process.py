@@ -14,6 +14,8 @@ from harness import RunRecord, ending, facts, live, living, losses, outcomes, re
 from planaria import decisions as d
 from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore
+from planaria.commands import chaos
+from planaria.errors import UserError
 
 FOREVER = 10_000
 
@@ -72,6 +74,10 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
         assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
         assert [(f.node, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
+        assert chaos.ask(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith("slow for w")
+        run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
+        with pytest.raises(UserError, match="has no strength"):
+            chaos.ask(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:

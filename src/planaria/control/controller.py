@@ -11,6 +11,7 @@ from typing import Protocol
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore, Manifest
 from planaria.config import RunConfig
 from planaria.control.apply import apply
@@ -22,7 +23,7 @@ from planaria.control.rounds import waiting
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
 from planaria.decisions import state_link
-from planaria.fleet.base import Elastic, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
@@ -50,6 +51,10 @@ class FaultSource(Protocol):
         ...
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]: ...
+
+    def add(self, fault: Fault) -> None:
+        """One more, to strike at the next occasion."""
+        ...
 
     def strike(self, t: float) -> None: ...
 
@@ -131,6 +136,9 @@ class Controller:
     def _hear(self, notice: Notice) -> None:
         if isinstance(notice, Joined):
             self._happened(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
+            return
+        if isinstance(notice, Asked):
+            self._chaos.add(notice.fault)
             return
         if isinstance(notice, Left):
             self._happened(e.HostLeft(host=notice.host, detail=notice.detail))

@@ -12,10 +12,22 @@ from pydantic import ValidationError
 
 import planaria
 from planaria.errors import UserError
-from planaria.fleet.base import Joined, Leaving, Left
+from planaria.fleet.base import Asked, Joined, Leaving, Left
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.switchboard import Caller, Line, Switchboard
-from planaria.fleet.visit import FROM_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.fleet.visit import (
+    FROM_GUEST,
+    Beat,
+    Departing,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Strike,
+    Welcome,
+)
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
@@ -135,6 +147,10 @@ class Guests:
                     case Beat():
                         with self._guarded:
                             _tell(guest.line, Beat())
+                    case Strike(fault=fault) if not called:
+                        self._ears.tell(Asked(fault))
+                        _tell(guest.line, Farewell(reason="it will strike at the next occasion"))
+                        raise EOFError
                     case Started():
                         pass  # given up meanwhile
                     case _:

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice, Said
+from planaria.fleet.base import Asked, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.fleet.local import MAX_REPORT_BYTES
 from planaria.fleet.switchboard import Caller, Line, Switchboard
 
@@ -54,7 +54,7 @@ class Lost:
     detail: str
 
 
-News = Born | Lost | Leaving | Joined | Left | tuple[Caller, Line]
+News = Born | Lost | Leaving | Joined | Left | Asked | tuple[Caller, Line]
 """what a host tells, or a worker that calls"""
 
 
@@ -170,7 +170,7 @@ class RemoteFleet:
 
     def _heed(self, news: News) -> list[Notice]:
         match news:
-            case Leaving() | Joined() | Left():
+            case Leaving() | Joined() | Left() | Asked():
                 return [news]
             case Born():
                 born = self._find(news.worker, news.incarnation)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from planaria.chaos.trace import Fault
+
 MAX_WORKERS = 256
 _Name = Annotated[str, Field(max_length=200)]
 
@@ -54,6 +56,13 @@ class Departing(Word):
     detail: _Name
 
 
+class Strike(Word):
+    """No machine calls, but the run's owner: let this fault strike at the next occasion."""
+
+    kind: Literal["strike"] = "strike"
+    fault: Fault
+
+
 class Welcome(Word):
     """The machine may join, under this name, with a run of this setup (JSON)."""
 
@@ -90,8 +99,8 @@ class Farewell(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing] = TypeAdapter(
-    Annotated[Knock | Settled | Beat | Started | Departing, Field(discriminator="kind")]
+FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing | Strike] = TypeAdapter(
+    Annotated[Knock | Settled | Beat | Started | Departing | Strike, Field(discriminator="kind")]
 )
 TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
     Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]
