@@ -15,7 +15,19 @@ from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import RemoteFleet
 from planaria.fleet.switchboard import VISITOR, call
-from planaria.fleet.visit import TO_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.fleet.visit import (
+    TO_GUEST,
+    Beat,
+    Departing,
+    Failed,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Welcome,
+)
 
 SILENCE_S = 3.0
 """long enough for a test that beats on a busy machine"""
@@ -106,6 +118,15 @@ def test_one_that_leaves_takes_no_more_and_each_of_its_workers_is_told_of(scene:
     scene.spawn("w3", "g1")
     scene.until(lambda: bool(scene.told(Gone)))
     assert scene.told(Gone) == [Gone("w3", 1, "exit", "its machine has left")]
+
+
+def test_a_birth_that_fails_is_a_death_and_one_of_anybody_else_is_none(scene: Scene) -> None:
+    line = scene.join()
+    scene.spawn("w1", "g1")
+    for worker in ("w2", "w1"):
+        say(line, Failed(worker=worker, incarnation=1, detail="no memory"))
+    scene.until(lambda: bool(scene.told(Gone)))
+    assert scene.told(Gone) == [Gone("w1", 1, "exit", "no memory")]
 
 
 def test_one_that_leaves_before_it_has_settled_was_never_there(scene: Scene) -> None:

@@ -23,6 +23,7 @@ from planaria.fleet.visit import (
     TO_GUEST,
     Beat,
     Departing,
+    Failed,
     Farewell,
     Knock,
     Settled,
@@ -112,11 +113,20 @@ class Visit:
     def _heed(self, word: Word | None, nursery: Nursery, leaving: str, told: Told) -> None:
         match word:
             case Start() if not leaving:
-                pid = nursery.start(word.worker, word.incarnation)
-                told(f"started worker {word.worker} (pid {pid})")
-                self._say(Started(worker=word.worker, incarnation=word.incarnation))
+                threading.Thread(target=self._start, args=(word, nursery, told), name="birth", daemon=True).start()
             case Signal():
                 nursery.signal(word.worker, word.incarnation, word.number)
+
+    def _start(self, word: Start, nursery: Nursery, told: Told) -> None:
+        """A birth may take its time; meanwhile the run is heard."""
+        try:
+            pid = nursery.start(word.worker, word.incarnation)
+        except OSError as error:
+            told(str(error))
+            self._say(Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
+            return
+        told(f"started worker {word.worker} (pid {pid})")
+        self._say(Started(worker=word.worker, incarnation=word.incarnation))
 
     def _beat(self) -> None:
         while not self._line.closed:

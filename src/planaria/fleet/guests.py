@@ -15,7 +15,19 @@ from planaria.errors import UserError
 from planaria.fleet.base import Joined, Leaving, Left
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.switchboard import Caller, Line, Switchboard
-from planaria.fleet.visit import FROM_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.fleet.visit import (
+    FROM_GUEST,
+    Beat,
+    Departing,
+    Failed,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Welcome,
+)
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
@@ -130,6 +142,9 @@ class Guests:
                         self._ears.tell(Joined(guest.host, room, called))
                     case Started(worker=worker, incarnation=incarnation) if (worker, incarnation) in guest.workers:
                         self._ears.tell(Born(worker, incarnation))
+                    case Failed(worker=worker, incarnation=incarnation, detail=detail):
+                        if (worker, incarnation) in guest.workers:
+                            self._ears.tell(Lost(worker, incarnation, _printable(detail)))
                     case Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
                     case Beat():

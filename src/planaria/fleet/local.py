@@ -1,21 +1,22 @@
 """Workers as processes of this machine, forked from a server that has torch imported already.
 
-A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with its parent, even
+A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with this process, even
 while it is frozen.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing as mp
 import os
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from planaria.fleet.base import Entry, Gone, Notice, Said
-from planaria.fleet.birth import be_born, start_server
+from planaria.fleet.births import Child, births
 
 MAX_REPORT_BYTES = 1 << 24
 _START_LIMIT_S = 120.0
@@ -26,7 +27,7 @@ _THAW_LIMIT_S = 60.0
 class _Process:
     worker: str
     incarnation: int
-    process: mp.process.BaseProcess
+    process: Child
     connection: Connection
     heard: float = field(default_factory=time.monotonic)
     joined: bool = False
@@ -37,24 +38,18 @@ class LocalFleet:
     """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
 
     def __init__(self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int) -> None:
-        self._entry, self._silence_s = entry, heartbeat_s * missed
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(preload)
-        start_server()
+        self._entry, self._preload, self._silence_s = entry, preload, heartbeat_s * missed
+        self._births = births()
+        self._births.prepare(preload)
         self._workers: dict[str, _Process] = {}
         self._everyone: list[_Process] = []
 
     def spawn(self, worker: str, incarnation: int) -> None:
         self._bury()
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=be_born,
-            args=(self._entry, theirs, worker, incarnation),
-            name=f"planaria {worker}.{incarnation}",
-            daemon=True,
-        )
-        process.start()
+        ours, theirs = Pipe()
+        run, fd = partial(_enter, self._entry, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
+        process = self._births.bear(f"planaria {worker}.{incarnation}", run, self._preload, [fd])
         self._workers[worker] = _Process(worker, incarnation, process, ours)
         self._everyone.append(self._workers[worker])
 
@@ -90,7 +85,7 @@ class LocalFleet:
             process.connection.close()
             if not process.gone:
                 process.gone = True
-                notices.append(Gone(process.worker, process.incarnation, "connection", f"pid {process.process.pid}"))
+                notices.append(_farewell(process))
         return notices
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
@@ -101,21 +96,19 @@ class LocalFleet:
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         process = self._find(worker, incarnation)
-        if process is not None and process.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.process.pid, number)
+        if process is not None:
+            process.process.signal(number)
 
     def _bury(self) -> None:
         """Give back what dead incarnations hold, and end those frozen for so long that nobody will thaw them.
 
-        A run may see thousands of deaths, and every process costs two file descriptors.
+        A run may see thousands of deaths.
         """
         for process in [p for p in self._everyone if p.gone]:
             if not process.connection.closed and time.monotonic() - process.heard > _THAW_LIMIT_S:
-                process.process.kill()
+                process.process.signal(signal.SIGKILL)
                 process.connection.close()
-            if process.connection.closed and not process.process.is_alive():
-                process.process.close()
+            if process.connection.closed and process.process.exitcode is not None:
                 self._everyone.remove(process)
 
     def _find(self, worker: str, incarnation: int) -> _Process | None:
@@ -126,7 +119,19 @@ class LocalFleet:
         for process in self._everyone:
             if not process.gone:
                 process.process.join(max(0.0, deadline - time.monotonic()))
-            process.process.kill()
+            process.process.signal(signal.SIGKILL)
             process.connection.close()
         for process in self._everyone:
             process.process.join(1.0)
+
+
+def _farewell(process: _Process) -> Gone:
+    """Its connection has closed."""
+    if process.process.failure:
+        return Gone(process.worker, process.incarnation, "exit", f"could not be born: {process.process.failure}")
+    return Gone(process.worker, process.incarnation, "connection", f"pid {process.process.pid}")
+
+
+def _enter(entry: Entry, worker: str, incarnation: int, fd: int) -> None:
+    """What a new process runs."""
+    entry(Connection(fd), worker, incarnation)

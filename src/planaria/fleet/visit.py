@@ -47,6 +47,15 @@ class Started(Word):
     incarnation: int
 
 
+class Failed(Word):
+    """A worker's process could not be started."""
+
+    kind: Literal["failed"] = "failed"
+    worker: _Name
+    incarnation: int
+    detail: _Name
+
+
 class Departing(Word):
     """The machine will go as soon as it is not needed; it takes no more workers."""
 
@@ -90,8 +99,8 @@ class Farewell(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing] = TypeAdapter(
-    Annotated[Knock | Settled | Beat | Started | Departing, Field(discriminator="kind")]
+FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Failed | Departing] = TypeAdapter(
+    Annotated[Knock | Settled | Beat | Started | Failed | Departing, Field(discriminator="kind")]
 )
 TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
     Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]
