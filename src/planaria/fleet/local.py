@@ -14,23 +14,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Literal
 
+from planaria.fleet.activity import activity
 from planaria.fleet.base import Entry, Gone, Notice, Said
 from planaria.fleet.births import Child, births
+from planaria.fleet.silence import Silence
 
 MAX_REPORT_BYTES = 1 << 24
-_START_LIMIT_S = 120.0
 _THAW_LIMIT_S = 60.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Process:
     worker: str
     incarnation: int
     process: Child
     connection: Connection
     heard: float = field(default_factory=time.monotonic)
-    joined: bool = False
+    awaited: bool = False
+    """it has been born, or has spoken: from then on it must not be silent"""
     gone: bool = False
 
 
@@ -38,7 +41,8 @@ class LocalFleet:
     """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
 
     def __init__(self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int) -> None:
-        self._entry, self._preload, self._silence_s = entry, preload, heartbeat_s * missed
+        self._entry, self._preload = entry, preload
+        self._silence: Silence[_Process] = Silence(heartbeat_s, missed)
         self._births = births()
         self._births.prepare(preload)
         self._workers: dict[str, _Process] = {}
@@ -63,14 +67,16 @@ class LocalFleet:
     def poll(self, timeout_s: float) -> list[Notice]:
         listening = {p.connection: p for p in self._everyone if not p.connection.closed}
         notices: list[Notice] = []
-        for ready in wait(list(listening), timeout_s):
+        wait(list(listening), timeout_s)
+        self._silence.look(timeout_s)
+        for ready in wait(list(listening), 0.0):
             notices += self._read(listening[ready])  # type: ignore[index]
-        now = time.monotonic()
-        for process in self._workers.values():
-            silence = now - process.heard
-            if not process.gone and silence > (self._silence_s if process.joined else _START_LIMIT_S):
-                process.gone = True
-                notices.append(Gone(process.worker, process.incarnation, "heartbeat", f"silent for {silence:.2f} s"))
+        for process in self._everyone:
+            if not (process.awaited or process.gone or process.process.pid is None):
+                process.awaited = True
+                self._silence.expect(process)
+        for process, seconds in self._silence.too_long(lambda process: activity(process.process.pid)):
+            notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
         return notices
 
     def _read(self, process: _Process) -> list[Said | Gone]:
@@ -80,13 +86,25 @@ class LocalFleet:
             while process.connection.poll():
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
                 notices.append(Said(process.worker, process.incarnation, text))
-                process.heard, process.joined = time.monotonic(), True
+                process.heard = time.monotonic()
+                if not process.gone:
+                    process.awaited = True
+                    self._silence.hear(process)
         except (EOFError, OSError):
             process.connection.close()
-            if not process.gone:
-                process.gone = True
-                notices.append(_farewell(process))
+            if failure := process.process.failure:
+                notices += self._lose(process, "exit", f"could not be born: {failure}")
+            else:
+                notices += self._lose(process, "connection", f"pid {process.process.pid}")
         return notices
+
+    def _lose(self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str) -> list[Gone]:
+        """The notice, unless one was given before."""
+        if process.gone:
+            return []
+        process.gone = True
+        self._silence.forget(process)
+        return [Gone(process.worker, process.incarnation, cause, detail)]
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
         process = self._find(worker, incarnation)
@@ -123,13 +141,6 @@ class LocalFleet:
             process.connection.close()
         for process in self._everyone:
             process.process.join(1.0)
-
-
-def _farewell(process: _Process) -> Gone:
-    """Its connection has closed."""
-    if process.process.failure:
-        return Gone(process.worker, process.incarnation, "exit", f"could not be born: {process.process.failure}")
-    return Gone(process.worker, process.incarnation, "connection", f"pid {process.process.pid}")
 
 
 def _enter(entry: Entry, worker: str, incarnation: int, fd: int) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_WORKERS = 256
+BEAT_S = 0.25
+"""between two beats of a machine"""
 _Name = Annotated[str, Field(max_length=200)]
 
 
