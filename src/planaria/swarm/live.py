@@ -83,7 +83,7 @@ class LiveSwarm:
                             told(name, record)
                     for process in sorted(gone, key=lambda process: process.name):
                         if process.exitcode:
-                            died(process.name, how(process.exitcode))
+                            died(process.name, process.failure or how(process.exitcode))
                     ended |= gone
             finally:
                 self.stop()
