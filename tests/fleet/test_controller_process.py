@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from planaria.commands import chaos
 from planaria.errors import UserError
 
 FOREVER = 10_000
+STOPPED_S = 3.0
+"""three times as long as a worker may be silent"""
 
 
 def steps(record: RunRecord) -> int:
@@ -78,6 +81,25 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
         with pytest.raises(UserError, match="has no strength"):
             chaos.ask(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
+
+
+def test_a_controller_that_was_stopped_for_a_while_goes_on_with_all_its_workers(tmp_path: Path) -> None:
+    """Alone, as on a busy host, and with its workers, as when a laptop's lid is closed."""
+    with live(tiny(tmp_path, steps=FOREVER, fleet={"missed": 4})) as run:
+        record = run.wait_until(lambda record: steps(record) >= 3)
+        for stop in (os.kill, os.killpg):
+            stop(run.process.pid, signal.SIGSTOP)
+            time.sleep(STOPPED_S)
+            stop(run.process.pid, signal.SIGCONT)
+            before = steps(record)
+            record = run.wait_until(lambda record, before=before: steps(record) >= before + 5)  # type: ignore[misc]
+        assert not facts(record, e.WorkerLost)
+        os.kill(next(fact.pid for fact in facts(record, e.WorkerJoined) if fact.worker == "w2"), signal.SIGKILL)
+        record = run.wait_until(lambda record: bool(facts(record, e.WorkerLost)))
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.end() == (1, "planaria: stopped by SIGTERM\n")
+    (lost,) = facts(record, e.WorkerLost)
+    assert lost.cause == "connection"
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:

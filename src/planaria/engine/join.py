@@ -22,8 +22,9 @@ from planaria.fleet.nursery import Nursery, Orders
 
 _AGAIN_S = 0.5
 """between two knocks at a door where nobody answers"""
-_TIMES = 2
-"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better"""
+_TIMES, _LEAST_S = 2, 10.0
+"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better;
+and how many seconds at least: a controller may be stopped for a while, and then go on"""
 
 
 def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], None]) -> None:
@@ -96,7 +97,7 @@ class _Stay:
                 "under one path"
             )
         fleet = setup.config.fleet
-        self._silence_s = _TIMES * fleet.heartbeat_s * fleet.missed
+        self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
         self._nursery.warm_up()
 

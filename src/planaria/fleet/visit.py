@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from planaria.chaos.trace import Fault
 
 MAX_WORKERS = 256
+BEAT_S = 0.25
+"""between two beats of a machine"""
 _Name = Annotated[str, Field(max_length=200)]
 
 
@@ -47,6 +49,15 @@ class Started(Word):
     kind: Literal["started"] = "started"
     worker: _Name
     incarnation: int
+
+
+class Failed(Word):
+    """A worker's process could not be started."""
+
+    kind: Literal["failed"] = "failed"
+    worker: _Name
+    incarnation: int
+    detail: _Name
 
 
 class Departing(Word):
@@ -99,8 +110,8 @@ class Farewell(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing | Strike] = TypeAdapter(
-    Annotated[Knock | Settled | Beat | Started | Departing | Strike, Field(discriminator="kind")]
+FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
+    Annotated[Knock | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
 )
 TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
     Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]
