@@ -193,6 +193,7 @@ LINES = dict.fromkeys(permutations(range(3), 2), (0.0, None))
 )
 def test_a_death_explains_a_broken_edge_and_else_the_edge_is_named(script: list[list[Said | Gone]], said: str) -> None:
     leader = Leader(PretendFleet(script), "abc", LINES, lambda *_: None)  # type: ignore[arg-type]
+    leader._at = dict.fromkeys(range(3), "nowhere")
     with pytest.raises(RunStopped) as stopped:
         leader.measure([(0, 1)])
     assert str(stopped.value).startswith(said)
