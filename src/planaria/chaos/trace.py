@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from planaria import whole
+from planaria import documents, whole
 from planaria.config import Fraction, Natural, Positive, Section
 from planaria.errors import UserError, nearest
 
@@ -76,26 +76,26 @@ class Trace(Section):
 
 def read(path: Path) -> Trace:
     """The trace in the file ``path``. Raises UserError naming file, fault and field if it is not one."""
+    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `planaria trace` writes")
+    documents.refuse_nul(found, path)
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise UserError(f"the trace {path} has more than {MAX_BYTES} bytes; is it one?")
-    try:
-        return Trace.model_validate_json(text)
+        return Trace.model_validate_json(found)
     except ValidationError as error:
         raise UserError(f"trace {path}: {_first(error)}") from None
 
 
+def text(trace: Trace) -> str:
+    """What a file says of ``trace``; UserError when that is too much for one."""
+    found = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
+    if len(found) > MAX_BYTES:
+        raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
+    return found
+
+
 def write(trace: Trace, path: Path) -> None:
     """Writes ``trace`` to ``path``, where it appears whole or not at all. Raises UserError if that is impossible."""
-    text = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
-    if len(text) > MAX_BYTES:
-        raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
     try:
-        whole.write_text(path, text)
+        whole.write_text(path, text(trace))
     except OSError as error:
         raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
 

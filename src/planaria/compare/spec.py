@@ -68,6 +68,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "compare", "train")
     table = tree.pop("compare", None)
     if table is None:
         raise UserError(f"{path}: has no [compare] table; `planaria train {path}` trains it, see docs/compare.md")

@@ -138,6 +138,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
     :raises UserError: naming file, key and mend.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "experts", "train")
     if "experts" not in tree:
         raise UserError(f"{path}: has no [experts] table with domains; `planaria train {path}` trains it")
     spec = recipe.table(ExpertsSpec, tree.pop("experts"), "experts", path)

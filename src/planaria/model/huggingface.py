@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from planaria import digests, documents
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import assemble, checked_config
@@ -43,6 +44,7 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
             shutil.copyfile(tokenizer_file, made / "tokenizer.json")
             token = None if end is None else names.get(end)
             _write(made / "tokenizer_config.json", _tokenizer_config(model.config, token))
+        digests.accept(made, [file.name for file in made.iterdir()])
         made.replace(folder)
 
 
@@ -52,6 +54,8 @@ def import_model(folder: Path) -> Llama:
     :raises UserError: on missing or damaged files and on what this LLaMA does not have: other architectures, scaled
         rotary positions, biases, heads that do not split the width evenly.
     """
+    if sums := digests.read(folder):  # it was exported here
+        digests.require(folder, sums, sums)
     place = folder / "config.json"
     config = _from_config(place, _read(place))
     state: dict[str, torch.Tensor] = {}
@@ -175,12 +179,7 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); is the path right?") from error
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error})") from error
+    found = documents.parse_json(documents.data(file, mend="is the path right?"), file)
     if not isinstance(found, dict):
         raise UserError(f"{file}: not a JSON object")
     return found

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from planaria import documents
 from planaria.config import Positive, Seconds, Section
 from planaria.errors import UserError, nearest
 from planaria.network import cities
@@ -132,15 +132,11 @@ def _parse(path: Path) -> TopologyFile:
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
     try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not TOML: {error}") from None
-    try:
-        return TopologyFile.model_validate(tree)
+        return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
     except ValidationError as error:
         first = max(error.errors(), key=lambda e: len(e["loc"]))  # of two types that a key may have, the one meant
         key = ".".join(str(part) for part in first["loc"])
-        given = "" if first["type"] == "missing" else f" = {first['input']!r}"
+        given = "" if first["type"] == "missing" else f" = {documents.shown(first['input'])}"
         raise UserError(f"{path}: {key}{given}: {first['msg']}") from None
 
 
@@ -157,11 +153,11 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     """The numbers of a square table; an empty cell stands for the same link seen from the other side."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; a topology's matrix names it")
-    with path.open(newline="", encoding="utf-8") as lines:
-        try:
-            rows = [row for row in csv.reader(lines) if row]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path}: is not CSV: {error}") from None
+    lines = documents.text(path, MAX_BYTES, "give a table of sites").splitlines()
+    try:
+        rows = [row for row in csv.reader(lines) if row]
+    except csv.Error as error:
+        raise UserError(f"{path}: is not CSV: {error}; give a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
     found: dict[tuple[str, str], float] = {}
     for row in rows[1:]:

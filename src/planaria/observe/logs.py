@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from planaria import documents
 from planaria.config import RunConfig
 from planaria.decisions import Decision
 from planaria.errors import UserError
@@ -152,7 +153,7 @@ def _config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{folder}: not a run's folder ({CONFIG} is missing); give one such as runs/NAME")
     try:
-        return RunConfig.model_validate_json(path.read_bytes())
+        return RunConfig.model_validate_json(documents.data(path))
     except ValidationError as error:
         raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
 

@@ -73,6 +73,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "drill", "swarm")
     table = tree.pop("drill", None)
     if table is None:
         raise UserError(f"{path}: has no [drill] table; `planaria swarm {path}` runs it, see docs/drills.md")
