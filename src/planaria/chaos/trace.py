@@ -11,11 +11,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from planaria import documents, whole
-from planaria.config import Fraction, Natural, Positive, Section
+from planaria.bounds import EXACT, Fraction, Natural, Stages, Steps
+from planaria.config import Section
 from planaria.errors import UserError, nearest
 
 MAX_BYTES = 64 * 2**20
 """largest trace file that is read or written, about half a million faults"""
+
+MOST_DRAWS = 10**8
+"""random numbers that one trace may take, some ten seconds"""
 
 
 class Fault(Section):
@@ -43,19 +47,28 @@ class Fault(Section):
 class Generated(Section):
     """How a trace was made by :func:`generate`: with the same numbers it comes out the same again."""
 
-    seed: int
+    seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
     hourly: Fraction
     """probability that a block stage fails within an hour"""
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """seconds of one step"""
-    stages: Positive
-    steps: Positive
+    stages: Stages
+    steps: Steps
     exempt: tuple[Natural, ...] = ()
     """block stages that never fail, ascending"""
     forbid_adjacent: bool = False
     """two neighbouring stages never fail in the same step"""
     ends: bool = False
     """stage 0 fails at the same rate"""
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        if self.stages * self.steps > MOST_DRAWS:
+            raise ValueError(
+                f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
+                f"{MOST_DRAWS}; give fewer steps"
+            )
+        return self
 
     @model_validator(mode="after")
     def _exempt_stages_exist(self) -> Self:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria import recipe
+from planaria.bounds import Fraction, Natural
 from planaria.chaos.trace import Trace, generate
-from planaria.config import Fraction, Natural, RunConfig, Section
+from planaria.config import RunConfig, Section
 from planaria.errors import UserError
 
 FAULT_FREE = "fault-free"

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from planaria import recipe
-from planaria.config import ModelConfig, Natural, Positive, RunConfig, Section
+from planaria.bounds import Natural, Positive
+from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]

@@ -10,12 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from planaria import documents
-from planaria.config import Positive, Seconds, Section
+from planaria import bounds, documents
+from planaria.bounds import Positive, Seconds
+from planaria.config import Section
 from planaria.errors import UserError, nearest
 from planaria.network import cities
 
 MAX_BYTES = 64 << 20
+MOST_NODES = 1 << 12
+LEAST_MBIT = 1e-3
+"""slowest link: with less no message arrives within a run"""
 MBIT = 1e6 / 8
 """bytes per second of one Mbit/s"""
 
@@ -28,8 +32,8 @@ MATRICES = {"twelve_cities": cities.links}
 class SameSite(Section):
     """The link between two nodes of one site."""
 
-    latency_ms: Annotated[float, Field(ge=0)] = 1.0
-    bandwidth_mbit: Annotated[float, Field(gt=0)] = 16000.0
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] = 1.0
+    bandwidth_mbit: bounds.Mbits = 16000.0
 
 
 class MatrixFiles(Section):
@@ -43,8 +47,8 @@ class NodeGroup(Section):
     """So many nodes of one kind at one site."""
 
     site: str
-    count: Positive = 1
-    speed: Annotated[float, Field(gt=0)] = 1.0
+    count: bounds.Hosts = 1
+    speed: bounds.Speed = 1.0
     """how many times as fast as [network] says"""
     memory: Positive = 3
     """microbatches that a node can hold between their forward and their backward"""
@@ -115,6 +119,10 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
         links.setdefault((site, site), same)
+    if (total := sum(group.count for group in parsed.nodes)) > MOST_NODES:
+        raise UserError(
+            f"{path}: nodes: {total} in all; at most {MOST_NODES}, as the planner weighs every pair of them"
+        )
     nodes, seen = [], Counter[str]()
     for group in parsed.nodes:
         if group.site not in sites:
@@ -142,7 +150,7 @@ def _parse(path: Path) -> TopologyFile:
 
 def _from_csv(path: Path, files: MatrixFiles) -> Links:
     latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
-    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=1e-9)
+    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=LEAST_MBIT)
     if latency.keys() != bandwidth.keys():
         odd = sorted(latency.keys() ^ bandwidth.keys())[0]
         raise UserError(f"{path}: matrix: {odd[0]} - {odd[1]} is in one of the two files only")

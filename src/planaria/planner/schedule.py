@@ -13,12 +13,13 @@ import numpy as np
 from pydantic import Field
 
 from planaria import documents, whole
-from planaria.config import Natural, Positive, Seconds, Section
+from planaria.bounds import Natural, Positive, Seconds
+from planaria.config import Section
 from planaria.errors import UserError
-from planaria.planner.problem import ROLES, Problem, Solution, central_first
+from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first
 
 MAX_BYTES = 256 << 20
-Span = Annotated[float, Field(ge=0, le=1e6)]
+Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
 """seconds that still count as whole nanoseconds"""
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria import recipe
-from planaria.config import Natural, Section
+from planaria.bounds import Natural
+from planaria.config import Section
 from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.setting import checked, names, of_peer
