@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import reprlib
 import tomllib
 from pathlib import Path
@@ -20,6 +21,7 @@ from planaria.errors import UserError
 MAX_BYTES = 64 << 20
 """largest document, unless its kind says otherwise"""
 Kind = TypeVar("Kind", bound=BaseModel)
+_LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 80
 _BRIEF.maxdict, _BRIEF.maxlist = 3, 6
@@ -56,13 +58,16 @@ def parse_toml(source: str, place: object) -> dict[str, Any]:
 
     :raises UserError: naming ``place``, when it is none, nested too deep, or has a number of thousands of digits.
     """
+    if _LONG_KEY.search(source):  # the parser takes the square of its length
+        raise UserError(f"{place}: not valid TOML: a key of more than 100 parts; write it shorter")
     try:
         found = tomllib.loads(source)
     except RecursionError:
         raise UserError(f"{place}: not valid TOML: nested too deep; write it flatter") from None
     except ValueError as error:  # also what Python says of a number with thousands of digits
         raise UserError(f"{place}: not valid TOML: {error}") from None
-    refuse_nul(source if "\\u" in source or "\\U" in source else "", place)
+    refuse_nul(source, place)
+    _refuse_huge(found, place)
     return found
 
 
@@ -137,6 +142,16 @@ def refuse_nul(source: bytes | str, place: object) -> None:
     spelt = ("\x00", "\\u0000", "\\U00000000")
     if any((word.encode() if isinstance(source, bytes) else word) in source for word in spelt):  # type: ignore[operator]
         raise UserError(f"{place}: has a NUL character; remove it")
+
+
+def _refuse_huge(tree: object, place: object) -> None:
+    """UserError when there is a number of more than 64 bits, which TOML does not have: nobody could print it either."""
+    rest = [tree]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise UserError(f"{place}: not valid TOML: a number of {value.bit_length()} bits; it has at most 64")
+        rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def first(error: ValidationError) -> str:

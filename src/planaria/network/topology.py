@@ -18,6 +18,7 @@ from planaria.network import cities
 
 MAX_BYTES = 64 << 20
 MOST_NODES = 1 << 12
+MOST_SITES = 1 << 10
 LEAST_MBIT = 1e-3
 """slowest link: with less no message arrives within a run"""
 MBIT = 1e6 / 8
@@ -167,6 +168,8 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     except csv.Error as error:
         raise UserError(f"{path}: is not CSV: {error}; give a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
+    if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
+        raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")
     found: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         site, cells = row[0].strip(), row[1:]
