@@ -19,6 +19,8 @@ from planaria.model.foreign import assemble, checked_config
 from planaria.model.stages import Llama
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LISTED = {"planaria": "sha256"}
+"""what the weights' file says when a list of digests lies beside it"""
 
 
 def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
@@ -39,7 +41,7 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
         _write(made / "config.json", _to_config(model.config) | ids)
         _write(made / "generation_config.json", ids)
         state = {name: tensor.contiguous() for name, tensor in model.global_state().items()}
-        save_file(state, made / WEIGHTS, metadata={"format": "pt"})
+        save_file(state, made / WEIGHTS, metadata={"format": "pt", **LISTED})
         if tokenizer_file is not None:
             shutil.copyfile(tokenizer_file, made / "tokenizer.json")
             token = None if end is None else names.get(end)
@@ -62,6 +64,9 @@ def import_model(folder: Path) -> Llama:
     for file in _weight_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
+                if not sums and LISTED.items() <= (opened.metadata() or {}).items():
+                    mend = f"bring it back, or make it anew with `planaria accept {folder}`"
+                    raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
                 state.update((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from error
