@@ -276,6 +276,8 @@ class Seal(Fact):
     """all blocks of samples before this one were used then"""
     blocks_ahead: list[int] = Field(default_factory=list)
     """and these beyond"""
+    digests: dict[int, dict[int, str]] = Field(default_factory=dict)
+    """replica → stage → SHA-256 of its file, as those say that wrote them"""
 
 
 class Cannot(Fact):

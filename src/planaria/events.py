@@ -170,6 +170,8 @@ class StageSaved(Fact):
     generation: int
     step: int
     bytes: int
+    sha256: str = ""
+    """of the file; empty in logs of an older planaria"""
 
 
 class WorkerFailed(Fact):

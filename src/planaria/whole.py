@@ -29,3 +29,12 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The file with this content, over what was there; whole or not at all.
+
+    :raises OSError: when the folder cannot be written to, or its disk is full.
+    """
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)

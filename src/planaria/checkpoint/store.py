@@ -6,7 +6,6 @@ repaired. Resuming from a partial one takes the missing stages from the newest w
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from planaria import documents
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ModelConfig
 from planaria.errors import UserError
@@ -52,6 +52,8 @@ class Manifest(BaseModel):
     """and these beyond: some replicas were ahead of others"""
     standings: dict[int, Standing] = {}
     """where each of several replicas was"""
+    digests: dict[str, str] = {}
+    """file of the folder → its SHA-256; empty where an older planaria wrote it"""
     model: ModelConfig
 
 
@@ -106,7 +108,7 @@ class CheckpointStore:
         for replica, part in parts.items():
             part.replace(replica_folder(gathered, replica))
         with (gathered / "manifest.json").open("w") as file:
-            file.write(manifest.model_dump_json(indent=2))
+            file.write(documents.sealed(manifest))
             file.flush()
             os.fsync(file.fileno())
         replaced = self._out_of_the_way(final) if final.exists() else None
@@ -161,18 +163,21 @@ def replica_folder(folder: Path, replica: int) -> Path:
     return folder / f"replica-{replica}"
 
 
+def stage_name(stage: int, replica: int, replicas: int) -> str:
+    """The file of a stage of one of so many replicas, as a manifest names it."""
+    folder = Path() if replicas == 1 else replica_folder(Path(), replica)
+    return stage_file(folder, stage).as_posix()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a sealed checkpoint.
 
     :raises UserError: when it is missing, damaged or of another format.
     """
     path = folder / "manifest.json"
-    try:
-        manifest = Manifest.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no manifest.json, so it is no checkpoint; remove it or choose another") from None
-    except (ValidationError, json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: damaged or of another version; choose another checkpoint, or remove this") from None
+    if not path.exists():
+        raise UserError(f"{folder}: no manifest.json, so it is no checkpoint; remove it or choose another")
+    manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

@@ -16,6 +16,8 @@ from planaria.errors import RunStopped, UserError, nearest
 
 SECOND_WORDS = ("swarm join", "swarm explain", "experts add", "experts remove")
 """commands of two words"""
+LONGEST = 2000
+"""characters of a message"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         code = run(sys.argv[1:] if arguments is None else list(arguments))
     except UserError as error:
-        print(f"planaria: {error}", file=sys.stderr)
+        print(f"planaria: {one_line(str(error))}", file=sys.stderr)
         code = 2
     except RunStopped as stopped:
         print(f"planaria: {stopped}", file=sys.stderr)
@@ -41,9 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         code = 141
     except OSError as error:
-        print(f"planaria: {error.filename or 'the operating system'}: {error.strerror or error}", file=sys.stderr)
+        place = str(error.filename or "the operating system")
+        print(f"planaria: {one_line(f'{place}: {error.strerror or error}; mend that, and try again')}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def one_line(message: str) -> str:
+    """A message as one line of printable text, whatever was quoted in it, and no longer than somebody reads."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 def run(arguments: list[str]) -> int:

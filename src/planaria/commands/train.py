@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import recipe
+from planaria import digests, documents, recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
 from planaria.commands import runs
@@ -32,6 +32,7 @@ from planaria.observe.report import write_report
 from planaria.observe.summary import summary
 from planaria.observe.watch import Watch
 from planaria.plan.check import require
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.recovery import names, recovery
 
 
@@ -46,7 +47,7 @@ class Prepared:
 
 def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Train a recipe from its first step; the exit code."""
-    config = with_schedule(recipe.load(recipe_file, flags), recipe_file)
+    config = with_schedule(recipe.load(recipe_file, flags, "train"), recipe_file)
     if dry_run:
         check(config)
         print(recipe.dump(config), end="")
@@ -59,8 +60,8 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
     parent = starting_weights(prepared.config, prepared.dataset)
     folder = runs.create(config)
     if config.routing.schedule is not None:
-        kept = shutil.copyfile(config.routing.schedule, folder / runs.SCHEDULE)
-        prepared = replace(prepared, config=on_schedule(config, kept.absolute()))
+        digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+        prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
     with runs.held(folder):
         origin = START if parent is None else branch_off(parent, folder, prepared.config)
         return train_prepared(prepared, folder, origin, quiet)

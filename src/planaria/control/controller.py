@@ -12,7 +12,7 @@ from typing import Protocol
 from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import Fault
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
 from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
@@ -288,6 +288,11 @@ class Controller:
             first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,
+            digests={
+                stage_name(stage, replica, settings.replicas): sha256
+                for replica, stages in seal.digests.items()
+                for stage, sha256 in stages.items()
+            },
             model=self._config.model,
         )
         generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}

@@ -122,6 +122,7 @@ def _seal(run: RunState) -> d.Seal | None:
         standings=dict(run.standings) if run.settings.replicas > 1 else {},
         first_block=used.floor,
         blocks_ahead=sorted(used.beyond),
+        digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
     )
 
 

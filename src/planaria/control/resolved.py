@@ -174,7 +174,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     standings = freeze({**run.standings, fact.replica: standing})
     run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
     saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
-    return with_replica(run, saved)
+    return with_replica(run, replace(saved, digests=freeze({})))
 
 
 @apply.register

@@ -12,7 +12,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Trace, order
 from planaria.checkpoint.stage_file import write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
 from planaria.control.controller import Observer
@@ -202,11 +202,13 @@ class _InlineRun:
         step, count = self.engine.step, self.config.pipeline.stages
         there = self.engine.itinerary.arrangement.of(nodes)
         stages, replicas, several = list(there.stages), self.engine.replicas, self.config.exchange.replicas
+        digests: dict[str, str] = {}
         for replica in range(several):
             folder = self.store.part(step, several, replica, 0)
             for node in [n for n in self._of_replica(replica, there) if n in there.stage]:
                 state = self.engine.runners[node].state() if replicas is None else replicas.state(node)
-                write_stage(folder, self.engine.stage[node], step, state)
+                stage = self.engine.stage[node]
+                digests[stage_name(stage, replica, several)] = write_stage(folder, stage, step, state).sha256
         partial = len(stages) <= count
         every = self.engine.replicas.exchange.every if self.engine.replicas else None
         standing = e.Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
@@ -217,6 +219,7 @@ class _InlineRun:
             samples=self.engine.sample_offset + step * self.config.samples,
             replicas=several,
             standings=dict.fromkeys(range(several), standing) if several > 1 else {},
+            digests=digests,
             model=self.config.model,
         )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)

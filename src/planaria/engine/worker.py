@@ -266,9 +266,14 @@ class Worker:
         state = self.runner.state()
         if replicas > 1:
             state.outer = self.post.circle.outer
-        size = write_stage(folder, self.post.stage, order.step, state)
+        written = write_stage(folder, self.post.stage, order.step, state)
         saved = e.StageSaved(
-            worker=self.worker, stage=self.post.stage, generation=order.generation, step=order.step, bytes=size
+            worker=self.worker,
+            stage=self.post.stage,
+            generation=order.generation,
+            step=order.step,
+            bytes=written.bytes,
+            sha256=written.sha256,
         )
         self.desk.report(saved)
         self.post.report_work([e.Span(action="save", start=start, end=time.monotonic())])

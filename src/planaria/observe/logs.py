@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from planaria import documents
 from planaria.config import RunConfig
 from planaria.decisions import Decision
 from planaria.errors import UserError
-from planaria.events import Event, Fact, FaultInjected, Worked
+from planaria.events import Event, Fact, FaultInjected, RunStarted, Worked
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
 
@@ -142,7 +143,17 @@ def read_run(folder: Path) -> RunRecord:
     # A merge and not a sort: a resumed run may have a younger clock than its first part, and the file's order is true.
     history = list(heapq.merge(events, faults, key=lambda entry: entry[0]))
     worked = [(line.t, line.worked) for line in _lines(folder / SPANS, _WorkedLine)]
-    return RunRecord(folder, config, history, worked, _lines(folder / METRICS, Metric))
+    metrics = _lines(folder / METRICS, Metric)
+    _require_beginning(folder / EVENTS, events, bool(worked or metrics))
+    return RunRecord(folder, config, history, worked, metrics)
+
+
+def _require_beginning(path: Path, events: Sequence[tuple[float, Event | Decision]], began: bool) -> None:
+    """UserError when a run that has begun has no record of its beginning: nothing can be told of it without."""
+    if not events and began:
+        raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
+    if events and not isinstance(events[0][1], RunStarted):
+        raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
 
 
 def _config(folder: Path) -> RunConfig:
@@ -152,7 +163,7 @@ def _config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{folder}: not a run's folder ({CONFIG} is missing); give one such as runs/NAME")
     try:
-        return RunConfig.model_validate_json(path.read_bytes())
+        return RunConfig.model_validate_json(documents.data(path))
     except ValidationError as error:
         raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
 

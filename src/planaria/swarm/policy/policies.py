@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planaria import documents
 from planaria.checkpoint.store import CheckpointStore
 from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
@@ -122,8 +122,6 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error}); download it again") from error
+    mend = "download it again"
+    found = documents.parse_json(documents.data(file, mend=mend), file, mend) if file.is_file() else {}
     return found if isinstance(found, dict) else {}
