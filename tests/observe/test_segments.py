@@ -147,7 +147,7 @@ def test_who_reads_while_it_is_written_sees_a_beginning_and_later_the_same_again
     writer.start()
     try:
         seen = []
-        while len(seen) < 30 or seen[-1][0].segments < 20:
+        while writer.is_alive() and (len(seen) < 30 or seen[-1][0].segments < 20):
             upto = mark(path)
             seen.append((upto, texts(path, upto)))
     finally:
