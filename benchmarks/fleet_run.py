@@ -37,17 +37,17 @@ VOCAB = 512
 """rows of the embedding table that ids of bytes need, and some"""
 
 
-def bytes_data(kilobytes: int = 512) -> DataConfig:
+def bytes_data(kilobytes: int = 512, folder: Path = RUNS) -> DataConfig:
     """A corpus of numbered lines, one id a byte: made in a moment, and the same on every machine."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    path = RUNS / f"lines-{kilobytes}k.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"lines-{kilobytes}k.txt"
     if not path.exists():
         line = "line {0} of many; its square is {1}\n".format
         made = "".join(line(n, n * n) for n in range(kilobytes * 24))
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_text(made[: kilobytes * 1024])
         unfinished.replace(path)
-    return DataConfig(source=str(path), tokenizer="bytes", cache=str(RUNS / "cache"))
+    return DataConfig(source=str(path), tokenizer="bytes", cache=str(folder / "cache"))
 
 
 def add_model_flags(flags: argparse.ArgumentParser) -> None:

@@ -1,8 +1,8 @@
 """What happened: the typed facts a run is made of, in the order the controller learned them.
 
 Workers report most of these over their control connection, the controller adds what it sees itself, and
-``runs/NAME/events.jsonl`` keeps all of them. ``control.apply`` folds them into the state of the run; ``observe`` draws
-them. Times are seconds of the machine's monotonic clock.
+``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``control.apply`` folds them into the state of the
+run; ``observe`` draws them. Times are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Span(Fact):
 class Worked(Fact):
     """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
 
-    Kept in ``spans.jsonl``; it has no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``observe/sample.py``); it has no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"

@@ -13,7 +13,11 @@ from planaria.config import RunConfig
 from planaria.decisions import Commit, Form
 from planaria.errors import UserError
 from planaria.events import FaultInjected, GraceExpired, Span, Worked, WorkerJoined
+from planaria.observe import logs
 from planaria.observe.logs import RunLog, read_run
+from planaria.observe.record import ROUTINE, Streamed, sparse
+from planaria.observe.report import write_report
+from planaria.observe.summary import summary
 
 
 def empty_run(folder: Path) -> Path:
@@ -134,16 +138,36 @@ def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
     assert metric.loss is not None and math.isnan(metric.loss)
 
 
-def test_a_full_disk_is_one_clear_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    from planaria.observe.logs import _write
-
-    with Path("/dev/full").open("ab", buffering=0) as file, pytest.raises(UserError, match="free the disk"):
-        _write(file, "x")
-
-
 def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, steps=2, deaths={}).write())
     (form,) = [fact for _, fact in record.history if isinstance(fact, Form)]
     assert {m.stage: m.worker for m in form.members} == {s: f"w{s}" for s in range(5)}
+
+
+def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In segments, and read anew each time: the same facts, the same report, the same summary."""
+    Synthesis(tmp_path / "one", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run").write()
+    Synthesis(tmp_path / "many", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run", full=20_000).write()
+    assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 3
+    one = read_run(tmp_path / "one")
+    monkeypatch.setattr(logs, "IN_MEMORY", -1)
+    many = read_run(tmp_path / "many")
+    assert isinstance(one.history, list) and isinstance(many.history, Streamed)
+    assert list(many.history) == one.history and len(many.history) == len(one.history)
+    assert many.history[0] == one.history[0] and many.history[-1] == one.history[-1]
+    assert list(many.turns) == list(one.turns) and many.landmarks == one.landmarks
+    assert (list(many.worked), list(many.metrics)) == (one.worked, one.metrics)
+    assert list(summary(many)) == list(summary(one))
+    texts = [write_report(tmp_path / name).read_text().replace(f"from {name}", "") for name in ("one", "many")]
+    assert texts[0] == texts[1]
+
+
+def test_what_is_left_out_is_what_stages_say_and_never_a_partings_end(tmp_path: Path) -> None:
+    """The last fact of each part of a run is kept, whatever it is: it tells when the part ended."""
+    record = read_run(Synthesis(tmp_path, steps=3, deaths={}).write())
+    start = record.history[0]
+    commits = [told for told in record.history if isinstance(told[1], Commit)]
+    twice = [start, *record.history[1:-1], *commits, start, *commits]
+    kept = list(sparse(twice, lambda told: told[1].kind, ROUTINE))
+    assert kept[-1] == commits[-1] and kept[-2] == start and kept[-3] == commits[-1]
+    assert not any(told[1].kind in ROUTINE for told in kept[:-3])

@@ -11,6 +11,9 @@ from typing import Any
 from planaria import decisions as d
 from planaria import events as e
 
+STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
+"""of several replicas: what is remembered of their steps until it is saved, and of their validations"""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -61,6 +64,7 @@ class StepMetrics:
                     return {"t": t, "step": event.step, "val_loss": event.loss}
                 step = self._labels.get(event.replica, event.step)
                 self._validated[step][event.replica] = event.loss
+                _forget(self._validated, VALIDATIONS_BACK)
                 return self._validation(t, [step])
         return None
 
@@ -118,6 +122,7 @@ class StepMetrics:
             step = commit.progress
             self._left -= 1
             self._parts[step][commit.replica, commit.step] = part
+            _forget(self._parts, STEPS_BACK)
             if len(self._parts[step]) < self._blocks(self._started, step):
                 return None
             parts = list(self._parts[step].values())
@@ -164,6 +169,12 @@ class StepMetrics:
             if own:
                 self._validated[last][replica] = self._validated[max(own)][replica]
         return self._validation(t, [last]) if missing else None
+
+
+def _forget(steps: dict[int, Any], most: int) -> None:
+    """A run of months has many steps; of old ones nothing more is heard."""
+    if len(steps) > most:
+        del steps[min(steps)]
 
 
 def _mean(numbers: Iterable[float | None]) -> float | None:

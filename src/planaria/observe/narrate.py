@@ -38,7 +38,7 @@ from planaria.events import (
 )
 from planaria.observe.logs import RunRecord
 from planaria.observe.pace import Pace
-from planaria.observe.places import Places, replicas, stages
+from planaria.observe.places import Places, places_of, replicas, stages
 from planaria.observe.rounds import Gathering, Rounds
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
@@ -239,6 +239,12 @@ class Narrator:
 
 def story(record: RunRecord) -> list[tuple[float, Line]]:
     """All lines of a run with their times, in order."""
+    return list(record.once(_story))
+
+
+def _story(record: RunRecord) -> list[tuple[float, Line]]:
     narrator = Narrator()
-    told = ((t, narrator.tell(t, fact)) for t, fact in record.history)
+    # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
+    facts = record.history if places_of(record).several else record.turns
+    told = ((t, narrator.tell(t, fact)) for t, fact in facts)
     return [(t, line) for t, line in told if line is not None]

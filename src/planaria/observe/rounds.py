@@ -42,6 +42,10 @@ class Gathering:
         return len(self.members) == 1
 
 
+REMEMBERED = 1000
+"""rounds: nobody is so many behind"""
+
+
 class Rounds:
     """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
 
@@ -116,6 +120,7 @@ class Rounds:
         group = next((g for g in groups if fact.members[0] in g), fact.members)
         drawn = tuple(n for n in group if n in self._live)
         settled = self._settled.setdefault(fact.round, set())
+        self._forget(fact.round - REMEMBERED)
         others, offers = {}, {}
         for replica in fact.members:
             round, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
@@ -138,6 +143,13 @@ class Rounds:
         self._last |= dict.fromkeys(fact.members, gathering)
         return gathering
 
+    def _forget(self, before: int) -> None:
+        """A run of months has many rounds; of old ones nothing more is heard."""
+        if len(self._settled) > 2 * REMEMBERED:
+            self._groups = {round: groups for round, groups in self._groups.items() if round >= before}
+            self._settled = {round: who for round, who in self._settled.items() if round >= before}
+            self._late = {(round, who) for round, who in self._late if round >= before}
+
     def _made(self, t: float, fact: e.RoundMade) -> None:
         replica = self._replica.get(fact.worker, -1)
         gathering = self._last.get(replica)
@@ -152,6 +164,12 @@ class Rounds:
 
 def gatherings(record: RunRecord) -> list[Gathering]:
     """All of a run, in the order in which they were settled; none where replicas do not meet on a fleet."""
+    return list(record.once(_gatherings))
+
+
+def _gatherings(record: RunRecord) -> list[Gathering]:
+    if not any(isinstance(fact, e.RunStarted) and fact.replicas > 1 for _, fact in record.landmarks):
+        return []
     rounds = Rounds()
     found = (rounds.take(t, fact) for t, fact in record.history)
     return [gathering for gathering in found if gathering is not None]
