@@ -69,7 +69,7 @@ def joined(run: Live, host: Host) -> Iterator[subprocess.Popen[str]]:
 
 def last_word(guest: subprocess.Popen[str]) -> str:
     """Wait for a guest to end as it should; the last line that it wrote."""
-    said, _ = guest.communicate(timeout=30)
+    said, _ = guest.communicate(timeout=60)
     assert guest.returncode == 0, said
     return said.splitlines()[-1]
 
@@ -121,10 +121,10 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_again(tmp_path: Path, 
     with live(three(tmp_path, home, missed=8), home.prefix) as run, joined(run, abroad) as guest:
         before = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
         abroad.link(CUT_OFF)
-        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2)
+        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2, LONG_S)
         run.wait_until(lambda record: rounds(record, 0) > rounds(alone, 0) + 1)
         abroad.link(FINE)
-        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST))
+        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST), LONG_S)
         assert len(facts(again, e.HostJoined)) > len(facts(before, e.HostJoined))
         abroad.link(CUT_OFF)
         stop(run)
