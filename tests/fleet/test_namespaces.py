@@ -71,7 +71,7 @@ def joined(run: Live, host: Host) -> Iterator[subprocess.Popen[str]]:
 
 def last_word(guest: subprocess.Popen[str]) -> str:
     """Wait for a guest to end as it should; the last line that it wrote."""
-    said, _ = guest.communicate(timeout=30)
+    said, _ = guest.communicate(timeout=60)
     assert guest.returncode == 0, said
     return said.splitlines()[-1]
 
@@ -141,10 +141,10 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_again(tmp_path: Path, 
         assert_no_stranger_gets_in(stranger, [door.at, *(j.at for j in facts(early, e.WorkerJoined))])
         before = run.wait_until(lambda record: rounds(record, GUEST) > rounds(early, GUEST))
         abroad.link(CUT_OFF)
-        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2)
+        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2, LONG_S)
         run.wait_until(lambda record: rounds(record, 0) > rounds(alone, 0) + 1)
         abroad.link(FINE)
-        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST))
+        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST), LONG_S)
         assert len(facts(again, e.HostJoined)) > len(facts(before, e.HostJoined))
         abroad.link(CUT_OFF)
         stop(run)
