@@ -259,6 +259,14 @@ class Seal(Fact):
     """and these beyond"""
 
 
+class Discard(Fact):
+    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
+
+    kind: Literal["discard"] = "discard"
+    step: int
+    """its name"""
+
+
 class Cannot(Fact):
     """The recovery strategy cannot rebuild what was lost: save what is left, then stop."""
 
@@ -299,6 +307,7 @@ Decision = Annotated[
     | Found
     | Save
     | Seal
+    | Discard
     | Cannot
     | Finish,
     Field(discriminator="kind"),

@@ -167,8 +167,33 @@ class StageSaved(Fact):
     bytes: int
 
 
+CONTROLLER = "controller"
+"""in place of a worker"""
+
+
+class SaveFailed(Fact):
+    """A part of the checkpoint ``step`` could not be written, or the whole not be sealed: it is given up."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    worker: str
+    """or the controller, which seals"""
+    stage: int
+    generation: int
+    step: int
+    detail: str
+    """names the file"""
+
+
+class RetryDue(Fact):
+    """A last save has failed, and a while ago: it may be tried again."""
+
+    kind: Literal["retry_due"] = "retry_due"
+    step: int
+    """the checkpoint's name"""
+
+
 class WorkerFailed(Fact):
-    """A worker met an error that is not a neighbour's: disk full, out of memory, non-finite loss. The run must stop."""
+    """A worker met an error that is not a neighbour's: out of memory, a non-finite loss. The run must stop."""
 
     kind: Literal["worker_failed"] = "worker_failed"
     worker: str
@@ -264,6 +289,8 @@ Event = Annotated[
     | StageReady
     | StageCommitted
     | StageSaved
+    | SaveFailed
+    | RetryDue
     | WorkerFailed
     | StopRequested
     | IntervalChosen
@@ -321,6 +348,7 @@ Report = Annotated[
     | StageReady
     | StageCommitted
     | StageSaved
+    | SaveFailed
     | OfferHeard
     | RoundMade
     | WorkerFailed

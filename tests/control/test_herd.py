@@ -14,6 +14,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
+from planaria.control.saving import resting
 
 EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "every": 1},
@@ -222,6 +223,16 @@ class HerdMachine(RuleBasedStateMachine):
     def a_machine_that_was_turned_away_goes(self) -> None:
         self.herd.part(self.herd.parting[0])
 
+    @precondition(lambda self: self.herd.alive)
+    @rule(room=st.integers(0, 9), full=st.integers(1, 20))
+    def the_disk_is_full(self, room: int, full: int) -> None:
+        self.herd.room, self.herd.full = room, full
+
+    @precondition(lambda self: resting(self.herd.run) is not None)
+    @rule()
+    def a_last_save_may_be_tried_again(self) -> None:
+        self.herd.try_again()
+
     @rule()
     def old_news_comes_in(self) -> None:
         now = self.herd.run
@@ -254,7 +265,16 @@ class HerdMachine(RuleBasedStateMachine):
 
 MACHINES = 4
 BUSY = ("link", "commit", "settle", "save")
-REPORTS = (e.Linked, e.EdgeBroken, e.StageReady, e.StageCommitted, e.StageSaved, e.OfferHeard, e.RoundMade)
+REPORTS = (
+    e.Linked,
+    e.EdgeBroken,
+    e.StageReady,
+    e.StageCommitted,
+    e.StageSaved,
+    e.SaveFailed,
+    e.OfferHeard,
+    e.RoundMade,
+)
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestHerd = HerdMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from planaria import whole
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
@@ -40,9 +41,9 @@ def stage_file(folder: Path, stage: int) -> Path:
 def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
     """Write a stage durably into ``folder`` (made if need be); bytes written.
 
-    :raises OSError: when the disk is full or the folder cannot be written; the file does not appear then.
+    :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
+        text; the file does not appear then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"weights.{name}": tensor.cpu() for name, tensor in state.weights.items()}
     for name, pair in state.moments.items():
         tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
@@ -61,14 +62,16 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": numbers.model_dump_json()})
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        return path.stat().st_size
     except (SafetensorError, OSError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error}") from None
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    return path.stat().st_size
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(whole.refused(path, error)) from None
 
 
 def check_stage(folder: Path, stage: int) -> None:

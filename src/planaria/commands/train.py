@@ -177,12 +177,20 @@ def _report(folder: Path) -> str:
 
 
 def _conclude(config: RunConfig, folder: Path) -> None:
-    model = export_run(folder, _cleared(folder / "model"))
+    """Tell what the run came to, then write down what can be written.
+
+    :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
+    """
     for line in summary(read_run(folder)):
         print(line)
     if config.prompt:
         print(f"completion    {complete(folder, config.prompt)}")
     print(f"report        {_report(folder)}")
+    try:
+        model = export_run(folder, _cleared(folder / "model"))
+    except UserError as error:
+        mend = f"planaria export {folder} --to {folder / 'model'}"
+        raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
     print(f"model         {model}")
 
 

@@ -10,21 +10,26 @@ from typing import Protocol
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest
 from planaria.config import RunConfig
 from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
 from planaria.control.decide import decide
 from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
+from planaria.control.saving import resting
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
 from planaria.decisions import state_link
 from planaria.fleet.base import Elastic, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.whole import refused
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
 
+
+AGAIN_S = 2.0
+"""after the last save of a run has failed, until it is tried again"""
 
 PLANNING_S = 0.02
 """between two looks whether new routes have been found"""
@@ -83,6 +88,8 @@ class Controller:
         """replica → when a broken edge of which generation is to be blamed itself"""
         self._impatient: dict[tuple[int, int, bool], float] = {}
         """who waits for others in a round → until when"""
+        self._retry = math.inf
+        """when a last save that failed is tried again"""
         self._zombies: set[tuple[str, int]] = set()
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
@@ -109,13 +116,15 @@ class Controller:
             _, generation = self._grace.pop(number)
             if generation == self.state.replicas[number].generation:
                 self._happened(e.GraceExpired(replica=number, generation=generation))
+        if now >= self._retry and (step := resting(self.state)) is not None:
+            self._happened(e.RetryDue(step=step))
         for who in [who for who, until in self._impatient.items() if now >= until]:
             if who in waiting(self.state):
                 self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [*self._impatient.values(), *(until for until, _ in self._grace.values())]
+        due = [self._retry, *self._impatient.values(), *(until for until, _ in self._grace.values())]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -181,6 +190,7 @@ class Controller:
         wait = waiting(self.state)
         until = time.monotonic() + self._config.exchange.patience_s
         self._impatient = {who: self._impatient.get(who, until) for who in wait}
+        self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
         if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.progress > progress:
             write_state(self._folder / "state.json", self.state)
 
@@ -212,17 +222,9 @@ class Controller:
                 assert self._planner is not None, "only runs on a schedule are planned anew"
                 self._planner.ask(decision)
             case d.Seal():
-                try:
-                    self._seal(decision)
-                except OSError as error:
-                    self._happened(
-                        e.WorkerFailed(
-                            worker="controller",
-                            stage=-1,
-                            generation=-1,
-                            detail=f"cannot save {self._store.folder / decision.folder}: {error.strerror}",
-                        )
-                    )
+                self._seal(decision)
+            case d.Discard():
+                self._store.discard_unfinished(decision.step)
             case d.Finish():
                 self._ending = decision
                 self._order(d.Leave(), [w for w, s in self.state.workers.items() if s.status != "dead"])
@@ -260,4 +262,9 @@ class Controller:
             model=self._config.model,
         )
         generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
-        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
+        try:
+            self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
+        except OSError as error:
+            detail = refused(self._store.folder / seal.folder / MANIFEST, error)
+            who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
+            self._happened(e.SaveFailed.model_validate(who | {"detail": detail}))

@@ -244,11 +244,13 @@ class Worker:
         state = self.runner.state()
         if replicas > 1:
             state.outer = self.post.circle.outer
-        size = write_stage(folder, self.post.stage, order.step, state)
-        saved = e.StageSaved(
-            worker=self.worker, stage=self.post.stage, generation=order.generation, step=order.step, bytes=size
-        )
-        self.desk.report(saved)
+        who = {"worker": self.worker, "stage": self.post.stage, "generation": order.generation, "step": order.step}
+        try:
+            size = write_stage(folder, self.post.stage, order.step, state)
+        except OSError as error:
+            self.desk.report(e.SaveFailed.model_validate(who | {"detail": str(error)}))
+        else:
+            self.desk.report(e.StageSaved.model_validate(who | {"bytes": size}))
         self.post.report_work([e.Span(action="save", start=start, end=time.monotonic())])
 
     def _report_failure(self, error: Exception) -> None:

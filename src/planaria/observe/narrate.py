@@ -30,6 +30,7 @@ from planaria.events import (
     Linked,
     Replanned,
     RunStarted,
+    SaveFailed,
     StopRequested,
     WorkerFailed,
     WorkerJoined,
@@ -205,6 +206,8 @@ class Narrator:
         if isinstance(fact, WorkerFailed):
             role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
+        if isinstance(fact, SaveFailed):
+            return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
         if isinstance(fact, Cannot):
             whose = f" of replica {fact.replica}" if self._places.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
