@@ -10,7 +10,20 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = (
-    ("config", "errors", "started", "events", "decisions", "recipe", "whole", "model", "data", "network"),
+    (
+        "config",
+        "errors",
+        "started",
+        "events",
+        "decisions",
+        "recipe",
+        "whole",
+        "signals",
+        "outlet",
+        "model",
+        "data",
+        "network",
+    ),
     ("routing", "recovery", "exchange", "chaos"),
     ("plan",),
     ("planner",),

@@ -192,6 +192,13 @@ class RetryDue(Fact):
     """the checkpoint's name"""
 
 
+class Trouble(Fact):
+    """Something beside the training went wrong: the display, the state file. The run goes on without it."""
+
+    kind: Literal["trouble"] = "trouble"
+    detail: str
+
+
 class WorkerFailed(Fact):
     """A worker met an error that is not a neighbour's: out of memory, a non-finite loss. The run must stop."""
 
@@ -291,6 +298,7 @@ Event = Annotated[
     | StageSaved
     | SaveFailed
     | RetryDue
+    | Trouble
     | WorkerFailed
     | StopRequested
     | IntervalChosen

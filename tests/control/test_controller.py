@@ -97,6 +97,8 @@ class ObedientFleet:
 class Log:
     """An observer that remembers all it is told."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.facts: list[e.Event | d.Decision] = []
         self.worked: list[e.Worked] = []

@@ -163,7 +163,7 @@ def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool
         return 0
     print(f"report        {_report(folder)}")
     print(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-    if ending.outcome == "failed":
+    if ending.outcome == "failed" or watch.trouble:
         raise UserError(ending.reason)
     raise RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
 

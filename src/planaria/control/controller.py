@@ -36,7 +36,11 @@ PLANNING_S = 0.02
 
 
 class Observer(Protocol):
-    """Is told everything, in order; has no influence."""
+    """Is told everything, in order; has no influence, but that a run of which nothing can be noted any more stops."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot note what it is told; empty as long as it can."""
 
     def on_event(self, t: float, event: e.Event) -> None: ...
 
@@ -88,6 +92,8 @@ class Controller:
         """replica → when a broken edge of which generation is to be blamed itself"""
         self._impatient: dict[tuple[int, int, bool], float] = {}
         """who waits for others in a round → until when"""
+        self._stated = True
+        """is the state file of now?"""
         self._retry = math.inf
         """when a last save that failed is tried again"""
         self._zombies: set[tuple[str, int]] = set()
@@ -104,9 +110,9 @@ class Controller:
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
             self._look_at_the_clock(now)
-            if not self.state.stopping and stop_asked():
-                self._happened(e.StopRequested(reason=stop_asked()))
-        write_state(self._folder / "state.json", self.state)
+            if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
+                self._happened(e.StopRequested(reason=reason))
+        self._write_state()
         assert self._ending is not None
         return self._ending
 
@@ -192,7 +198,19 @@ class Controller:
         self._impatient = {who: self._impatient.get(who, until) for who in wait}
         self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
         if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.progress > progress:
-            write_state(self._folder / "state.json", self.state)
+            self._write_state()
+
+    def _write_state(self) -> None:
+        """For other terminals; without it, the run itself lacks nothing."""
+        path = self._folder / "state.json"
+        try:
+            write_state(path, self.state)
+        except OSError as error:
+            if self._stated:
+                self._stated = False
+                self._happened(e.Trouble(detail=refused(path, error)))
+        else:
+            self._stated = True
 
     def _doubt(self, t: float, broken: e.EdgeBroken) -> None:
         """Give the fleet some time to tell of a death at an end of the edge."""

@@ -46,6 +46,7 @@ def train(
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
+        asked = ending.enter_context(stop_signals())
         place = ending.enter_context(ground(config.fleet, started.crew))
         rendezvous = ending.enter_context(closing(Rendezvous(place.host, config.fleet.port)))
         setup = Setup(config, folder, dataset, rendezvous.host, rendezvous.port)
@@ -53,8 +54,7 @@ def train(
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(trace, fleet, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
-        with stop_signals() as asked:
-            return controller.run(lambda: asked[0] if asked else "")
+        return controller.run(lambda: asked[0] if asked else "")
 
 
 def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:

@@ -66,13 +66,13 @@ def _lead(run: _InlineRun, faults: dict[int, list[int]]) -> d.Finish:
                 reason = run.strike(sorted(set(faults.pop(run.engine.step, ()))))
                 if reason:
                     return d.Finish(outcome="cannot", reason=reason)
-                if asked:
+                if asked or run.observer.trouble:
                     break
                 run.step()
             if unsaved := run.save_at_last(list(run.engine.runners)):
                 return d.Finish(outcome="failed", reason=unsaved)
             if run.engine.step < run.config.train.steps:
-                return d.Finish(outcome="stopped", reason=asked[0])
+                return d.Finish(outcome="stopped", reason=asked[0] if asked else run.observer.trouble)
             return d.Finish(outcome="finished")
     except NonFinite as error:
         return d.Finish(outcome="failed", reason=str(error))

@@ -39,8 +39,11 @@ def main(setup: Setup, connection: Connection, worker: str, incarnation: int) ->
 def _settle(setup: Setup, worker: str) -> None:
     """Write to a log of one's own; compute with one thread: workers share the machine's cores."""
     log = setup.folder / "workers" / f"{worker}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError:  # a full disk: the run lacks nothing without it
+        handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     torch.set_num_threads(1)

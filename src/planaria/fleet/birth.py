@@ -7,11 +7,11 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 from planaria.fleet.base import Entry
+from planaria.signals import handled, ignore
 
 _PR_SET_PDEATHSIG = 1
 
@@ -23,11 +23,10 @@ def die_with_parent() -> None:
 
 
 def be_born(entry: Entry, connection: Connection, worker: str, incarnation: int) -> None:
-    """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
+    """Become a worker that dies with its parent, and leaves Ctrl-C, hang-ups and the like to the controller."""
     release_server()
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore()
     entry(connection, worker, incarnation)
 
 
@@ -44,16 +43,8 @@ def release_server() -> None:
 
 
 def start_server() -> None:
-    """Start the fork server deaf to Ctrl-C and SIGTERM, as its children are: a terminal or a service manager sends
-    these to all processes of a run, and only the controller is to act on them.
+    """Start the fork server deaf to the signals that ask to stop, as its children are: a terminal or a service manager
+    sends these to all processes of a run, and only the controller is to act on them.
     """
-    stops = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        forkserver.ensure_running()  # signal handlers are the main thread's to set
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
-    try:
+    with handled(signal.SIG_IGN):
         forkserver.ensure_running()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,6 +10,7 @@ import heapq
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -95,11 +96,13 @@ def _append_to(path: Path) -> FileIO:
 
 
 def _write(file: FileIO, line: str) -> None:
-    rest = line.encode() + b"\n"
+    rest, begin = line.encode() + b"\n", os.fstat(file.fileno()).st_size
     try:
         while rest:  # a nearly full disk takes a part
             rest = rest[file.write(rest) :]
     except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), begin)  # what comes after half a line would be lost with it
         raise UserError(
             f"{file.name}: cannot be written ({error.strerror}); free the disk, then resume the run"
         ) from error

@@ -32,6 +32,7 @@ from planaria.events import (
     RunStarted,
     SaveFailed,
     StopRequested,
+    Trouble,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
@@ -206,6 +207,8 @@ class Narrator:
         if isinstance(fact, WorkerFailed):
             role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
+        if isinstance(fact, Trouble):
+            return self._line("note", fact.detail)
         if isinstance(fact, SaveFailed):
             return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
         if isinstance(fact, Cannot):
