@@ -116,6 +116,19 @@ class OfferHeard(Fact):
     """the other one"""
 
 
+class OfferRefused(Fact):
+    """What another replica says about a worker's stage in this round is of no use: it counts as not said."""
+
+    kind: Literal["offer_refused"] = "offer_refused"
+    worker: str
+    node: int
+    generation: int
+    round: int
+    replica: int
+    """the other one"""
+    reason: str
+
+
 class RoundMade(Fact):
     """A worker has settled a round: its stage goes on with what came of it."""
 
@@ -307,6 +320,7 @@ Event = Annotated[
     | ReplicasEvaluated
     | PatienceOver
     | OfferHeard
+    | OfferRefused
     | RoundMade
     | FaultInjected
     | ZombieIgnored,
@@ -358,6 +372,7 @@ Report = Annotated[
     | StageSaved
     | SaveFailed
     | OfferHeard
+    | OfferRefused
     | RoundMade
     | WorkerFailed
     | Worked

@@ -95,11 +95,13 @@ class PretendHerd:
             self.dead_links.add(edges[peer])
             self._report_broken(me, peer)
 
-    def deliver(self, pick: int, lost: bool = False) -> None:
-        """An offer arrives, or never will."""
+    def deliver(self, pick: int, fate: str = "arrives") -> None:
+        """An offer arrives, or never will ("lost"), or is of no use ("wrong")."""
         link, source, worker = self.mail.pop(pick % len(self.mail))
         me = self.alive.get(worker)
-        if me is not None and link in me.meeting.values() and not lost:
+        if me is not None and link in me.meeting.values() and fate == "wrong":
+            self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
+        elif me is not None and link in me.meeting.values() and fate == "arrives":
             me.heard.add(source)
             self.report(me, e.OfferHeard, round=me.round, replica=source)
 

@@ -137,11 +137,13 @@ class HerdMachine(RuleBasedStateMachine):
             self.herd.lose(workers[pick % len(workers)])
 
     @precondition(lambda self: self.herd.mail)
-    @rule(picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), lost=st.booleans())
-    def offers_arrive_or_never_do(self, picks: list[int], lost: bool) -> None:
+    @rule(
+        picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), fate=st.sampled_from(["arrives", "lost", "wrong"])
+    )
+    def offers_arrive_or_never_do_or_are_wrong(self, picks: list[int], fate: str) -> None:
         for pick in picks:
             if self.herd.mail:
-                self.herd.deliver(pick, lost)
+                self.herd.deliver(pick, fate)
 
     @precondition(lambda self: any(w.node >= 0 for w in self.herd.alive.values()))
     @rule(pick=st.integers(0, 15), edge=st.integers(0, 3))
@@ -273,6 +275,7 @@ REPORTS = (
     e.StageSaved,
     e.SaveFailed,
     e.OfferHeard,
+    e.OfferRefused,
     e.RoundMade,
 )
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]

@@ -234,12 +234,16 @@ def _(fact: e.RetryDue, run: RunState) -> RunState:
 
 
 @apply.register
-def _(fact: e.OfferHeard, run: RunState) -> RunState:
+def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     replica = replica_of(run, fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
         return run
-    meeting = replace(meeting, heard=meeting.heard | {(fact.node, fact.replica)})
+    news = {(fact.node, fact.replica)}
+    if isinstance(fact, e.OfferHeard):
+        meeting = replace(meeting, heard=meeting.heard | news)
+    else:
+        meeting = replace(meeting, refused=meeting.refused | news)
     return with_replica(run, replace(replica, meeting=meeting))
 
 

@@ -58,6 +58,8 @@ class Meeting:
     """its own step by which it waits for the others"""
     heard: frozenset[tuple[int, int]] = frozenset()
     """(own node, other replica) whose offer has come"""
+    refused: frozenset[tuple[int, int]] = frozenset()
+    """the same, whose offer was of no use"""
 
 
 @dataclass(frozen=True)

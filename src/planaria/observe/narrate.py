@@ -182,6 +182,8 @@ class Narrator:
             return None
         members, missing = replicas(gathering.members), replicas(gathering.missing)
         why = "came too late, or was not heard" if gathering.impatient else "did not come"
+        if gathering.refused:
+            why = f"said what is of no use ({'; '.join(gathering.refused.values())})"
         how = "alone" if gathering.alone else "together"
         who = "they" if len(gathering.missing) > 1 else "it"
         text = f"round {gathering.round}: {members} went on {how}, without {missing}: {who} {why}"
