@@ -18,6 +18,7 @@ from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
 from planaria.commands.schedule import beside, on_schedule, with_schedule
+from planaria.commands.unused import require_used
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -47,6 +48,8 @@ class Prepared:
 def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Train a recipe from its first step; the exit code."""
     config = with_schedule(recipe.load(recipe_file, flags), recipe_file)
+    if config.engine != "simulate":
+        require_used(config)
     if dry_run:
         check(config)
         print(recipe.dump(config), end="")
@@ -80,6 +83,8 @@ def check(config: RunConfig) -> None:
     exchange(config.exchange)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
         raise UserError(
             f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
@@ -107,6 +112,11 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         if config.exchange.inner:
             raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
         return
+    if itinerary.replicas == 1 and config.exchange.bits != 32:
+        raise UserError(
+            f"exchange.bits = {config.exchange.bits}: with exchange.kind = 'allreduce' the fleet adds gradients up in "
+            "full precision; leave it out, use --engine inline, or another exchange.kind"
+        )
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
