@@ -186,11 +186,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert blocks(record) == list(range(36))
 
 
-def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_replicas_and_says_what_that_costs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = several(tmp_path, replicas=2, steps=6)
     train(config)
     record = resume(folder_of(config), train__steps="10", exchange__replicas="3")
     assert ending(record).outcome == "finished"
+    assert (
+        "of 2 replicas, now 3 replicas: they begin from the one model, their mean, with fresh mom"
+        in capfd.readouterr().out
+    )
     assert blocks(record) == list(range(12 + 12))
 
 

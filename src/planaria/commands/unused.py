@@ -29,7 +29,7 @@ def _admits(config: RunConfig) -> bool:
     return alone and config.routing.schedule is None
 
 
-SKIPPING = "only routing.kind = 'skipping', and a schedule that `planaria plan` has made with it, use it"
+SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
 RULES: dict[str, tuple[Used, str]] = {
     "pipeline.in_flight": (
