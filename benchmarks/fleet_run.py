@@ -161,6 +161,10 @@ class Once:
     def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
         self._inner, self._kind, self._do, self._done = inner, kind, do, False
 
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
+
     def on_event(self, t: float, event: e.Event) -> None:
         self._inner.on_event(t, event)
 
@@ -181,6 +185,10 @@ class StopAfter:
         self._inner, self._seconds, self._on_start = inner, seconds, on_start
         self._began: float | None = None
         self._pressed = False
+
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
 
     def on_event(self, t: float, event: e.Event) -> None:
         self._inner.on_event(t, event)

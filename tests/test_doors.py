@@ -20,6 +20,8 @@ LEVELS = (
         "digests",
         "recipe",
         "whole",
+        "signals",
+        "outlet",
         "model",
         "data",
         "network",

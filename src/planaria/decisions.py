@@ -280,6 +280,14 @@ class Seal(Fact):
     """replica → stage → SHA-256 of its file, as those say that wrote them"""
 
 
+class Discard(Fact):
+    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
+
+    kind: Literal["discard"] = "discard"
+    step: int
+    """its name"""
+
+
 class Cannot(Fact):
     """The recovery strategy cannot rebuild what was lost: save what is left, then stop."""
 
@@ -320,6 +328,7 @@ Decision = Annotated[
     | Found
     | Save
     | Seal
+    | Discard
     | Cannot
     | Finish,
     Field(discriminator="kind"),

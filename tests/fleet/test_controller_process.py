@@ -17,6 +17,7 @@ from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands import chaos
 from planaria.errors import UserError
+from planaria.fleet.door import FILE
 
 FOREVER = 10_000
 STOPPED_S = 3.0
@@ -42,22 +43,28 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
         os.kill(max(workers), signal.SIGSTOP)  # a frozen worker hears nothing; it must not be left over either
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
+    assert (run.folder / FILE).exists()
+    join = [sys.executable, "-m", "planaria", "join", str(run.folder)]
+    said = subprocess.run(join, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2 and "left behind by a controller that was killed" in said.stderr, said
     newest = CheckpointStore(run.folder / "checkpoints").newest()
     assert newest is not None
     record = resume(run.folder, train__steps=str(newest.step + 10))
     assert facts(record, e.RunStarted)[1].first_step == newest.step >= 10
+    assert not (run.folder / FILE).exists()
     before, after = (form.generation for form in facts(record, d.Form))
     assert before < after, "a generation is never used twice"
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
 @pytest.mark.usefixtures("ground")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_stop_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_what_asks_to_stop_stops_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 5)
         os.killpg(run.process.pid, number)  # as a terminal or a service manager does: workers hear it too
         code, errors = run.end()
+    assert not (run.folder / FILE).exists()
     assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
     stopped = CheckpointStore(run.folder / "checkpoints").newest()
     assert stopped is not None and stopped.whole and stopped.step >= 5
@@ -108,5 +115,5 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_
         (run.folder / "checkpoints").write_text("not a folder")
         os.kill(run.process.pid, signal.SIGINT)
         code, errors = run.end()
-    assert code in (1, 2) and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
-    assert str(run.folder / "checkpoints") in errors
+    assert code == 2 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
+    assert str(run.folder / "checkpoints") in errors and "MB free there" in errors

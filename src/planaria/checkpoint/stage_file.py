@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from planaria import digests
+from planaria import digests, whole
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
@@ -49,9 +49,9 @@ class Written(NamedTuple):
 def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Written:
     """Write a stage durably into ``folder`` (made if need be).
 
-    :raises OSError: when the disk is full or the folder cannot be written; the file does not appear then.
+    :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
+        text; the file does not appear then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"weights.{name}": tensor.cpu() for name, tensor in state.weights.items()}
     for name, pair in state.moments.items():
         tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
@@ -70,16 +70,18 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Writt
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": numbers.model_dump_json()})
+        with unfinished.open("rb") as file, ThreadPoolExecutor(1) as beside:
+            digest = beside.submit(digests.of_file, unfinished)  # from the page cache, while the disk is at work
+            os.fsync(file.fileno())
+            written = Written(os.fstat(file.fileno()).st_size, digest.result())
+        unfinished.replace(path)
+        return written
     except (SafetensorError, OSError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error}") from None
-    with unfinished.open("rb") as file, ThreadPoolExecutor(1) as beside:
-        digest = beside.submit(digests.of_file, unfinished)  # from the page cache, while the disk is at work
-        os.fsync(file.fileno())
-        written = Written(os.fstat(file.fileno()).st_size, digest.result())
-    unfinished.replace(path)
-    return written
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(whole.refused(path, error)) from None
 
 
 def check_stage(folder: Path, stage: int) -> None:

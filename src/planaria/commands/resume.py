@@ -132,6 +132,10 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
     manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
     _check_even(saved, config, apart)
+    if config.exchange.replicas != manifest.replicas:
+        was, now = (f"{n} replica{'s' * (n > 1)}" for n in (manifest.replicas, config.exchange.replicas))
+        what = "the one model, their mean, with fresh moments" if manifest.replicas > 1 else "copies of its one"
+        print(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")
     return Origin(
         saved.step,
         generation,

@@ -18,6 +18,7 @@ from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
 from planaria.commands.schedule import beside, on_schedule, with_schedule
+from planaria.commands.unused import require_used
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -48,6 +49,8 @@ class Prepared:
 def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Train a recipe from its first step; the exit code."""
     config = with_schedule(recipe.load(recipe_file, flags, "train"), recipe_file)
+    if config.engine != "simulate":
+        require_used(config)
     if dry_run:
         check(config)
         print(recipe.dump(config), end="")
@@ -81,6 +84,8 @@ def check(config: RunConfig) -> None:
     exchange(config.exchange)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
         raise UserError(
             f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
@@ -108,6 +113,11 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         if config.exchange.inner:
             raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
         return
+    if itinerary.replicas == 1 and config.exchange.bits != 32:
+        raise UserError(
+            f"exchange.bits = {config.exchange.bits}: with exchange.kind = 'allreduce' the fleet adds gradients up in "
+            "full precision; leave it out, use --engine inline, or another exchange.kind"
+        )
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
@@ -164,7 +174,7 @@ def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool
         return 0
     print(f"report        {_report(folder)}")
     print(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-    if ending.outcome == "failed":
+    if ending.outcome == "failed" or watch.trouble:
         raise UserError(ending.reason)
     raise RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
 
@@ -178,12 +188,20 @@ def _report(folder: Path) -> str:
 
 
 def _conclude(config: RunConfig, folder: Path) -> None:
-    model = export_run(folder, _cleared(folder / "model"))
+    """Tell what the run came to, then write down what can be written.
+
+    :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
+    """
     for line in summary(read_run(folder)):
         print(line)
     if config.prompt:
         print(f"completion    {complete(folder, config.prompt)}")
     print(f"report        {_report(folder)}")
+    try:
+        model = export_run(folder, _cleared(folder / "model"))
+    except UserError as error:
+        mend = f"planaria export {folder} --to {folder / 'model'}"
+        raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
     print(f"model         {model}")
 
 

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What a terminal or a service manager sends to all processes of a run; only the controller is to act on it."""
-
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, however that happens.

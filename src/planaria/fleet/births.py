@@ -23,8 +23,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from planaria.fleet.activity import activity
-from planaria.fleet.birth import STOPS, adopting
+from planaria.fleet.birth import adopting
 from planaria.fleet.forkserver import LENGTH, PID, Request
+from planaria.signals import STOPS
 
 _BIRTH_S = 10.0
 """how long a birth may take; milliseconds are usual"""

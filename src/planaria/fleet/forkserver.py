@@ -22,7 +22,8 @@ from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple, NoReturn
 
-from planaria.fleet.birth import STOPS, be_called, die_with_parent
+from planaria.fleet.birth import be_called, die_with_parent
+from planaria.signals import STOPS, ignore
 
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
@@ -49,8 +50,7 @@ class Request(NamedTuple):
 def main(door: socket.socket, preload: Sequence[str]) -> NoReturn:
     """Serve until the other end closes ``door``. In every newborn this is the bottom of the stack."""
     die_with_parent()
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
+    ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     be_called("planaria births")
     for module in preload:

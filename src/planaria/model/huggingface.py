@@ -17,6 +17,7 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import assemble, checked_config
 from planaria.model.stages import Llama
+from planaria.whole import refused
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LISTED = {"planaria": "sha256"}
@@ -28,11 +29,19 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
 
     ``end`` is the id of the token that ends a text, where generation is to stop. The folder appears at once and whole.
 
-    :raises UserError: when it exists and is not empty, or the tokenizer does not fit the model.
+    :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
     names = {} if tokenizer_file is None else _token_names(tokenizer_file, model.config)
+    token = None if end is None else names.get(end)
+    try:
+        _export(model, folder, tokenizer_file, end, token)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
+
+
+def _export(model: Llama, folder: Path, tokenizer_file: Path | None, end: int | None, token: str | None) -> None:
     ids = {"bos_token_id": None, "eos_token_id": end}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
@@ -44,7 +53,6 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
         save_file(state, made / WEIGHTS, metadata={"format": "pt", **LISTED})
         if tokenizer_file is not None:
             shutil.copyfile(tokenizer_file, made / "tokenizer.json")
-            token = None if end is None else names.get(end)
             _write(made / "tokenizer_config.json", _tokenizer_config(model.config, token))
         digests.accept(made, [file.name for file in made.iterdir()])
         made.replace(folder)

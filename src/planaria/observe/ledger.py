@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.events import Event, RunStarted
+from planaria.events import CONTROLLER, Event, RunStarted, SaveFailed
 from planaria.observe.logs import RunRecord
 
 Span = tuple[int, int]
@@ -107,6 +107,9 @@ class _Ledger:
             self._commit(fact)
         elif isinstance(fact, Seal):
             self._newest = self._sealed[fact.folder] = _Sealed(fact, len(self._written), self._part)
+        elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER and self._newest is not None:
+            del self._sealed[self._newest.fact.folder]  # it was to be sealed, and could not be
+            self._newest = None
 
     def close(self) -> list[str]:
         """All that was found on the way, once there is nothing more to take in."""

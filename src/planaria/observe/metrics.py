@@ -52,11 +52,15 @@ class StepMetrics:
         self._live: set[int] = {0}
         self._left = 0
         """blocks that are not committed yet"""
+        self._whole = 0
+        """steps before this one are in the last checkpoint but one"""
 
     def on_event(self, t: float, event: e.Event) -> dict[str, Any] | None:
         """A validation's record when its last report is in; None otherwise."""
         if isinstance(event, e.RunStarted) and event.replicas > 1:
             self._start(event)
+        if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
+            self._whole = 0
         if isinstance(event, e.StageReady):
             self._ready[event.replica][event.stage] = event
             if event.loss is not None and event.grad_norm is None:
@@ -93,9 +97,9 @@ class StepMetrics:
         if isinstance(decision, d.Form) and decision.outcome == "rolled back":
             self._undo(decision)
         elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback goes further back
-            whole = started.progress(decision.first_block)
-            for step in [step for step in self._parts if step < whole]:
+            for step in [step for step in self._parts if step < self._whole]:
                 del self._parts[step]
+            self._whole = started.progress(decision.first_block)  # if it turns out well, which the next one tells
         elif isinstance(decision, d.Found):
             self._live.add(decision.replica)
         elif isinstance(decision, d.Disband):

@@ -22,6 +22,8 @@ class Gathering:
     """the group that was to meet, less those that have left"""
     missing: tuple[int, ...]
     """who of these had not settled the round: who was gone on without"""
+    refused: dict[int, str]
+    """of these, whose offer was of no use → what was wrong with it"""
     impatient: bool
     """were others waited for in vain for as long as the recipe says?"""
     t: float
@@ -59,6 +61,8 @@ class Rounds:
         """round → replicas that have settled it"""
         self._late: set[tuple[int, int]] = set()
         """(round, replica that has waited in it as long as the recipe says)"""
+        self._refused: dict[int, dict[int, str]] = {}
+        """round → replica whose offer in it was refused → why"""
         self._steps: dict[int, int] = {}
         self._worked: dict[int, float] = {}
         """replica → when it last did something other than wait"""
@@ -81,6 +85,8 @@ class Rounds:
         elif isinstance(fact, d.Meet):
             for replica in fact.members:
                 self._met[replica] = fact.round, t, self._idle(replica, t)
+        elif isinstance(fact, e.OfferRefused):
+            self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
         else:
@@ -92,6 +98,7 @@ class Rounds:
         self._part += 1
         for known in (self._replica, self._groups, self._settled, self._late, self._worked, self._met, self._last):
             known.clear()
+        self._refused.clear()
         self._steps = {replica: fact.standing(replica).step for replica in self._live}
 
     def _follow(self, t: float, fact: e.Event | d.Decision) -> None:
@@ -127,12 +134,15 @@ class Rounds:
             met = round == fact.round
             idle = self._idle(replica, t)
             others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
+        missing = tuple(n for n in drawn if n not in fact.members and n not in settled)
+        refused = {n: why for n, why in self._refused.get(fact.round, {}).items() if n in missing}
         gathering = Gathering(
             part=self._part,
             round=fact.round,
             members=tuple(fact.members),
             drawn=drawn,
-            missing=tuple(n for n in drawn if n not in fact.members and n not in settled),
+            missing=missing,
+            refused=refused,
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._steps.get(replica, 0) for replica in fact.members},
@@ -191,6 +201,8 @@ class ExchangeTotals:
     for_offers: float
     late_bytes: int
     early_bytes: int
+    refused: int
+    """offers that were of no use"""
 
 
 def totals(held: list[Gathering]) -> ExchangeTotals:
@@ -205,6 +217,7 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
         for_offers=sum(sum(gathering.for_offers.values()) for gathering in held),
         late_bytes=sum(sum(gathering.late_bytes.values()) for gathering in held),
         early_bytes=sum(sum(gathering.early_bytes.values()) for gathering in held),
+        refused=sum(len(gathering.refused) for gathering in held),
     )
 
 
@@ -216,6 +229,8 @@ def told(sums: ExchangeTotals) -> Iterator[str]:
         f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
         f"others to come, {sums.for_offers:.2f} s for what they said"
     )
+    if sums.refused:
+        yield f"{sums.refused} times what a replica said was refused"
 
 
 def _size(count: int) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.births import Child, births
+from planaria.signals import interrupted
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
@@ -67,10 +66,10 @@ class LiveSwarm:
 
         ``died`` may start a peer again. However this ends, no process of the run is left.
 
-        :raises KeyboardInterrupt: at Ctrl-C, or SIGTERM.
+        :raises KeyboardInterrupt: at Ctrl-C, SIGTERM and the like.
         """
         readers = {name: follow(self.folder / PEERS / name / LOG) for name in names(self.config)}
-        with _interrupted_by_sigterm():
+        with interrupted():
             try:
                 for name in names(self.config):
                     self.start(name)
@@ -108,19 +107,6 @@ def how(code: int) -> str:
 
 def failures(codes: Mapping[str, int]) -> list[str]:
     return [f"{name} {how(code)}" for name, code in sorted(codes.items()) if code]
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Service managers stop a run by SIGTERM, which would otherwise leave its peers behind."""
-    if threading.current_thread() is not threading.main_thread():  # only that may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _be(config_json: str, name: str, folder: Path) -> None:
