@@ -16,6 +16,7 @@ LEVELS = (
         "started",
         "events",
         "decisions",
+        "bounds",
         "documents",
         "digests",
         "recipe",

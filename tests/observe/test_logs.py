@@ -33,7 +33,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
     )  # fmt: skip
+    started = RunStarted(name="x", seed=1, stages=1, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
     log = RunLog(folder)
+    log.event(0.5, started)
     log.event(1.0, joined)
     log.decision(2.0, commit)
     log.worked(2.5, work)
@@ -41,7 +43,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     log.close()
     record = read_run(folder)
     assert record.config == RunConfig(name="x")
-    assert record.history == [(1.0, joined), (2.0, commit)]
+    assert record.history == [(0.5, started), (1.0, joined), (2.0, commit)]
     assert record.worked == [(2.5, work)]
     (metric,) = record.metrics
     assert (metric.t, metric.step, metric.loss, metric.grad_norm, metric.val_loss) == (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planaria import documents
+from planaria import digests, documents
 from planaria.checkpoint.store import CheckpointStore
 from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
@@ -102,7 +102,9 @@ def downloaded(name: str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        return Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", digests.FILE])
+        )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
