@@ -45,13 +45,13 @@ class RunLog:
         self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
 
     def event(self, t: float, event: Event) -> None:
-        self._events.write(f'{{"t": {t:.6f}, "event": {event.model_dump_json()}}}')
+        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
 
     def decision(self, t: float, decision: Decision) -> None:
-        self._events.write(f'{{"t": {t:.6f}, "decision": {decision.model_dump_json()}}}')
+        self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
 
     def worked(self, t: float, worked: Worked) -> None:
-        self._spans.write(f'{{"t": {t:.6f}, "worked": {worked.model_dump_json()}}}')
+        self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
 
     def metric(self, t: float, values: Mapping[str, object]) -> None:
         self._metrics.write(json.dumps({"t": t, **values}))
