@@ -12,7 +12,7 @@ from synthetic_run import Synthesis
 from planaria.config import RunConfig
 from planaria.decisions import Commit, Form
 from planaria.errors import UserError
-from planaria.events import FaultInjected, GraceExpired, Span, Worked, WorkerJoined
+from planaria.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
 from planaria.observe import logs
 from planaria.observe.logs import RunLog, read_run
 from planaria.observe.record import ROUTINE, Streamed, sparse
