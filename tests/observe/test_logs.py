@@ -26,6 +26,16 @@ def empty_run(folder: Path) -> Path:
     return folder
 
 
+STARTED = RunStarted(name="x", seed=1, stages=1, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
+
+
+def begun(folder: Path) -> RunLog:
+    """The log of a run that has just been started."""
+    log = RunLog(empty_run(folder))
+    log.event(0.5, STARTED)
+    return log
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "x")
     joined, commit = WorkerJoined(worker="w1", incarnation=2, pid=7), Commit(generation=1, step=3, progress=3)
@@ -33,9 +43,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
     )  # fmt: skip
-    started = RunStarted(name="x", seed=1, stages=1, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
-    log = RunLog(folder)
-    log.event(0.5, started)
+    log = begun(folder)
     log.event(1.0, joined)
     log.decision(2.0, commit)
     log.worked(2.5, work)
@@ -43,7 +51,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     log.close()
     record = read_run(folder)
     assert record.config == RunConfig(name="x")
-    assert record.history == [(0.5, started), (1.0, joined), (2.0, commit)]
+    assert record.history == [(0.5, STARTED), (1.0, joined), (2.0, commit)]
     assert record.worked == [(2.5, work)]
     (metric,) = record.metrics
     assert (metric.t, metric.step, metric.loss, metric.grad_norm, metric.val_loss) == (
@@ -73,7 +81,7 @@ def test_faults_from_another_terminal_are_merged_in_time_order(tmp_path: Path) -
 
 
 def test_a_younger_clock_after_a_reboot_keeps_the_files_order(tmp_path: Path) -> None:
-    log = RunLog(empty_run(tmp_path))
+    log = begun(tmp_path)
     for t, generation in ((900.0, 1), (901.0, 2), (5.0, 3)):
         log.event(t, GraceExpired(generation=generation))
     log.close()
@@ -97,8 +105,7 @@ def test_a_log_cut_anywhere_reads_as_a_beginning_of_the_run(whole: Path, data: s
 
 
 def test_resuming_after_a_torn_line_does_not_glue_lines_together(tmp_path: Path) -> None:
-    empty_run(tmp_path)
-    log = RunLog(tmp_path)
+    log = begun(tmp_path)
     log.event(1.0, GraceExpired(generation=1))
     log.close()
     with (tmp_path / "events.jsonl").open("a") as file:
@@ -106,7 +113,7 @@ def test_resuming_after_a_torn_line_does_not_glue_lines_together(tmp_path: Path)
     log = RunLog(tmp_path)
     log.event(3.0, GraceExpired(generation=2))
     log.close()
-    assert [t for t, _ in read_run(tmp_path).history] == [1.0, 3.0]
+    assert [t for t, _ in read_run(tmp_path).history] == [0.5, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +140,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
-    log = RunLog(empty_run(tmp_path))
+    log = begun(tmp_path)
     log.metric(1.0, {"step": 0, "loss": math.nan})
     log.close()
     (metric,) = read_run(tmp_path).metrics
