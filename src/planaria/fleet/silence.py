@@ -29,6 +29,8 @@ _FIRST_WORD_S = 120.0
 """from the birth of a worker, which has to import and to build, to its first word"""
 _AWAY = 1.5
 """a look is expected after at most so many times as long as was planned, or as a heartbeat takes"""
+_ABSENCE = 0.25
+"""heartbeats that a later look counts for, however late: not nothing, for who always looks late must find out too"""
 
 Who = TypeVar("Who", bound=Hashable)
 
@@ -70,9 +72,11 @@ class Silence(Generic[Who]):
         """To be told after each wait, which was to end within ``planned_s``, and before what came is read."""
         now = self._clock()
         passed, most = now - self._looked, _AWAY * max(planned_s, self._heartbeat_s)
-        self._now += min(passed, most)
         self._looked = now
-        if passed > most:
+        if passed <= most:
+            self._now += passed
+        else:  # perhaps the whole machine stood still
+            self._now += _ABSENCE * self._heartbeat_s
             self._back = self._now
 
     def too_long(self, doing: Callable[[Who], Activity]) -> list[tuple[Who, float]]:
