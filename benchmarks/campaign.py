@@ -37,9 +37,12 @@ class Campaign:
         self.given, self.folder = given, folder
         self._next, self._drawing = 0, threading.Lock()
         self.over = threading.Event()
+        self.text = folder / "lines.txt"
+        write(self.text, "".join(f"line {n} of many; its square is {n * n}\n" for n in range(1000)))
 
     def plan(self, number: int) -> Plain:
-        return draw(self.given.seed, number, self.given.without, self.given.faults_a_run)
+        given = self.given
+        return draw(given.seed, number, given.without, given.faults_a_run, given.only or SPECIES)
 
     def verdict(self, number: int) -> Plain | None:
         """Of a run that was judged before, unless its plan has become another."""
@@ -87,10 +90,9 @@ class Campaign:
     def _make(self, number: int) -> Plain | None:
         from benchmarks.campaign_runs import carry_out
         from benchmarks.campaign_verdict import judge
-        from benchmarks.fleet_run import bytes_data
 
         plan, folder = self.plan(number), self.folder / f"run-{number:04d}"
-        data = bytes_data(64).model_dump()
+        data = {"source": str(self.text), "tokenizer": "bytes", "cache": str(self.folder / "cache")}
         made = carry_out(folder, plan, data, self.given.hang_s, self.over)
         if made is None:
             return None
@@ -179,9 +181,12 @@ def main() -> int:
     flags.add_argument("--faults-a-run", type=int, default=28, help="about so many in each trace")
     flags.add_argument("--hang-s", type=float, default=240.0, help="a run hangs that does not get on for so long")
     flags.add_argument("--without", nargs="*", default=[], choices=SWITCHES, metavar="KIND", help=" ".join(SWITCHES))
+    flags.add_argument(
+        "--only", nargs="*", default=[], choices=sorted(set(SPECIES)), metavar="RUN", help="a strategy or exchange"
+    )
     flags.add_argument("--folder", type=Path, default=RUNS / NAME, help="where campaigns are kept")
     given = flags.parse_args()
-    campaign = Campaign(given, given.folder / f"seed-{given.seed}")
+    campaign = Campaign(given, (given.folder / f"seed-{given.seed}").absolute())
     sittings = campaign.folder / "minutes.json"
     before = json.loads(sittings.read_text()) if sittings.exists() else []
     before.append(campaign.sit() / 60)

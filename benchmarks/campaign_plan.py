@@ -53,20 +53,22 @@ _MOMENTS = {
 _WITHOUT_ROUNDS = ("allreduce", "local")
 
 
-def draw(seed: int, number: int, without: Collection[str] = (), faults: int = 28) -> Plain:
+def draw(
+    seed: int, number: int, without: Collection[str] = (), faults: int = 28, species_of: Collection[str] = SPECIES
+) -> Plain:
     """The plan of one run: its recipe's sections, about so many faults of a trace, and blows from outside."""
-    order = SPECIES.copy()
+    order = list(species_of)
     random.Random(f"campaign {seed} order").shuffle(order)
     rng = random.Random(f"campaign {seed} run {number}")
     species = order[number % len(order)]
-    sections = _replicas(rng, species) if species in EXCHANGES else _one(rng, species)
+    sections = _replicas(rng, species, faults) if species in EXCHANGES else _one(rng, species, faults)
     drawn = _faults(rng, sections, faults, without)
     wanted = rng.randint(max(1, faults // 8), max(1, faults // 4))
     outside = sorted((_outside(rng, without) for _ in range(wanted)), key=lambda blow: blow["at"])
     return {"number": number, "species": species, "sections": sections, "faults": drawn, "outside": outside}
 
 
-def _one(rng: random.Random, chain: str) -> Plain:
+def _one(rng: random.Random, chain: str, faults: int) -> Plain:
     swapped = "checkfree_plus" in chain
     recovery = {
         "strategy": chain,
@@ -79,13 +81,13 @@ def _one(rng: random.Random, chain: str) -> Plain:
     kind = "swapped" if swapped else rng.choice(("full", "full", "skipping"))
     routing = {"kind": kind, **({"skip": 0.25} if kind == "skipping" else {})}
     return {
-        **_common(rng, 4 if swapped else rng.randint(3, 4), rng.randint(60, 80)),
+        **_common(rng, 4 if swapped else rng.randint(3, 4), 2 * faults + rng.randint(4, 24)),
         "recovery": recovery,
         "routing": routing,
     }
 
 
-def _replicas(rng: random.Random, kind: str) -> Plain:
+def _replicas(rng: random.Random, kind: str, faults: int) -> Plain:
     replicas = rng.randint(2, 3)
     exchange = {"replicas": replicas, "kind": kind, "patience_s": rng.choice((0.5, 2.0)), **EXCHANGES[kind]}
     if kind not in _WITHOUT_ROUNDS:
@@ -93,7 +95,7 @@ def _replicas(rng: random.Random, kind: str) -> Plain:
     if kind in ("noloco", "pair_mean", "gasloc"):
         exchange |= {"prefetch": rng.random() < 0.5, "group": rng.randint(2, replicas)}
     stages = 2 if kind == "streaming_diloco" else rng.randint(1, 2)
-    sections = _common(rng, stages, 150 // (replicas * (stages + 1)) + 12)
+    sections = _common(rng, stages, 5 * faults // (replicas * (stages + 1)) + 12)
     if kind == "streaming_diloco":
         sections["model"] = {**sections["model"], "layers": 2 * stages}
     strategy = rng.choice(("checkpoint", "checkfree, checkpoint"))
