@@ -14,7 +14,8 @@ import argparse
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from benchmarks.common import RUNS, Claim, Row, conclude, interleaved, milliseconds, parser, start
 from benchmarks.emulated import SKIP, even
@@ -32,7 +33,12 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
+from planaria.decisions import Decision
+from planaria.events import Event, Worked
 from planaria.network.costs import FP32_BYTES
+
+if TYPE_CHECKING:
+    from planaria.control.controller import Observer
 
 NAME = "costs"
 INLINE, FLEET, TIME = Claim(high=0.02), Claim(high=0.03), Claim(low=0.9, high=1.1)
@@ -152,12 +158,35 @@ def counted_on_fleet(config: RunConfig) -> float:
     from planaria.plan.build import plan_for
     from planaria.routing import routes
 
-    record = run_fleet(config)
-    require_finished(record)
-    sent = sum(sum(worked.sent_bytes.values()) for _, worked in record.worked if worked.step >= ROUND)
+    counters: list[Sent] = []
+
+    def around(observer: Observer, _: Path) -> Observer:
+        counters.append(Sent(observer))
+        return counters[0]
+
+    require_finished(run_fleet(config, around=around))
+    sent = counters[0].bytes
     pipeline = config.pipeline
     plan = plan_for(pipeline, routes(config, 0))
     return sent / ROUND - sum(simulate(plan, UNIT, message_bytes(config.model, pipeline)).sent_bytes.values())
+
+
+class Sent:
+    """Observes for another, and counts what was sent in the second round; the log tells of many steps together."""
+
+    def __init__(self, inner: Observer) -> None:
+        self._inner, self.bytes = inner, 0
+
+    def on_event(self, t: float, event: Event) -> None:
+        self._inner.on_event(t, event)
+
+    def on_decision(self, t: float, decision: Decision) -> None:
+        self._inner.on_decision(t, decision)
+
+    def on_worked(self, t: float, worked: Worked) -> None:
+        self._inner.on_worked(t, worked)
+        if worked.step >= ROUND:
+            self.bytes += sum(worked.sent_bytes.values())
 
 
 def off(counted: float, said: float) -> float:

@@ -37,17 +37,17 @@ VOCAB = 512
 """rows of the embedding table that ids of bytes need, and some"""
 
 
-def bytes_data(kilobytes: int = 512) -> DataConfig:
+def bytes_data(kilobytes: int = 512, folder: Path = RUNS) -> DataConfig:
     """A corpus of numbered lines, one id a byte: made in a moment, and the same on every machine."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    path = RUNS / f"lines-{kilobytes}k.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"lines-{kilobytes}k.txt"
     if not path.exists():
         line = "line {0} of many; its square is {1}\n".format
         made = "".join(line(n, n * n) for n in range(kilobytes * 24))
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_text(made[: kilobytes * 1024])
         unfinished.replace(path)
-    return DataConfig(source=str(path), tokenizer="bytes", cache=str(RUNS / "cache"))
+    return DataConfig(source=str(path), tokenizer="bytes", cache=str(folder / "cache"))
 
 
 def add_model_flags(flags: argparse.ArgumentParser) -> None:
@@ -161,6 +161,10 @@ class Once:
     def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
         self._inner, self._kind, self._do, self._done = inner, kind, do, False
 
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
+
     def on_event(self, t: float, event: e.Event) -> None:
         self._inner.on_event(t, event)
 
@@ -181,6 +185,10 @@ class StopAfter:
         self._inner, self._seconds, self._on_start = inner, seconds, on_start
         self._began: float | None = None
         self._pressed = False
+
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
 
     def on_event(self, t: float, event: e.Event) -> None:
         self._inner.on_event(t, event)

@@ -104,6 +104,10 @@ class Striker:
         self._inner, self._strike = inner, strike
         self.struck_t: float | None = None
 
+    @property
+    def trouble(self) -> str:
+        return self._inner.trouble
+
     def on_event(self, t: float, event: e.Event) -> None:
         self._inner.on_event(t, event)
 

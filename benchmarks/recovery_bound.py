@@ -61,11 +61,12 @@ def detect_s() -> float:
     """From SIGKILL to an idle worker until its fleet's death notice; the least of a few."""
     import signal
 
+    from benchmarks import recovery_bound
     from planaria.engine import worker
     from planaria.fleet.base import Gone, Said
     from planaria.fleet.local import LocalFleet
 
-    fleet = LocalFleet(_idle, [worker.__name__], heartbeat_s=10.0, missed=6)
+    fleet = LocalFleet(recovery_bound.idle, [worker.__name__], heartbeat_s=10.0, missed=6)
     took = []
     for number in range(_PASSES):
         fleet.spawn(f"w{number}", 1)
@@ -80,7 +81,7 @@ def detect_s() -> float:
     return min(took)
 
 
-def _idle(connection: Connection, worker: str, incarnation: int) -> None:
+def idle(connection: Connection, worker: str, incarnation: int) -> None:
     """A worker that says it is there, and nothing more."""
     connection.send_bytes(b"here")
     time.sleep(60.0)

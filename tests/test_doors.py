@@ -10,7 +10,23 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = (
-    ("config", "errors", "started", "events", "decisions", "recipe", "whole", "model", "data", "network"),
+    (
+        "config",
+        "errors",
+        "started",
+        "events",
+        "decisions",
+        "bounds",
+        "documents",
+        "digests",
+        "recipe",
+        "whole",
+        "signals",
+        "outlet",
+        "model",
+        "data",
+        "network",
+    ),
     ("routing", "recovery", "exchange", "chaos"),
     ("plan",),
     ("planner",),
@@ -106,7 +122,8 @@ def test_dangerous_libraries_stay_in_their_rooms(library: str, rooms: set[str]) 
 
 
 def test_of_the_swarm_only_its_start_knows_processes() -> None:
-    users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith("multiprocessing.") for n in imported(tree))}
+    doors = ("multiprocessing.", "planaria.fleet.births.")
+    users = {m for m, tree in MODULES.items() if any(f"{n}.".startswith(doors) for n in imported(tree))}
     assert {m for m in users if room(m) == "swarm"} == {"planaria.swarm.live"}
 
 

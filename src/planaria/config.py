@@ -10,10 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+from planaria import bounds
+from planaria.bounds import Fraction, Natural, Positive, Seconds
 
 
 class Section(BaseModel):
@@ -25,21 +23,21 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    vocab: Positive = 2048
+    vocab: bounds.Vocab = 2048
     """rows of the embedding table; at least the tokenizer's vocabulary"""
-    dim: Positive = 128
+    dim: bounds.Width = 128
     """width of the residual stream"""
-    layers: Positive = 4
+    layers: bounds.Layers = 4
     """decoder layers in all stages together"""
     ends_layers: Natural = 0
     """how many of them, the first, the ends run themselves: no route skips or swaps these"""
-    heads: Positive = 4
+    heads: bounds.Heads = 4
     """query heads"""
-    kv_heads: Positive | None = None
+    kv_heads: bounds.Heads | None = None
     """key and value heads (grouped-query attention); as many as heads unless given"""
-    hidden: Positive = 352
+    hidden: bounds.Width = 352
     """width of the SwiGLU feed-forward layer"""
-    context: Positive = 128
+    context: bounds.Context = 128
     """tokens in one sample, and the longest sequence the model is trained on"""
     rope_theta: Annotated[float, Field(gt=0)] = 10000.0
     """base of the rotary position encoding"""
@@ -71,11 +69,11 @@ class ModelConfig(Section):
 
 
 class PipelineConfig(Section):
-    stages: Positive = 4
+    stages: bounds.Stages = 4
     """block stages the decoder layers are cut into; the ends worker comes on top"""
-    microbatches: Positive = 8
+    microbatches: bounds.Microbatches = 8
     """microbatches in one step"""
-    microbatch_size: Positive = 4
+    microbatch_size: bounds.BatchSize = 4
     """samples in one microbatch"""
     order: Literal["1f1b", "gpipe"] = "1f1b"
     """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
@@ -142,7 +140,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: Positive = 300
+    steps: bounds.Steps = 300
     """optimizer updates in the run"""
     start: str | None = None
     """a run, or an exported model, whose weights the first step starts from, with fresh moments; its tokenizer goes
@@ -200,9 +198,9 @@ class RecoveryConfig(Section):
 
 
 class ExchangeConfig(Section):
-    replicas: Positive = 1
+    replicas: bounds.Replicas = 1
     """copies of the model, each with samples of its own, that agree as kind says"""
-    most: Positive | None = None
+    most: bounds.Replicas | None = None
     """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
     kind: str = "allreduce"
     """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
@@ -245,18 +243,18 @@ class FleetConfig(Section):
     """where the workers are: local (processes of this machine) or ray (on the nodes of a Ray cluster)"""
     address: str = "auto"
     """ray: auto (the cluster of this machine), embedded (one started here), HOST:PORT or ray://HOST:PORT"""
-    spares: Natural = 1
+    spares: bounds.Spares = 1
     """idle workers kept ready to become any stage"""
     replace: bool = True
     """start a new worker for each that dies; without, a run makes do with those that are left"""
-    heartbeat_s: Annotated[float, Field(gt=0)] = 0.25
+    heartbeat_s: bounds.Heartbeat = 0.25
     """seconds between a worker's heartbeats"""
     missed: Positive = 4
     """heartbeats a worker may miss before it counts as dead"""
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
     """longest wait for one message from a neighbour, and longest that one action or order may take a worker; more
     where this run's own steps have shown that they take long"""
-    disk_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    disk_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
     """longest that reading or writing one stage may take a worker; more where this run's own saves have taken long"""
     host: str = "127.0.0.1"
     """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
@@ -282,13 +280,13 @@ class NetworkConfig(Section):
     """planning: seconds of the backward with which it ends there"""
     topology: str | None = None
     """planning: TOML file of sites, links and nodes, beside the recipe or at this path"""
-    scale: Annotated[float, Field(gt=0)] = 1.0
+    scale: bounds.Scale = 1.0
     """times on the topology's links are multiplied by this"""
     latency_s: Seconds = 0.0
     """one-way latency between neighbouring workers"""
-    bandwidth: Annotated[float, Field(gt=0)] | None = None
+    bandwidth: bounds.Bandwidth | None = None
     """bytes per second between neighbouring workers; unlimited unless given"""
-    store_bandwidth: Annotated[float, Field(gt=0)] | None = None
+    store_bandwidth: bounds.Bandwidth | None = None
     """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
     replacement_s: Seconds = 0.0
     """seconds from a worker's death until its replacement is ready for a state"""
@@ -345,6 +343,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"model.layers = {self.model.layers}{less} does not divide into pipeline.stages = "
                 f"{self.pipeline.stages}"
+            )
+        together = self.exchange.replicas if self.engine == "inline" else 1
+        passes = 2 * (self.pipeline.stages + 1) * self.pipeline.microbatches * together
+        if passes > bounds.MOST_PASSES:
+            replicas = f" × exchange.replicas = {together}" if together > 1 else ""
+            raise ValueError(
+                f"pipeline.stages = {self.pipeline.stages} × pipeline.microbatches = {self.pipeline.microbatches}"
+                f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MOST_PASSES}); "
+                "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
         for field in ("forward_s", "backward_s"):
             given = len(getattr(self.network, field))

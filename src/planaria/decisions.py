@@ -276,6 +276,16 @@ class Seal(Fact):
     """all blocks of samples before this one were used then"""
     blocks_ahead: list[int] = Field(default_factory=list)
     """and these beyond"""
+    digests: dict[int, dict[int, str]] = Field(default_factory=dict)
+    """replica → stage → SHA-256 of its file, as those say that wrote them"""
+
+
+class Discard(Fact):
+    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
+
+    kind: Literal["discard"] = "discard"
+    step: int
+    """its name"""
 
 
 class Cannot(Fact):
@@ -318,6 +328,7 @@ Decision = Annotated[
     | Found
     | Save
     | Seal
+    | Discard
     | Cannot
     | Finish,
     Field(discriminator="kind"),

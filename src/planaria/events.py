@@ -1,8 +1,8 @@
 """What happened: the typed facts a run is made of, in the order the controller learned them.
 
 Workers report most of these over their control connection, the controller adds what it sees itself, and
-``runs/NAME/events.jsonl`` keeps all of them. ``control.apply`` folds them into the state of the run; ``observe`` draws
-them. Times are seconds of the machine's monotonic clock.
+``runs/NAME/events.jsonl``, with its segments, keeps all of them. ``control.apply`` folds them into the state of the
+run; ``observe`` draws them. Times are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -121,6 +121,19 @@ class OfferHeard(Fact):
     """the other one"""
 
 
+class OfferRefused(Fact):
+    """What another replica says about a worker's stage in this round is of no use: it counts as not said."""
+
+    kind: Literal["offer_refused"] = "offer_refused"
+    worker: str
+    node: int
+    generation: int
+    round: int
+    replica: int
+    """the other one"""
+    reason: str
+
+
 class RoundMade(Fact):
     """A worker has settled a round: its stage goes on with what came of it."""
 
@@ -170,10 +183,44 @@ class StageSaved(Fact):
     generation: int
     step: int
     bytes: int
+    sha256: str = ""
+    """of the file; empty in logs of an older planaria"""
+
+
+CONTROLLER = "controller"
+"""in place of a worker"""
+
+
+class SaveFailed(Fact):
+    """A part of the checkpoint ``step`` could not be written, or the whole not be sealed: it is given up."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    worker: str
+    """or the controller, which seals"""
+    stage: int
+    generation: int
+    step: int
+    detail: str
+    """names the file"""
+
+
+class RetryDue(Fact):
+    """A last save has failed, and a while ago: it may be tried again."""
+
+    kind: Literal["retry_due"] = "retry_due"
+    step: int
+    """the checkpoint's name"""
+
+
+class Trouble(Fact):
+    """Something beside the training went wrong: the display, the state file. The run goes on without it."""
+
+    kind: Literal["trouble"] = "trouble"
+    detail: str
 
 
 class WorkerFailed(Fact):
-    """A worker met an error that is not a neighbour's: disk full, out of memory, non-finite loss. The run must stop."""
+    """A worker met an error that is not a neighbour's: out of memory, a non-finite loss. The run must stop."""
 
     kind: Literal["worker_failed"] = "worker_failed"
     worker: str
@@ -272,6 +319,9 @@ Event = Annotated[
     | StageReady
     | StageCommitted
     | StageSaved
+    | SaveFailed
+    | RetryDue
+    | Trouble
     | WorkerFailed
     | StopRequested
     | IntervalChosen
@@ -280,6 +330,7 @@ Event = Annotated[
     | ReplicasEvaluated
     | PatienceOver
     | OfferHeard
+    | OfferRefused
     | RoundMade
     | FaultInjected
     | ZombieIgnored,
@@ -301,7 +352,7 @@ class Span(Fact):
 class Worked(Fact):
     """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
 
-    Kept in ``spans.jsonl``; it has no influence on the run.
+    Kept in ``spans.jsonl``, thinned (``observe/sample.py``); it has no influence on the run.
     """
 
     kind: Literal["worked"] = "worked"
@@ -339,7 +390,9 @@ Report = Annotated[
     | StageReady
     | StageCommitted
     | StageSaved
+    | SaveFailed
     | OfferHeard
+    | OfferRefused
     | RoundMade
     | WorkerFailed
     | FaultInjected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,10 +11,17 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from planaria import documents
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 
 MAX_RECIPE_BYTES = 1 << 20
+TABLES = ("compare", "experts", "drill")
+"""what a recipe may have beside a run's own sections: each is for the command of its name"""
+SWARM = frozenset(("task", "policy", "school", "rounds", "sampling", "loss", "defence", "peers", "board", "size"))
+"""what only recipes of `planaria swarm` have"""
+TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
+"""what only recipes of `planaria train` have"""
 Kind = TypeVar("Kind", bound=Section)
 """what a recipe is for, as its root section: most train a model"""
 
@@ -29,17 +35,37 @@ def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", field
 
 
-def load(recipe: Path | None, flags: Mapping[str, str]) -> RunConfig:
+def load(recipe: Path | None, flags: Mapping[str, str], *commands: str) -> RunConfig:
     """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text) laid over it.
+
+    ``commands``: of which it must be a recipe; any, unless given, and of its tables only the run's own count.
 
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
         return _lay_over(RunConfig, {}, flags, "the defaults")
     tree = read(recipe)
+    if commands:
+        require_kind(tree, recipe, *commands)
     for other in ("compare", "experts"):
         tree.pop(other, None)  # what else a recipe is for; `compare.spec` and `experts.spec` read it
     return from_tree(tree, flags, recipe)
+
+
+def kinds_of(tree: Mapping[str, Any]) -> set[str]:
+    """The commands that a recipe can be for: that of its further table, or train, or swarm."""
+    if tables := [name for name in TABLES if name in tree]:
+        return set(tables)
+    swarm, own = SWARM & tree.keys(), TRAIN & tree.keys()
+    return {"swarm"} if swarm and not own else {"train"} if own and not swarm else {"train", "swarm"}
+
+
+def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
+    """UserError naming the right command, when a recipe is for none of these."""
+    kinds = kinds_of(tree)
+    if not kinds & set(commands):
+        right = sorted(kinds)[0]
+        raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 
 def from_tree(tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, place: str = "") -> RunConfig:
@@ -66,6 +92,7 @@ def overlay(config: RunConfig, flags: Mapping[str, str]) -> RunConfig:
 
 def parse(tree: str, place: str) -> RunConfig:
     """The configuration from the JSON that a run folder keeps; ``place`` names it in errors."""
+    documents.refuse_nul(tree, place)
     try:
         return RunConfig.model_validate_json(tree)
     except ValidationError as error:
@@ -99,10 +126,7 @@ def read(recipe: Path) -> dict[str, Any]:
         raise UserError(f"{recipe}: no such recipe;{mend or ' give the path of a TOML file'}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
         raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
-    try:
-        return tomllib.loads(recipe.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{recipe}: not valid TOML: {error}") from None
+    return documents.toml(recipe, MAX_RECIPE_BYTES)
 
 
 def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +169,7 @@ def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
         if not first["loc"]:  # a rule about several fields names them itself
             raise UserError(f"{recipe}: {_reason(first)}") from None
         key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{recipe}: {name}.{key} = {first['input']!r}: {first['msg']}") from None
+        raise UserError(f"{recipe}: {name}.{key} = {documents.shown(first['input'])}: {first['msg']}") from None
 
 
 def _value(kind: type[Section], name: str, text: str) -> Any:
@@ -156,13 +180,14 @@ def _value(kind: type[Section], name: str, text: str) -> Any:
     if annotation is str or str in get_args(annotation):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return documents.parse_toml(f"value = {text}", f"--{name}")["value"]
+    except UserError:
         return text
 
 
 def _lay_over(kind: type[Kind], tree: dict[str, Any], flags: Mapping[str, str], place: str) -> Kind:
     for name, text in flags.items():
+        documents.refuse_nul(text, f"--{name}")
         _set(tree, name, _value(kind, name, text))
     try:
         return kind.model_validate_json(json.dumps(tree, default=str))
@@ -181,10 +206,10 @@ def _explain(error: ValidationError, place: str, flags: Mapping[str, str]) -> st
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
-        return f"--{key} {flags[key]}: {_reason(first)}"
+        return f"--{key} {documents.shown(flags[key])[1:-1]}: {_reason(first)}"
     if first["type"] == "value_error":  # a rule about several fields names them itself
         return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
-    return f"{place}: {key} = {first['input']!r}: {_reason(first)}"
+    return f"{place}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
 
 
 def _reason(error: Any) -> str:

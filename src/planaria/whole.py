@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,3 +30,30 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The file with this content, over what was there; whole or not at all.
+
+    :raises OSError: when the folder cannot be written to, or its disk is full.
+    """
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def refused(path: Path, error: Exception) -> str:
+    """Why ``path`` could not be written, in one clause with the file and the room that its disk has."""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return f"cannot write {path} ({reason.splitlines()[0]}{_room(path)})"
+
+
+def _room(path: Path) -> str:
+    for place in (path, *path.parents):
+        try:
+            free = shutil.disk_usage(place).free
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            break
+        return f"; {free / 1e6:,.1f} MB free there"
+    return ""

@@ -60,7 +60,7 @@ def test_a_sealed_checkpoint_holds_its_stages_and_a_manifest(store: CheckpointSt
         assert torch.equal(tensor, fresh[name])
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (Manifest, "model_dump_json"), (Path, "replace")])
+@pytest.mark.parametrize(("owner", "method"), [(Path, "unlink"), (Manifest, "model_dump"), (Path, "replace")])
 def test_a_seal_that_is_cut_short_leaves_no_checkpoint(
     owner: type, method: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,11 @@ def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     open_door(run, f"127.0.0.1:{port}", new_key())
-    err = mistake(capfd, run)
+    with runs.held(run):
+        err = mistake(capfd, run)
     assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
+    err = mistake(capfd, run)
+    assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
 
 
 def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:

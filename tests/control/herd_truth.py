@@ -37,6 +37,8 @@ class Truth:
         self.ledger: Ledger = {r: [] for r in range(started.places)}
         standings = {r: started.standing(r) for r in range(started.replicas)}
         self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
+        self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
+        """what there was, in all and under its name, before the last checkpoint was sealed"""
         self.saving: Ledger = {}
         self.parts: dict[tuple[int, int, int], dict[int, tuple[Content, int, Standing | None]]] = {}
         """step's name, replica and generation → stage → what was written, its step, and where its worker knew
@@ -160,9 +162,17 @@ class Truth:
                 saved.content[number, stage] = content
         used = self.before.union(*({**self.ledger, **saved.ledger}).values())
         assert used == {*range(seal.first_block), *seal.blocks_ahead}, "a checkpoint and its samples do not go together"
+        self.sealed_over = self.durable, self.folders.get(seal.folder)
         self.folders[seal.folder] = saved
         if not seal.partial:
             self.durable = saved
+
+    def unseal(self, seal: d.Seal) -> None:
+        """It could not be sealed: what was before is there still."""
+        self.durable, before = self.sealed_over
+        self.folders.pop(seal.folder)
+        if before is not None:
+            self.folders[seal.folder] = before
 
     def _judge_end(self, decision: d.Disband | d.Cannot, before: RunState) -> None:
         """Not while what is lost could be copied from another replica."""

@@ -87,6 +87,14 @@ class OpenHerd(PretendHerd):
         self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
         self.report(me, e.WorkerFailed, detail="out of memory")
 
+    def _fear_for(self, me: HerdWorker, what: dict[str, object]) -> None:
+        """A guest's save fails: if that is the second time, and nobody else's failed, its machine is of no use."""
+        before, replica = self.run.unsaved, self.run.replicas[me.replica]
+        new = self.run.saving == what["step"] == replica.saved and me.name in replica.waiting
+        if new and replica.phase == "save" and before is not None and before.hosts == {me.host}:
+            self.machines[me.host].failed = True
+            self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
+
     def part(self, host: str) -> None:
         """A machine that was turned away goes, and takes its workers with it."""
         self.parting.remove(host)
@@ -150,4 +158,6 @@ class OpenHerd(PretendHerd):
     def report(self, me: HerdWorker, kind: type[e.Fact], **what: object) -> None:
         if kind is e.Linked:
             self.guests.judge_linked(me)
+        if kind is e.SaveFailed and me.host:
+            self._fear_for(me, what)
         super().report(me, kind, **what)

@@ -16,6 +16,7 @@ from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
+from planaria.control.saving import LAST_TRIES, resting
 from planaria.control.state import ReplicaState, RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
@@ -41,6 +42,8 @@ class PretendFleet:
         self.saved_by: dict[int, str] = {}
         self.cannot: d.Cannot | None = None
         self.ending: d.Finish | None = None
+        self.room = self.full = 0
+        """so many files (stages and manifests) can be written yet, and so many after these cannot be"""
         self.sound = True
         """nothing has gone wrong yet that must not"""
         self.happened(started)
@@ -81,8 +84,19 @@ class PretendFleet:
                 self._report(worker, e.StageCommitted, step=commit.step)
             case d.Save() as save:
                 assert me.updates == save.step, "a stage without the state of this step is being saved"
+                if self.is_full():
+                    self._report(worker, e.SaveFailed, step=save.step, detail="disk full")
+                    return
                 self.saved_by[me.stage] = worker
                 self._report(worker, e.StageSaved, step=save.step, bytes=1)
+
+    def is_full(self) -> bool:
+        """Will the next file not be written?"""
+        if self.room or not self.full:
+            self.room -= self.room > 0
+            return False
+        self.full -= 1
+        return True
 
     def lose(self, worker: str) -> None:
         """``worker`` dies, with all that it knew and had still to say."""
@@ -112,6 +126,12 @@ class PretendFleet:
     def expire_grace(self) -> None:
         self.happened(e.GraceExpired(generation=self.state.generation))
 
+    def try_again(self) -> None:
+        """It has been a while since the last save failed."""
+        step = resting(self.run)
+        assert step is not None
+        self.happened(e.RetryDue(step=step))
+
     def stop(self) -> None:
         self.happened(e.StopRequested(reason="someone asked"))
 
@@ -122,6 +142,8 @@ class PretendFleet:
                 self.work(self.pending()[0])
             elif self.asked:
                 self.find_plan()
+            elif resting(self.run) is not None:
+                self.try_again()
             elif self.state.suspects and not self.run.over:
                 self.expire_grace()
             else:
@@ -204,6 +226,13 @@ class PretendFleet:
                     self.alive[worker].orders.append(decision)
             case d.Replan():
                 self.asked.append(decision)
+            case d.Seal() if self.is_full():
+                who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": decision.step}
+                self.happened(e.SaveFailed.model_validate(who | {"detail": "disk full"}))
+                assert self.run.durable == self.before.durable, "what could not be sealed counts as durable"
+            case d.Discard():
+                writing = [p for p in self.alive.values() if any(isinstance(order, d.Save) for order in p.orders)]
+                assert not any(p.generation == self.state.generation for p in writing), "removed under somebody's hands"
             case d.Finish():
                 self.alive.clear()
                 self.asked.clear()
@@ -241,6 +270,9 @@ class PretendFleet:
             case d.Finish():
                 assert (decision.outcome == "cannot") == (self.cannot is not None and decision.outcome != "failed")
                 assert decision.outcome != "finished" or self.next_step == self.started.steps
+                if decision.outcome == "failed" and "last save" in decision.reason:
+                    failed = [f for f in self.history if isinstance(f, e.SaveFailed) and f.step == self.next_step]
+                    assert len(failed) >= LAST_TRIES, "given up too early"
                 self.ending = decision
 
     def _judge_form(self, form: d.Form, before: ReplicaState) -> None:

@@ -16,6 +16,7 @@ from planaria.control.apply import apply
 from planaria.control.decide import decide
 from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
+from planaria.control.saving import resting
 from planaria.control.state import RunState
 
 MOST_DECISIONS = 80
@@ -39,6 +40,8 @@ class PretendHerd:
         """link → who was asked to send what over it"""
         self.dead_links: set[str] = set()
         self.mail: list[Mail] = []
+        self.room = self.full = 0
+        """so many files (stages and manifests) can be written yet, and so many after these cannot be"""
         self.sound = True
         """nothing has gone wrong yet that must not"""
         self.grace: dict[int, int] = {}
@@ -92,11 +95,13 @@ class PretendHerd:
             self.dead_links.add(edges[peer])
             self._report_broken(me, peer)
 
-    def deliver(self, pick: int, lost: bool = False) -> None:
-        """An offer arrives, or never will."""
+    def deliver(self, pick: int, fate: str = "arrives") -> None:
+        """An offer arrives, or never will ("lost"), or is of no use ("wrong")."""
         link, source, worker = self.mail.pop(pick % len(self.mail))
         me = self.alive.get(worker)
-        if me is not None and link in me.meeting.values() and not lost:
+        if me is not None and link in me.meeting.values() and fate == "wrong":
+            self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
+        elif me is not None and link in me.meeting.values() and fate == "arrives":
             me.heard.add(source)
             self.report(me, e.OfferHeard, round=me.round, replica=source)
 
@@ -114,6 +119,20 @@ class PretendHerd:
     def lose_patience(self, who: tuple[int, int, bool]) -> None:
         self.happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 
+    def is_full(self) -> bool:
+        """Will the next file not be written?"""
+        if self.room or not self.full:
+            self.room -= self.room > 0
+            return False
+        self.full -= 1
+        return True
+
+    def try_again(self) -> None:
+        """It has been a while since the last save failed."""
+        step = resting(self.run)
+        assert step is not None
+        self.happened(e.RetryDue(step=step))
+
     def stop(self) -> None:
         self.happened(e.StopRequested(reason="someone asked"))
 
@@ -128,6 +147,8 @@ class PretendHerd:
                 self.expire_grace(suspicious[0])
             elif impatient := self.impatient():
                 self.lose_patience(impatient[0])
+            elif resting(self.run) is not None:
+                self.try_again()
             elif not self.go_on():
                 return
         raise AssertionError(f"still busy after {most} things: {self.run}")
@@ -177,6 +198,14 @@ class PretendHerd:
                 self.order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
             case d.Disband():
                 self.order(decision, decision.workers)
+            case d.Seal() if self.is_full():
+                self.truth.unseal(decision)
+                who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": decision.step}
+                self.happened(e.SaveFailed.model_validate(who | {"detail": "disk full"}))
+            case d.Discard():
+                writing = {r.generation for r in self.run.live.values() if r.phase == "save"}
+                assert not writing, "removed under somebody's hands"
+                self.truth.parts = {key: part for key, part in self.truth.parts.items() if key[0] != decision.step}
             case d.Finish():
                 self.alive.clear()
                 self.mail.clear()
@@ -230,6 +259,9 @@ class PretendHerd:
                 self._settle(me, order)
             case d.Save():
                 assert me.content is not None, "a stage without a state is being saved"
+                if self.is_full():
+                    self.report(me, e.SaveFailed, step=order.step, detail="disk full")
+                    return
                 standing = None
                 if me.round < 0 and me.inner is not None:
                     standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)

@@ -11,11 +11,13 @@ import pytest
 
 from planaria import decisions as d
 from planaria import events as e
+from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.control import controller as module
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
+from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
 from planaria.fleet.base import Gone, Said
 
@@ -96,6 +98,8 @@ class ObedientFleet:
 class Log:
     """An observer that remembers all it is told."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.facts: list[e.Event | d.Decision] = []
         self.worked: list[e.Worked] = []
@@ -119,6 +123,8 @@ class NoChaos:
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]:
         return []
+
+    def add(self, fault: Fault) -> None: ...
 
     def strike(self, t: float) -> None: ...
 
@@ -250,7 +256,11 @@ def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.CheckpointStore, "seal", full)
+    begun = scene.clock.now
     ending = scene.run()
     assert ending.outcome == "failed"
-    assert "No space left on device" in ending.reason
+    assert "step-00000002" in ending.reason and "No space left on device" in ending.reason
+    assert len(scene.log.all(e.SaveFailed)) == LAST_TRIES
+    assert scene.clock.now - begun >= (LAST_TRIES - 1) * module.AGAIN_S, "somebody may make room meanwhile"
     assert not replay(scene.log.facts).problems
+    assert not [path for path in (scene.folder / "checkpoints").iterdir() if "00000002" in path.name]

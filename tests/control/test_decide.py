@@ -11,6 +11,7 @@ from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
 from planaria.control.replay import replay
+from planaria.control.saving import LAST_TRIES
 from planaria.control.state import RunState
 
 STAGES = 4
@@ -170,10 +171,67 @@ def test_a_stop_waits_for_a_whole_step_and_saves_it() -> None:
 def test_a_worker_that_fails_ends_the_run_at_once() -> None:
     made = fleet()
     work_until(made, "run", 2)
-    made.happened(
-        e.WorkerFailed(worker="w1", stage=1, generation=made.state.generation, detail="No space left on device")
-    )
-    assert made.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): No space left on device")
+    made.happened(e.WorkerFailed(worker="w1", stage=1, generation=made.state.generation, detail="out of memory"))
+    assert made.ending == d.Finish(outcome="failed", reason="worker w1 (stage 1): out of memory")
+
+
+def seals(made: PretendFleet) -> list[int]:
+    return [fact.step for fact in made.history if isinstance(fact, d.Seal)]
+
+
+def test_a_save_that_fails_costs_the_save_and_the_next_is_made_when_it_is_due() -> None:
+    made = fleet(save_every=2)
+    work_until(made, "save", 2)
+    made.full = 1
+    made.behave()
+    assert seals(made) == [4, 6] and made.ending == d.Finish(outcome="finished")
+    failed = next(n for n, fact in enumerate(made.history) if isinstance(fact, e.SaveFailed))
+    assert made.history.index(d.Discard(step=2)) > failed
+    assert [fact.step for fact in made.history if isinstance(fact, d.Commit)] == list(range(6)), "no step is undone"
+
+
+def test_a_checkpoint_that_cannot_be_sealed_is_none() -> None:
+    made = fleet(save_every=2, recovery={"strategy": "checkpoint"})
+    work_until(made, "save", 4)
+    made.room, made.full = STAGES + 1, 1  # the manifest is what finds none
+    while d.Discard(step=4) not in made.history:
+        made.work(made.pending()[0])
+    assert (made.run.saved, made.run.durable_step, seals(made)) == (2, 2, [2, 4])
+    made.lose(made.state.holders[2])
+    assert (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 2)
+    made.behave()
+    assert seals(made) == [2, 4, 4, 6] and made.ending == d.Finish(outcome="finished")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_run_whose_last_save_fails_again_and_again_does_not_pretend(stopped: bool) -> None:
+    made = fleet(save_every=4)
+    work_until(made, "run", 5)
+    if stopped:
+        made.stop()
+    made.full = 1000
+    made.behave()
+    assert made.ending is not None and made.ending.outcome == "failed"
+    assert made.ending.reason == "the last save failed 3 times: disk full; the newest checkpoint is step-00000004"
+    assert sum(isinstance(fact, e.RetryDue) for fact in made.history) == LAST_TRIES - 1
+
+
+def test_a_last_save_that_succeeds_at_last_is_one() -> None:
+    made = fleet()
+    work_until(made, "save", 6)
+    made.full = 1
+    made.behave()
+    assert seals(made) == [6] and made.ending == d.Finish(outcome="finished")
+
+
+def test_survivors_that_cannot_be_saved_are_told_of() -> None:
+    made = fleet()
+    work_until(made, "run", 3)
+    made.full = 1000
+    made.lose(made.state.holders[1])
+    made.behave()
+    assert made.ending is not None and made.ending.outcome == "cannot"
+    assert "what is left could not be saved: the last save failed 3 times: disk full" in made.ending.reason
 
 
 def test_workers_that_die_as_they_start_are_not_started_for_ever() -> None:

@@ -14,6 +14,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
+from planaria.control.saving import resting
 
 EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "every": 1},
@@ -136,11 +137,13 @@ class HerdMachine(RuleBasedStateMachine):
             self.herd.lose(workers[pick % len(workers)])
 
     @precondition(lambda self: self.herd.mail)
-    @rule(picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), lost=st.booleans())
-    def offers_arrive_or_never_do(self, picks: list[int], lost: bool) -> None:
+    @rule(
+        picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), fate=st.sampled_from(["arrives", "lost", "wrong"])
+    )
+    def offers_arrive_or_never_do_or_are_wrong(self, picks: list[int], fate: str) -> None:
         for pick in picks:
             if self.herd.mail:
-                self.herd.deliver(pick, lost)
+                self.herd.deliver(pick, fate)
 
     @precondition(lambda self: any(w.node >= 0 for w in self.herd.alive.values()))
     @rule(pick=st.integers(0, 15), edge=st.integers(0, 3))
@@ -222,6 +225,16 @@ class HerdMachine(RuleBasedStateMachine):
     def a_machine_that_was_turned_away_goes(self) -> None:
         self.herd.part(self.herd.parting[0])
 
+    @precondition(lambda self: self.herd.alive)
+    @rule(room=st.integers(0, 9), full=st.integers(1, 20))
+    def the_disk_is_full(self, room: int, full: int) -> None:
+        self.herd.room, self.herd.full = room, full
+
+    @precondition(lambda self: resting(self.herd.run) is not None)
+    @rule()
+    def a_last_save_may_be_tried_again(self) -> None:
+        self.herd.try_again()
+
     @rule()
     def old_news_comes_in(self) -> None:
         now = self.herd.run
@@ -254,7 +267,17 @@ class HerdMachine(RuleBasedStateMachine):
 
 MACHINES = 4
 BUSY = ("link", "commit", "settle", "save")
-REPORTS = (e.Linked, e.EdgeBroken, e.StageReady, e.StageCommitted, e.StageSaved, e.OfferHeard, e.RoundMade)
+REPORTS = (
+    e.Linked,
+    e.EdgeBroken,
+    e.StageReady,
+    e.StageCommitted,
+    e.StageSaved,
+    e.SaveFailed,
+    e.OfferHeard,
+    e.OfferRefused,
+    e.RoundMade,
+)
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestHerd = HerdMachine.TestCase

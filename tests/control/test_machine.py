@@ -13,6 +13,7 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
+from planaria.control.saving import resting
 
 STAGES = 4
 PAIRS = [(s, s + 1) for s in range(STAGES)] + [(0, STAGES)]
@@ -174,6 +175,16 @@ class ControlMachine(RuleBasedStateMachine):
     def someone_asks_to_stop(self) -> None:
         self.fleet.stop()
 
+    @precondition(lambda self: self.fleet.alive)
+    @rule(room=st.integers(0, 9), full=st.integers(1, 20))
+    def the_disk_is_full(self, room: int, full: int) -> None:
+        self.fleet.room, self.fleet.full = room, full
+
+    @precondition(lambda self: resting(self.fleet.run) is not None)
+    @rule()
+    def a_last_save_may_be_tried_again(self) -> None:
+        self.fleet.try_again()
+
     @rule()
     def old_news_comes_in(self) -> None:
         now, generation = self.fleet.run, self.fleet.state.generation
@@ -206,7 +217,7 @@ class ControlMachine(RuleBasedStateMachine):
             assert adapter.validate_json(text) == fact  # type: ignore[attr-defined]
 
 
-REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved)
+REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved, e.SaveFailed)
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestControl = ControlMachine.TestCase

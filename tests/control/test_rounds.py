@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from herd_steps import finished, herd, relink, said, work_until
+from pretend_herd import PretendHerd
 
 from planaria import decisions as d
 from planaria import events as e
@@ -189,3 +190,43 @@ def test_a_replica_is_founded_anew_when_there_are_workers_for_it() -> None:
     work_until(made, lambda run: run.replicas[1].phase == "run")
     assert {member.source.origin for member in said(made, d.Form)[-1].members} == {"rebuild"}
     assert finished(made)
+
+
+def settle_without(made: PretendHerd, liar: int) -> None:
+    """Go through the first round, in which what one replica says is of no use."""
+    for _ in range(1000):
+        if made.mail:
+            made.deliver(0, "wrong" if made.mail[0][1] == liar else "arrives")
+        elif said(made, d.Settle):
+            return
+        else:
+            made.work(made.pending()[0])
+    raise AssertionError("never")
+
+
+@pytest.mark.parametrize("kind", ["noloco", "diloco"])
+@pytest.mark.parametrize("liar", [0, 1])
+def test_whose_offer_is_of_no_use_is_gone_on_without_and_nobody_waits_for_it(kind: str, liar: int) -> None:
+    made = herd(2, kind=kind)
+    settle_without(made, liar)
+    made.behave()
+    first = [settle for settle in said(made, d.Settle) if settle.round == 0]
+    honest = 1 - liar
+    assert first[0].members == [honest], "it goes on first, and by itself"
+    if kind == "noloco":
+        assert [settle.members for settle in first] == [[honest], [liar]]
+    else:
+        assert [settle.members for settle in first] == [[honest]]
+        assert [adopt.replica for adopt in said(made, d.Adopt)] == [liar], (
+            "who must be alike takes over what came of it"
+        )
+    assert not said(made, e.PatienceOver)
+    assert any(len(settle.members) == 2 for settle in said(made, d.Settle)), "the next round is another"
+
+
+def test_of_three_the_two_that_understand_each_other_settle_together() -> None:
+    made = herd(3, kind="diloco")
+    settle_without(made, 0)
+    made.behave()
+    assert next(settle.members for settle in said(made, d.Settle)) == [1, 2]
+    assert [adopt.replica for adopt in said(made, d.Adopt)] == [0]

@@ -8,7 +8,6 @@ import torch
 from planaria.config import ExchangeConfig, ModelConfig, RunConfig
 from planaria.engine.circle import Circle
 from planaria.engine.runner import StageRunner
-from planaria.errors import UserError
 from planaria.exchange.base import Offer
 from planaria.transport.wire import Content
 
@@ -62,8 +61,44 @@ def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
     assert circle.whole() == [], "it has not made its own offer yet"
     offer = circle.offer(3, runner)
     assert offer.early is early
-    with pytest.raises(UserError, match="node 7 says"):
-        circle.whole()
+    assert circle.whole() == [], "of another version of the program, perhaps"
+    assert "its late part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
+
+
+def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
+    """The parts of an offer, one of which is of no use, in the order in which they come."""
+    assert offer.late is not None
+    late = offer.late.clone()
+    match kind:
+        case "short":
+            late = late[:-1]
+        case "of another type":
+            late = late.to(torch.float16)
+        case "not finite":  # a number, or the scale of a group of coded ones
+            late[:2] = torch.tensor([0x00, 0x7C], dtype=torch.uint8) if late.dtype == torch.uint8 else torch.nan
+    early = [] if offer.early is None else [(Content.EARLY, offer.early)]
+    if kind == "too much":
+        early = [(Content.EARLY, torch.full((5,), 1.0))]
+    return [*early, (Content.LATE, late)]
+
+
+@pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])
+@pytest.mark.parametrize("kind", ["short", "of another type", "not finite", "too much"])
+def test_what_is_of_no_use_is_refused_once_and_the_round_goes_on_without_it(config: ExchangeConfig, kind: str) -> None:
+    (one, low), (other, high), (third, mid) = worker(config, 0.0), worker(config, 0.1), worker(config, 0.2)
+    one.offer(3, low)
+    for content, part in spoiled(kind, other.offer(3, high)):
+        one.hear(7, content, part)
+    pass_on(third.offer(3, mid), one, node=9)
+    assert one.refused().keys() == {7} and one.refused() == {}, "told once"
+    assert one.whole() == [9]
+    pass_on(other.offer(3, high), one, node=7)
+    assert (one.whole(), one.refused()) == ([], {}), "a second try in the same round comes too late"
+    one.settle(3, 0, {2: 9}, low)
+    assert all(torch.isfinite(weight).all() for weight in low.state().weights.values())
+    one.offer(4, low)
+    pass_on(other.offer(4, high), one, node=7)
+    assert one.whole() == [7], "what was wrong in one round is not held against the next"
 
 
 def test_a_round_that_is_dropped_leaves_no_trace() -> None:

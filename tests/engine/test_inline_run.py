@@ -25,6 +25,8 @@ STAGES = range(5)
 class Log:
     """An observer that remembers."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.facts: list[e.Event | d.Decision] = []
 

@@ -1,6 +1,7 @@
 """Carries packets between the hosts of ``netns.py``: a process of its own, since the tests' is too busy to be a wire.
 
-``python carrier.py ADDRESS=DEVICE…`` takes the file descriptors of the hosts' TUN devices. A line ``ADDRESS LATENCY_S
+``python carrier.py CAPTURE ADDRESS=DEVICE…`` takes the file descriptors of the hosts' TUN devices, and writes every
+packet to the file CAPTURE, as anybody on the way could. A line ``ADDRESS LATENCY_S
 JITTER_S LOSS`` on its stdin changes a host's link from now on; the answer is how many packets the link has lost so far.
 It ends with its stdin.
 """
@@ -16,6 +17,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
+from typing import BinaryIO
 
 _MAX_PACKET = 1 << 16
 
@@ -32,7 +35,7 @@ class _Link:
     lost: int = 0
 
 
-def carry(links: list[_Link]) -> None:
+def carry(links: list[_Link], capture: BinaryIO) -> None:
     """Until stdin ends. Packets of one host to another keep their order."""
     rng, order, wires = random.Random(34107), count(), {link.device: link for link in links}
     by_address = {link.address: link for link in links}
@@ -45,9 +48,11 @@ def carry(links: list[_Link]) -> None:
         if sys.stdin in ready:
             if not (line := sys.stdin.readline()):
                 return
+            capture.flush()
             _change(by_address, line)
         for device in wires.keys() & set(ready):
             packet = os.read(device, _MAX_PACKET)
+            capture.write(packet)
             source, target = wires[device], by_address.get(_target(packet))
             delay = None if target is None else _delay(source, target, rng)
             if target is not None and delay is not None:
@@ -82,5 +87,6 @@ def _target(packet: bytes) -> str:
 
 
 if __name__ == "__main__":
-    ends = [argument.split("=") for argument in sys.argv[1:]]
-    carry([_Link(address, int(device)) for address, device in ends])
+    ends = [argument.split("=") for argument in sys.argv[2:]]
+    with Path(sys.argv[1]).open("wb") as file:
+        carry([_Link(address, int(device)) for address, device in ends], file)

@@ -127,18 +127,23 @@ class _Hooked(Watch):
             self._hook(decision, self._crew)
 
 
-def train(config: RunConfig, faults: Sequence[Fault] = (), hook: Hook | None = None) -> RunRecord:
+def train(
+    config: RunConfig,
+    faults: Sequence[Fault] = (),
+    hook: Hook | None = None,
+    engine: Callable[..., object] = fleet.train,
+) -> RunRecord:
     """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
     folder, dataset = folder_of(config), prepare(config.data, config.model.vocab)
     folder.mkdir(parents=True)
     runs.keep_config(folder, config)
     watch = _Hooked(config, hook)
     try:
-        fleet.train(config, folder, dataset.folder, watch, Trace(faults=tuple(faults)))
+        engine(config, folder, dataset.folder, watch, Trace(faults=tuple(faults)))
     finally:
         watch.close()
         assert_no_orphans(folder)
-    return checked(folder)
+    return checked(folder) if engine is fleet.train else read_run(folder)
 
 
 def resume(folder: Path, **flags: str) -> RunRecord:

@@ -65,8 +65,8 @@ class Host:
 
 
 @contextmanager
-def network(hosts: int) -> Iterator[list[Host]]:
-    """So many hosts that can reach each other; what runs on them at the end is killed.
+def network(hosts: int, capture: Path = Path(os.devnull)) -> Iterator[list[Host]]:
+    """So many hosts that can reach each other; what runs on them at the end is killed. ``capture`` gets all packets.
 
     :raises NotAllowedError: when this machine, or its user, cannot have it.
     """
@@ -80,7 +80,7 @@ def network(hosts: int) -> Iterator[list[Host]]:
             devices = {at: ending.enter_context(_namespace(number, at)) for number, at in addresses.items()}
         except OSError as error:
             raise NotAllowedError(f"no network namespaces here: {error}") from None
-        carrier = ending.enter_context(_carrier(devices))
+        carrier = ending.enter_context(_carrier(devices, capture))
         yield [Host(_name(number), address, carrier) for number, address in addresses.items()]
 
 
@@ -122,11 +122,11 @@ def _ip(arguments: str) -> str:
 
 
 @contextmanager
-def _carrier(devices: dict[str, int]) -> Iterator[subprocess.Popen[str]]:
+def _carrier(devices: dict[str, int], capture: Path) -> Iterator[subprocess.Popen[str]]:
     """The process that carries packets between the devices of these addresses."""
     ends = [f"{address}={device}" for address, device in devices.items()]
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("carrier.py")), *ends],
+        [sys.executable, str(Path(__file__).with_name("carrier.py")), str(capture), *ends],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=tuple(devices.values()),
     )  # fmt: skip
     try:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ from harness import RunRecord, ending, facts, live, living, losses, outcomes, re
 from planaria import decisions as d
 from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore
+from planaria.commands import chaos
+from planaria.errors import UserError
+from planaria.fleet.door import FILE
 
 FOREVER = 10_000
+STOPPED_S = 3.0
+"""three times as long as a worker may be silent"""
 
 
 def steps(record: RunRecord) -> int:
@@ -37,22 +43,28 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
         os.kill(max(workers), signal.SIGSTOP)  # a frozen worker hears nothing; it must not be left over either
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.end()[0] == -signal.SIGKILL
+    assert (run.folder / FILE).exists()
+    join = [sys.executable, "-m", "planaria", "join", str(run.folder)]
+    said = subprocess.run(join, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2 and "left behind by a controller that was killed" in said.stderr, said
     newest = CheckpointStore(run.folder / "checkpoints").newest()
     assert newest is not None
     record = resume(run.folder, train__steps=str(newest.step + 10))
     assert facts(record, e.RunStarted)[1].first_step == newest.step >= 10
+    assert not (run.folder / FILE).exists()
     before, after = (form.generation for form in facts(record, d.Form))
     assert before < after, "a generation is never used twice"
     assert_as_if_uninterrupted(record, tmp_path / "uninterrupted")
 
 
 @pytest.mark.usefixtures("ground")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_stop_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_what_asks_to_stop_stops_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:
         run.wait_until(lambda record: steps(record) >= 5)
         os.killpg(run.process.pid, number)  # as a terminal or a service manager does: workers hear it too
         code, errors = run.end()
+    assert not (run.folder / FILE).exists()
     assert code == 1 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
     stopped = CheckpointStore(run.folder / "checkpoints").newest()
     assert stopped is not None and stopped.whole and stopped.step >= 5
@@ -72,6 +84,29 @@ def test_a_live_run_can_be_struck_from_another_terminal(tmp_path: Path) -> None:
         record = run.wait_until(lambda record: steps(record) > steps(recovered) + 3)
         assert [m.stage for m in facts(record, d.Form)[1].members if isinstance(m.source, d.Rebuild)] == [2]
         assert [(f.node, f.moment) for f in facts(record, e.FaultInjected)] == [(2, "another terminal")]
+        assert chaos.ask(run.folder, "stage=3", {"signal": "slow", "resume_after_s": 0.5}).startswith("slow for w")
+        run.wait_until(lambda record: [f.signal for f in facts(record, e.FaultInjected)] == ["SIGKILL", "slow"])
+        with pytest.raises(UserError, match="has no strength"):
+            chaos.ask(run.folder, "stage=3", {"signal": "reset", "strength": 2.0})
+
+
+def test_a_controller_that_was_stopped_for_a_while_goes_on_with_all_its_workers(tmp_path: Path) -> None:
+    """Alone, as on a busy host, and with its workers, as when a laptop's lid is closed."""
+    with live(tiny(tmp_path, steps=FOREVER, fleet={"missed": 4})) as run:
+        record = run.wait_until(lambda record: steps(record) >= 3)
+        for stop in (os.kill, os.killpg):
+            stop(run.process.pid, signal.SIGSTOP)
+            time.sleep(STOPPED_S)
+            stop(run.process.pid, signal.SIGCONT)
+            before = steps(record)
+            record = run.wait_until(lambda record, before=before: steps(record) >= before + 5)  # type: ignore[misc]
+        assert not facts(record, e.WorkerLost)
+        os.kill(next(fact.pid for fact in facts(record, e.WorkerJoined) if fact.worker == "w2"), signal.SIGKILL)
+        record = run.wait_until(lambda record: bool(facts(record, e.WorkerLost)))
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.end() == (1, "planaria: stopped by SIGTERM\n")
+    (lost,) = facts(record, e.WorkerLost)
+    assert lost.cause == "connection"
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_path: Path) -> None:
@@ -80,5 +115,5 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_clear_line(tmp_
         (run.folder / "checkpoints").write_text("not a folder")
         os.kill(run.process.pid, signal.SIGINT)
         code, errors = run.end()
-    assert code in (1, 2) and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
-    assert str(run.folder / "checkpoints") in errors
+    assert code == 2 and errors.startswith("planaria: ") and errors.count("\n") == 1, errors
+    assert str(run.folder / "checkpoints") in errors and "MB free there" in errors

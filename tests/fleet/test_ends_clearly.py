@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import Crew, ending, facts, folder_of, reason, tiny, train
+from harness import ending, facts, folder_of, reason, tiny, train
 
 from planaria import decisions as d
 from planaria import events as e
@@ -20,26 +20,6 @@ def test_a_port_that_is_taken_is_refused_before_any_worker_starts(tmp_path: Path
         with pytest.raises(UserError, match=rf"fleet\.port = {port}: cannot listen there .*; choose another port"):
             train(config)
     assert not (folder_of(config) / "workers").exists()
-
-
-def test_a_stage_that_cannot_be_saved_ends_the_run(tmp_path: Path) -> None:
-    def spoil(decision: d.Decision, crew: Crew) -> None:
-        if isinstance(decision, d.Save):
-            (crew.folder / "checkpoints").write_text("not a folder")
-
-    record = train(tiny(tmp_path, checkpoint={"every": 5}), hook=spoil)
-    assert ending(record).outcome == "failed" and str(record.folder / "checkpoints") in reason(record)
-    assert [c.step for c in facts(record, d.Commit)] == [0, 1, 2, 3, 4]
-
-
-def test_a_checkpoint_that_cannot_be_sealed_ends_the_run(tmp_path: Path) -> None:
-    def spoil(decision: d.Decision, crew: Crew) -> None:
-        if isinstance(decision, d.Seal):
-            (crew.folder / "checkpoints" / decision.folder).write_text("not a folder")
-
-    record = train(tiny(tmp_path, checkpoint={"every": 5}), hook=spoil)
-    assert ending(record).outcome == "failed"
-    assert str(record.folder / "checkpoints" / "step-00000005") in reason(record)
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_before_it_is_committed(tmp_path: Path) -> None:

@@ -14,7 +14,19 @@ from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import RemoteFleet
 from planaria.fleet.switchboard import VISITOR, WorkerLine, call
-from planaria.fleet.visit import TO_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.fleet.visit import (
+    TO_GUEST,
+    Beat,
+    Departing,
+    Failed,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Welcome,
+)
 from planaria.transport.secure import new_key
 
 SILENCE_S = 3.0
@@ -108,6 +120,15 @@ def test_one_that_leaves_takes_no_more_and_each_of_its_workers_is_told_of(scene:
     assert scene.told(Gone) == [Gone("w3", 1, "exit", "its machine has left")]
 
 
+def test_a_birth_that_fails_is_a_death_and_one_of_anybody_else_is_none(scene: Scene) -> None:
+    line = scene.join()
+    scene.spawn("w1", "g1")
+    for worker in ("w2", "w1"):
+        say(line, Failed(worker=worker, incarnation=1, detail="no memory"))
+    scene.until(lambda: bool(scene.told(Gone)))
+    assert scene.told(Gone) == [Gone("w1", 1, "exit", "no memory")]
+
+
 def test_one_that_leaves_before_it_has_settled_was_never_there(scene: Scene) -> None:
     line = scene.knock()
     assert isinstance(hear(line), Welcome)
@@ -134,7 +155,7 @@ def test_one_that_falls_silent_is_gone_and_one_that_beats_is_not(scene: Scene) -
         say(beating, Beat())
         scene.heard += scene.fleet.poll(SILENCE_S / 20)
     assert [left.host for left in scene.told(Left)] == ["g1"]
-    assert f"silent for {SILENCE_S:g} s" in scene.told(Left)[0].detail
+    assert scene.told(Left)[0].detail.startswith(f"silent for {SILENCE_S:g}.")
     with pytest.raises((EOFError, OSError)):
         silent.recv_bytes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands.replay import replay_run
 from planaria.config import RunConfig
+from planaria.fleet.door import read_door
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000
@@ -32,10 +34,10 @@ PACE_S = 0.04
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[Host]]:
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
     """The controller's host, and two for guests."""
     try:
-        with network(3) as hosts:
+        with network(3, tmp_path / "capture") as hosts:
             yield hosts
     except NotAllowedError as error:
         pytest.skip(str(error))
@@ -69,7 +71,7 @@ def joined(run: Live, host: Host) -> Iterator[subprocess.Popen[str]]:
 
 def last_word(guest: subprocess.Popen[str]) -> str:
     """Wait for a guest to end as it should; the last line that it wrote."""
-    said, _ = guest.communicate(timeout=30)
+    said, _ = guest.communicate(timeout=60)
     assert guest.returncode == 0, said
     return said.splitlines()[-1]
 
@@ -87,6 +89,21 @@ def commits(record: RunRecord, replica: int) -> int:
 def rounds(record: RunRecord, replica: int) -> int:
     """Rounds of the exchange in which this replica met another."""
     return sum(replica in settle.members and len(settle.members) > 1 for settle in facts(record, d.Settle))
+
+
+def assert_no_stranger_gets_in(host: Host, addresses: list[str]) -> None:
+    """One with the whole protocol in his hands, but not the key."""
+    command = [*host.prefix, sys.executable, str(Path(__file__).with_name("stranger.py")), *addresses]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert len(told) == len(addresses) * 5 and all(way["said"] == 0 for way in told), told
+
+
+def assert_nothing_in_clear(capture: Path, key: bytes) -> None:
+    """Everything that crossed the network: states, activations, offers, orders and reports."""
+    seen = capture.read_bytes()
+    assert len(seen) > 500_000 and seen.count(b"\x16\x03\x01") > 4, "handshakes, and much after them"
+    words = [b"PLNR", b'"kind"', b"run_step", b"stage_ready", b"checkpoints", key, key.hex().encode()]
+    assert [word for word in words if word in seen] == []
 
 
 def assert_the_lost_are_ignored(record: RunRecord) -> None:
@@ -117,18 +134,22 @@ def test_a_replica_behind_a_slow_and_lossy_link_takes_part(tmp_path: Path, hosts
 
 
 def test_a_host_that_is_cut_off_is_done_without_and_joins_again(tmp_path: Path, hosts: list[Host]) -> None:
-    home, abroad, _ = hosts
+    home, abroad, stranger = hosts
     with live(three(tmp_path, home, missed=8), home.prefix) as run, joined(run, abroad) as guest:
-        before = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
+        early = run.wait_until(lambda record: rounds(record, GUEST) >= 1, LONG_S)
+        door = read_door(run.folder)
+        assert_no_stranger_gets_in(stranger, [door.at, *(j.at for j in facts(early, e.WorkerJoined))])
+        before = run.wait_until(lambda record: rounds(record, GUEST) > rounds(early, GUEST))
         abroad.link(CUT_OFF)
-        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2)
+        alone = run.wait_until(lambda record: len(facts(record, e.WorkerLost)) >= 2, LONG_S)
         run.wait_until(lambda record: rounds(record, 0) > rounds(alone, 0) + 1)
         abroad.link(FINE)
-        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST))
+        again = run.wait_until(lambda record: rounds(record, GUEST) > rounds(before, GUEST), LONG_S)
         assert len(facts(again, e.HostJoined)) > len(facts(before, e.HostJoined))
         abroad.link(CUT_OFF)
         stop(run)
         assert last_word(guest) == "the run is over", "though nobody could tell it so"
+    assert_nothing_in_clear(tmp_path / "capture", bytes.fromhex(door.key))
     assert_the_lost_are_ignored(checked(run.folder))
     assert "same final state" in replay_run(run.folder)
     saved = CheckpointStore(run.folder / "checkpoints").newest()

@@ -201,8 +201,8 @@ def raylet(node: Any) -> int:
 
 
 def nursery(worker: int) -> int:
-    """The process whose fork server a worker came from."""
-    return parents()[parents()[worker]]
+    """The process that a worker dies with."""
+    return parents()[worker]
 
 
 def descendants(ancestor: int) -> set[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import lying_worker
 import pytest
 import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
@@ -20,8 +21,10 @@ from planaria.checkpoint.whole import load_model
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
+from planaria.engine import worker
 from planaria.engine.inline import InlineEngine
 from planaria.observe.logs import RunRecord
+from planaria.observe.narrate import story
 
 TOLERANCE = 1e-5
 
@@ -135,6 +138,22 @@ def test_a_partner_that_freezes_is_not_waited_for(tmp_path: Path) -> None:
     assert alone and blocks(record) == list(range(24))
 
 
+def test_what_a_replica_says_that_is_of_no_use_harms_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "main", lying_worker.main)
+    record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}))
+    assert ending(record).outcome == "finished" and blocks(record) == list(range(24))
+    refused = facts(record, e.OfferRefused)
+    assert {(fact.round, fact.replica) for fact in refused} == {(0, 1), (1, 1)}, "one stage that refuses is enough"
+    assert all(("finite" if fact.round == 0 else "torch.float32 [") in fact.reason for fact in refused)
+    together = {settle.round: len(settle.members) == 2 for settle in facts(record, d.Settle)}
+    assert together == {0: False, 1: False, 2: True} and not facts(record, e.PatienceOver)
+    assert all(weight.isfinite().all() for weight in final_weights(record).values())
+    told = [str(line) for _, line in story(record) if "of no use" in line.text]
+    assert len(told) == 2 and "replica 0 went on alone, without replica 1" in told[0]
+
+
 def test_replicas_may_make_unequal_numbers_of_steps_between_rounds(tmp_path: Path) -> None:
     record = train(several(tmp_path, replicas=2, exchange={"inner": [2, 4], "patience_s": 60.0}))
     assert ending(record).outcome == "finished"
@@ -167,11 +186,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert blocks(record) == list(range(36))
 
 
-def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_replicas_and_says_what_that_costs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = several(tmp_path, replicas=2, steps=6)
     train(config)
     record = resume(folder_of(config), train__steps="10", exchange__replicas="3")
     assert ending(record).outcome == "finished"
+    assert (
+        "of 2 replicas, now 3 replicas: they begin from the one model, their mean, with fresh mom"
+        in capfd.readouterr().out
+    )
     assert blocks(record) == list(range(12 + 12))
 
 

@@ -144,7 +144,7 @@ def test_within_a_site_the_link_is_its_own_unless_the_table_says(tmp_path: Path)
         ("same_site = { latency_ms = -1 }\n" + OWN, "topology.toml: same_site.latency_ms = -1: "),
         ('matrix = "twelve_cites"\nnodes = []', "no such matrix; did you mean 'twelve_cities'?"),
         ('matrix = "twelve_cities"', "topology.toml: nodes: Field required"),
-        ("matrix = ", "topology.toml: is not TOML: "),
+        ("matrix = ", "topology.toml: not valid TOML: "),
     ],
 )  # fmt: skip
 def test_a_bad_topology_file_is_named_with_its_key(tmp_path: Path, topology: str, said: str) -> None:
@@ -157,7 +157,7 @@ def test_a_topology_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_topology_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "topology.toml").write_bytes(b"\xff\xfe\x00")
-    assert "topology.toml: is not TOML: " in complaint(tmp_path / "topology.toml")
+    assert "topology.toml: not valid TOML: " in complaint(tmp_path / "topology.toml")
 
 
 @pytest.mark.parametrize(

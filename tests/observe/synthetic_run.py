@@ -23,6 +23,7 @@ from planaria.events import (
     WorkerLost,
 )
 from planaria.observe.logs import RunLog
+from planaria.observe.segments import FULL
 from planaria.plan.actions import Key, Plan
 from planaria.plan.build import plan_for
 
@@ -64,6 +65,7 @@ class Synthesis:
     faults_known: bool = True
     steps: int = STEPS
     name: str = "synthetic"
+    full: int = FULL
 
     def __post_init__(self) -> None:
         self.rng = random.Random(5)
@@ -73,7 +75,7 @@ class Synthesis:
             train=TrainConfig(steps=self.steps, eval_every=10),
         )
         self.plan = plan_for(self.config.pipeline, [(*range(STAGES + 1), 0)] * MICROBATCHES)
-        self.log = RunLog(self.folder)
+        self.log = RunLog(self.folder, self.full)
         self.t = 1000.0
         self.holders = {stage: f"w{stage}" for stage in range(STAGES + 1)}
         self.born = STAGES + 1

@@ -12,14 +12,28 @@ from synthetic_run import Synthesis
 from planaria.config import RunConfig
 from planaria.decisions import Commit, Form
 from planaria.errors import UserError
-from planaria.events import FaultInjected, GraceExpired, Span, Worked, WorkerJoined
+from planaria.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
+from planaria.observe import logs
 from planaria.observe.logs import RunLog, read_run
+from planaria.observe.record import ROUTINE, Streamed, sparse
+from planaria.observe.report import write_report
+from planaria.observe.summary import summary
 
 
 def empty_run(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(RunConfig(name="x").model_dump_json())
     return folder
+
+
+STARTED = RunStarted(name="x", seed=1, stages=1, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
+
+
+def begun(folder: Path) -> RunLog:
+    """The log of a run that has just been started."""
+    log = RunLog(empty_run(folder))
+    log.event(0.5, STARTED)
+    return log
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -29,7 +43,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         worker="w1", node=1, stage=1, generation=1, step=3, sent_bytes={2: 512},
         spans=[Span(action="forward", microbatch=0, hop=1, start=1.5, end=1.75)],
     )  # fmt: skip
-    log = RunLog(folder)
+    log = begun(folder)
     log.event(1.0, joined)
     log.decision(2.0, commit)
     log.worked(2.5, work)
@@ -37,7 +51,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     log.close()
     record = read_run(folder)
     assert record.config == RunConfig(name="x")
-    assert record.history == [(1.0, joined), (2.0, commit)]
+    assert record.history == [(0.5, STARTED), (1.0, joined), (2.0, commit)]
     assert record.worked == [(2.5, work)]
     (metric,) = record.metrics
     assert (metric.t, metric.step, metric.loss, metric.grad_norm, metric.val_loss) == (
@@ -67,7 +81,7 @@ def test_faults_from_another_terminal_are_merged_in_time_order(tmp_path: Path) -
 
 
 def test_a_younger_clock_after_a_reboot_keeps_the_files_order(tmp_path: Path) -> None:
-    log = RunLog(empty_run(tmp_path))
+    log = begun(tmp_path)
     for t, generation in ((900.0, 1), (901.0, 2), (5.0, 3)):
         log.event(t, GraceExpired(generation=generation))
     log.close()
@@ -91,8 +105,7 @@ def test_a_log_cut_anywhere_reads_as_a_beginning_of_the_run(whole: Path, data: s
 
 
 def test_resuming_after_a_torn_line_does_not_glue_lines_together(tmp_path: Path) -> None:
-    empty_run(tmp_path)
-    log = RunLog(tmp_path)
+    log = begun(tmp_path)
     log.event(1.0, GraceExpired(generation=1))
     log.close()
     with (tmp_path / "events.jsonl").open("a") as file:
@@ -100,7 +113,7 @@ def test_resuming_after_a_torn_line_does_not_glue_lines_together(tmp_path: Path)
     log = RunLog(tmp_path)
     log.event(3.0, GraceExpired(generation=2))
     log.close()
-    assert [t for t, _ in read_run(tmp_path).history] == [1.0, 3.0]
+    assert [t for t, _ in read_run(tmp_path).history] == [0.5, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -127,23 +140,43 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
-    log = RunLog(empty_run(tmp_path))
+    log = begun(tmp_path)
     log.metric(1.0, {"step": 0, "loss": math.nan})
     log.close()
     (metric,) = read_run(tmp_path).metrics
     assert metric.loss is not None and math.isnan(metric.loss)
 
 
-def test_a_full_disk_is_one_clear_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    from planaria.observe.logs import _write
-
-    with Path("/dev/full").open("ab", buffering=0) as file, pytest.raises(UserError, match="free the disk"):
-        _write(file, "x")
-
-
 def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, steps=2, deaths={}).write())
     (form,) = [fact for _, fact in record.history if isinstance(fact, Form)]
     assert {m.stage: m.worker for m in form.members} == {s: f"w{s}" for s in range(5)}
+
+
+def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In segments, and read anew each time: the same facts, the same report, the same summary."""
+    Synthesis(tmp_path / "one", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run").write()
+    Synthesis(tmp_path / "many", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run", full=20_000).write()
+    assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 3
+    one = read_run(tmp_path / "one")
+    monkeypatch.setattr(logs, "IN_MEMORY", -1)
+    many = read_run(tmp_path / "many")
+    assert isinstance(one.history, list) and isinstance(many.history, Streamed)
+    assert list(many.history) == one.history and len(many.history) == len(one.history)
+    assert many.history[0] == one.history[0] and many.history[-1] == one.history[-1]
+    assert list(many.turns) == list(one.turns) and many.landmarks == one.landmarks
+    assert (list(many.worked), list(many.metrics)) == (one.worked, one.metrics)
+    assert list(summary(many)) == list(summary(one))
+    texts = [write_report(tmp_path / name).read_text().replace(f"from {name}", "") for name in ("one", "many")]
+    assert texts[0] == texts[1]
+
+
+def test_what_is_left_out_is_what_stages_say_and_never_a_partings_end(tmp_path: Path) -> None:
+    """The last fact of each part of a run is kept, whatever it is: it tells when the part ended."""
+    record = read_run(Synthesis(tmp_path, steps=3, deaths={}).write())
+    start = record.history[0]
+    commits = [told for told in record.history if isinstance(told[1], Commit)]
+    twice = [start, *record.history[1:-1], *commits, start, *commits]
+    kept = list(sparse(twice, lambda told: told[1].kind, ROUTINE))
+    assert kept[-1] == commits[-1] and kept[-2] == start and kept[-3] == commits[-1]
+    assert not any(told[1].kind in ROUTINE for told in kept[:-3])

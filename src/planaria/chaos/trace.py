@@ -10,12 +10,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from planaria import whole
-from planaria.config import Fraction, Natural, Positive, Section
+from planaria import documents, whole
+from planaria.bounds import EXACT, Fraction, Natural, Stages, Steps
+from planaria.config import Section
 from planaria.errors import UserError, nearest
 
 MAX_BYTES = 64 * 2**20
 """largest trace file that is read or written, about half a million faults"""
+
+MOST_DRAWS = 10**8
+"""random numbers that one trace may take, some ten seconds"""
 
 
 LASTING = ("stop", "stuck", "slow", "delay", "cut", "disk_full", "disk_slow")
@@ -61,19 +65,28 @@ class Fault(Section):
 class Generated(Section):
     """How a trace was made by :func:`generate`: with the same numbers it comes out the same again."""
 
-    seed: int
+    seed: Annotated[int, Field(ge=-EXACT, le=EXACT)]
     hourly: Fraction
     """probability that a block stage fails within an hour"""
     step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """seconds of one step"""
-    stages: Positive
-    steps: Positive
+    stages: Stages
+    steps: Steps
     exempt: tuple[Natural, ...] = ()
     """block stages that never fail, ascending"""
     forbid_adjacent: bool = False
     """two neighbouring stages never fail in the same step"""
     ends: bool = False
     """stage 0 fails at the same rate"""
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        if self.stages * self.steps > MOST_DRAWS:
+            raise ValueError(
+                f"stages × steps = {self.stages * self.steps}: a number is drawn for each stage in each step, at most "
+                f"{MOST_DRAWS}; give fewer steps"
+            )
+        return self
 
     @model_validator(mode="after")
     def _exempt_stages_exist(self) -> Self:
@@ -103,26 +116,26 @@ def order(fault: Fault) -> tuple[bool, str, float]:
 
 def read(path: Path) -> Trace:
     """The trace in the file ``path``. Raises UserError naming file, fault and field if it is not one."""
+    found = documents.data(path, MAX_BYTES, "give the path of a trace, such as `planaria trace` writes")
+    documents.refuse_nul(found, path)
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise UserError(f"the trace {path} has more than {MAX_BYTES} bytes; is it one?")
-    try:
-        return Trace.model_validate_json(text)
+        return Trace.model_validate_json(found)
     except ValidationError as error:
         raise UserError(f"trace {path}: {_first(error)}") from None
 
 
+def text(trace: Trace) -> str:
+    """What a file says of ``trace``; UserError when that is too much for one."""
+    found = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
+    if len(found) > MAX_BYTES:
+        raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
+    return found
+
+
 def write(trace: Trace, path: Path) -> None:
     """Writes ``trace`` to ``path``, where it appears whole or not at all. Raises UserError if that is impossible."""
-    text = json.dumps(trace.model_dump(mode="json"), indent=1) + "\n"
-    if len(text) > MAX_BYTES:
-        raise UserError(f"the trace has {len(trace.faults)} faults, too many for a file; lower its rate or its steps")
     try:
-        whole.write_text(path, text)
+        whole.write_text(path, text(trace))
     except OSError as error:
         raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
 

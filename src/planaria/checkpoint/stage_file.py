@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from planaria import digests, whole
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
@@ -37,12 +39,19 @@ def stage_file(folder: Path, stage: int) -> Path:
     return folder / f"stage-{stage:04d}.safetensors"
 
 
-def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
-    """Write a stage durably into ``folder`` (made if need be); bytes written.
+class Written(NamedTuple):
+    """What lies on disk."""
 
-    :raises OSError: when the disk is full or the folder cannot be written; the file does not appear then.
+    bytes: int
+    sha256: str
+
+
+def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Written:
+    """Write a stage durably into ``folder`` (made if need be).
+
+    :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
+        text; the file does not appear then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"weights.{name}": tensor.cpu() for name, tensor in state.weights.items()}
     for name, pair in state.moments.items():
         tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
@@ -61,14 +70,18 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> int:
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": numbers.model_dump_json()})
+        with unfinished.open("rb") as file, ThreadPoolExecutor(1) as beside:
+            digest = beside.submit(digests.of_file, unfinished)  # from the page cache, while the disk is at work
+            os.fsync(file.fileno())
+            written = Written(os.fstat(file.fileno()).st_size, digest.result())
+        unfinished.replace(path)
+        return written
     except (SafetensorError, OSError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(f"cannot write {path}: {error}") from None
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    return path.stat().st_size
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(whole.refused(path, error)) from None
 
 
 def check_stage(folder: Path, stage: int) -> None:
@@ -77,11 +90,21 @@ def check_stage(folder: Path, stage: int) -> None:
         pass
 
 
-def read_stage(folder: Path, stage: int) -> StageState:
-    """The stage that :func:`write_stage` wrote.
+def require_stage(folder: Path, stage: int, sha256: str) -> None:
+    """UserError when a stage's file is not the one that was written with this digest."""
+    path = stage_file(folder, stage)
+    if not path.is_file():
+        raise UserError(f"{path}: missing; choose another checkpoint of this run")
+    digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
-    :raises UserError: when the file is missing, damaged, of another version or another stage.
+
+def read_stage(folder: Path, stage: int, sha256: str = "") -> StageState:
+    """The stage that :func:`write_stage` wrote, with this digest if one is known.
+
+    :raises UserError: when the file is missing, damaged, changed, of another version or another stage.
     """
+    if sha256:
+        require_stage(folder, stage, sha256)
     with _opened(folder, stage) as (file, numbers):
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     weights = {key.removeprefix("weights."): t for key, t in tensors.items() if key.startswith("weights.")}

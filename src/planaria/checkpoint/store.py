@@ -6,7 +6,7 @@ repaired. Resuming from a partial one takes the missing stages from the newest w
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import shutil
@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from planaria import documents
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.events import Standing
 
 FORMAT = 1
+MANIFEST = "manifest.json"
 NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
 _WHOLE = re.compile(r"step-(\d+)")
@@ -52,6 +54,8 @@ class Manifest(BaseModel):
     """and these beyond: some replicas were ahead of others"""
     standings: dict[int, Standing] = {}
     """where each of several replicas was"""
+    digests: dict[str, str] = {}
+    """file of the folder → its SHA-256; empty where an older planaria wrote it"""
     model: ModelConfig
 
 
@@ -95,28 +99,37 @@ class CheckpointStore:
 
         ``generations``: replica → the one in which it was saved last; 0 unless said.
 
-        :raises OSError: when the disk is full; the checkpoint stays unfinished.
+        What failed and interrupted saves have left is removed.
+
+        :raises OSError: when the disk is full; the checkpoint stays unfinished, and what had its name keeps it.
         """
         several, step, final = manifest.replicas > 1, manifest.step, self.folder / name
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
         parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several}
+        stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
+        if absent := [file for file in stages if not file.is_file()]:
+            raise FileNotFoundError(errno.ENOENT, "a stage is missing", str(absent[0]))
         kept = {*parts.values(), *(() if several else (stage_file(gathered, s) for s in manifest.stages))}
         for stray in set(gathered.iterdir()) - kept:  # a frozen former holder that wakes up may be faster
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
         for replica, part in parts.items():
             part.replace(replica_folder(gathered, replica))
-        with (gathered / "manifest.json").open("w") as file:
-            file.write(manifest.model_dump_json(indent=2))
+        with (gathered / MANIFEST).open("w") as file:
+            file.write(documents.sealed(manifest))
             file.flush()
             os.fsync(file.fileno())
         replaced = self._out_of_the_way(final) if final.exists() else None
-        gathered.replace(final)
+        try:
+            gathered.replace(final)
+        except OSError:
+            if replaced is not None:
+                replaced.replace(final)
+            raise
         _sync_folder(self.folder)
         # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            shutil.rmtree(self._out_of_the_way(old.folder))
-        if replaced is not None:
-            shutil.rmtree(replaced)
+            self._out_of_the_way(old.folder)
+        self.discard_unfinished()
         return Saved(final, manifest)
 
     def set_aside_after(self, origin: Saved) -> None:
@@ -134,10 +147,13 @@ class CheckpointStore:
         folder.replace(doomed)
         return doomed
 
-    def discard_unfinished(self) -> None:
-        """Remove what an interrupted save left behind."""
-        for folder in self.folder.glob(f"*{_UNFINISHED}"):
-            shutil.rmtree(folder)
+    def discard_unfinished(self, step: int | None = None) -> None:
+        """Remove what interrupted saves left behind: all of it, or what the checkpoint of ``step`` was to be.
+
+        What cannot be removed now is in nobody's way until the next time.
+        """
+        for folder in self.folder.glob(f"{'*' if step is None else f'step-{step:08d}.g*'}{_UNFINISHED}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def list(self) -> list[Saved]:
         """All sealed checkpoints, oldest first; a partial one comes after a whole one of the same step."""
@@ -161,18 +177,21 @@ def replica_folder(folder: Path, replica: int) -> Path:
     return folder / f"replica-{replica}"
 
 
+def stage_name(stage: int, replica: int, replicas: int) -> str:
+    """The file of a stage of one of so many replicas, as a manifest names it."""
+    folder = Path() if replicas == 1 else replica_folder(Path(), replica)
+    return stage_file(folder, stage).as_posix()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a sealed checkpoint.
 
     :raises UserError: when it is missing, damaged or of another format.
     """
-    path = folder / "manifest.json"
-    try:
-        manifest = Manifest.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no manifest.json, so it is no checkpoint; remove it or choose another") from None
-    except (ValidationError, json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: damaged or of another version; choose another checkpoint, or remove this") from None
+    path = folder / MANIFEST
+    if not path.exists():
+        raise UserError(f"{folder}: no {MANIFEST}, so it is no checkpoint; remove it or choose another")
+    manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")
     if manifest.format != FORMAT:
         raise UserError(f"{path}: format {manifest.format}; this planaria reads format {FORMAT}")
     return manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.checkpoint.stage_file import check_stage, read_stage, stage_file
+from planaria.checkpoint.stage_file import check_stage, read_stage, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
@@ -38,18 +38,22 @@ def stage_for(folder: Path, stage: int, replica: int = 0, replicas: int = 1) -> 
     manifest = read_manifest(folder)
     own = replica_folder(folder, replica)
     if replicas == manifest.replicas > 1 and stage_file(own, stage).exists():
-        return read_stage(own, stage)
+        return read_stage(own, stage, _digest(folder, manifest, own, stage))
     return _of_all(folder, manifest, stage)
 
 
 def check_stages(folder: Path, manifest: Manifest, stage: int) -> None:
-    """Look at a stage's files without reading their tensors; UserError as in :func:`stage_for`."""
+    """Hold a stage's files against their digests, none of it kept in memory; UserError as in :func:`stage_for`."""
     for held in _holding(folder, manifest, stage):
         check_stage(held, stage)
+        if sha256 := _digest(folder, manifest, held, stage):
+            require_stage(held, stage, sha256)
 
 
 def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:
-    states = [read_stage(held, stage) for held in _holding(folder, manifest, stage)]
+    states = [
+        read_stage(held, stage, _digest(folder, manifest, held, stage)) for held in _holding(folder, manifest, stage)
+    ]
     if len(states) == 1 and manifest.replicas == 1:
         return states[0]
     mean = consensus([state.weights for state in states])
@@ -61,4 +65,21 @@ def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
     if manifest.replicas == 1:
         return [folder]
     own = [replica_folder(folder, replica) for replica in sorted(manifest.standings)]
-    return [held for held in own if stage_file(held, stage).exists()] or [folder]
+    there = [
+        held
+        for held in own
+        if stage_file(held, stage).exists()
+        or stage_file(held, stage).relative_to(folder).as_posix() in manifest.digests
+    ]
+    return there or [folder]
+
+
+def _digest(folder: Path, manifest: Manifest, held: Path, stage: int) -> str:
+    """What the manifest says of a stage's file; empty where an older planaria wrote it.
+
+    :raises UserError: when the manifest knows of others, but not of this.
+    """
+    name = stage_file(held, stage).relative_to(folder).as_posix()
+    if manifest.digests and name not in manifest.digests:
+        raise UserError(f"{folder / name}: missing from its manifest.json; choose another checkpoint of this run")
+    return manifest.digests.get(name, "")

@@ -55,4 +55,4 @@ def _advise(given: argparse.Namespace) -> int:
 def _measure(given: argparse.Namespace) -> int:
     from planaria.commands.topology import measure
 
-    return measure(recipe.load(given.recipe, flagged(given)), given.recipe, given.to, given.nodes, given.quiet)
+    return measure(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.to, given.nodes, given.quiet)

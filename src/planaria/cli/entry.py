@@ -8,14 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
 from planaria.cli import comparing, ensembles, faults, models, swarms, training
 from planaria.errors import RunStopped, UserError, nearest
+from planaria.outlet import ensure, lasting
+from planaria.signals import interrupted
 
 SECOND_WORDS = ("swarm join", "swarm explain", "experts add", "experts remove")
 """commands of two words"""
+LONGEST = 2000
+"""characters of a message"""
+LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
+"""commands that go on when nobody reads what they print"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,23 +34,38 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``planaria``."""
+    ensure()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    with interrupted(), lasting() if given[:1] and given[0] in LASTING else nullcontext():
+        code = _code(given)
+    sys.exit(code)
+
+
+def _code(arguments: list[str]) -> int:
+    """Carry out a command, and say how that failed; its exit code."""
     try:
-        code = run(sys.argv[1:] if arguments is None else list(arguments))
+        return run(arguments)
     except UserError as error:
-        print(f"planaria: {error}", file=sys.stderr)
-        code = 2
+        print(f"planaria: {one_line(str(error))}", file=sys.stderr)
+        return 2
     except RunStopped as stopped:
         print(f"planaria: {stopped}", file=sys.stderr)
-        code = 1
+        return 1
     except KeyboardInterrupt:
         print("planaria: interrupted", file=sys.stderr)
-        code = 130
+        return 130
     except BrokenPipeError:
-        code = 141
+        return 141
     except OSError as error:
-        print(f"planaria: {error.filename or 'the operating system'}: {error.strerror or error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        place = str(error.filename or "the operating system")
+        print(f"planaria: {one_line(f'{place}: {error.strerror or error}; mend that, and try again')}", file=sys.stderr)
+        return 2
+
+
+def one_line(message: str) -> str:
+    """A message as one line of printable text, whatever was quoted in it, and no longer than somebody reads."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 def run(arguments: list[str]) -> int:

@@ -40,6 +40,9 @@ def add(commands: Any) -> None:
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
 
+    accept = command(commands, "accept", "take what was changed by hand in a run's folder for the run's own", _accept)
+    accept.add_argument("run", type=Path)
+
     replay = command(commands, "replay", "fold a run's log again: the same events, the same decisions?", _replay)
     replay.add_argument("run", type=Path)
 
@@ -89,9 +92,19 @@ def _report(given: argparse.Namespace) -> int:
 
         print(swarm.report(given.run, given.to))
         return 0
+    from planaria.commands import runs
     from planaria.observe.report import write_report
 
+    if (given.run / runs.CONFIG).is_file():
+        runs.require(given.run, runs.CONFIG)
     print(write_report(given.run, given.to))
+    return 0
+
+
+def _accept(given: argparse.Namespace) -> int:
+    from planaria.commands.accept import accept
+
+    print("\n".join(accept(given.run)))
     return 0
 
 

@@ -75,7 +75,7 @@ def _plan(given: argparse.Namespace) -> int:
     from planaria.commands.train import check
 
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
-    config = recipe.load(given.recipe, flags)
+    config = recipe.load(given.recipe, flags, "train")
     if config.network.topology is not None or given.skip is not None:
         from planaria.commands.schedule import plan_routes
 

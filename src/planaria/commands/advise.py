@@ -27,7 +27,7 @@ def experience() -> Experience:
 
 def advise(path: Path, flags: Mapping[str, str]) -> int:
     """Print the ways of coping with the failures that a recipe's [network] describes, best first; the exit code."""
-    config = recipe.load(path, flags)
+    config = recipe.load(path, flags, "train")
     check(config)
     _require_prices(config, path)
     known = experience()

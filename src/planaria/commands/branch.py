@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.checkpoint.stage_file import write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.commands.generate import open_model
 from planaria.config import ModelConfig, RunConfig
-from planaria.control.decide import folder_name
+from planaria.control.saving import folder_name
 from planaria.data.shards import Dataset
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.origin import Origin
@@ -53,10 +53,13 @@ def starting_weights(config: RunConfig, dataset: Dataset) -> Llama | None:
 def branch_off(parent: Llama, folder: Path, config: RunConfig) -> Origin:
     """Write the parent's weights as the run's checkpoint of step 0, for all engines to begin with."""
     store, stages = CheckpointStore(folder / "checkpoints"), range(config.pipeline.stages + 1)
+    digests: dict[str, str] = {}
     for stage, part in zip(stages, (parent.ends, *parent.stages), strict=True):
         weights = {name: tensor.detach() for name, tensor in part.named_parameters()}
-        write_stage(store.unfinished(0), stage, 0, StageState(weights))
-    manifest = Manifest(step=0, stages=list(stages), pipeline_stages=stages[-1], samples=0, model=config.model)
+        digests[stage_name(stage, 0, 1)] = write_stage(store.unfinished(0), stage, 0, StageState(weights)).sha256
+    manifest = Manifest(
+        step=0, stages=list(stages), pipeline_stages=stages[-1], samples=0, digests=digests, model=config.model
+    )
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
     return Origin(load=dict.fromkeys(stages, name))

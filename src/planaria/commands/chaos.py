@@ -1,17 +1,27 @@
-"""``planaria chaos``: strike a worker of a live run from another terminal, with a real signal."""
+"""``planaria chaos``: strike a live run from another terminal, by a signal or by telling a worker what to suffer."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
+
+from planaria.chaos.trace import Fault
 from planaria.commands import runs
 from planaria.control.statefile import LiveWorker, born, read_state
 from planaria.errors import UserError
 from planaria.events import FaultInjected
+from planaria.fleet.door import read_door
+from planaria.fleet.switchboard import VISITOR, call
+from planaria.fleet.visit import Strike
+from planaria.transport.secure import StrangerError
 
+_PATIENCE_S = 10.0
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -46,6 +56,36 @@ def strike(folder: Path, action: str, target: str, resume_after_s: float | None 
             _send(worker.pid, signal.SIGCONT, folder)
     holds = "a spare" if worker.stage is None else f"stage {worker.stage}"
     return f"{SIGNALS[action].name} to {worker.worker} (pid {worker.pid}, {holds})"
+
+
+def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
+    """Have the worker at ``target`` ('stage=2', 'node=2', 'worker=w3') suffer a fault that is no signal; what, told.
+
+    ``given`` are the fields of the fault (``chaos.trace.Fault``) but for its step and stage.
+
+    :raises UserError: when the run is not live, nobody stands there, or there is no such fault.
+    """
+    runs.config_of(folder)
+    if not runs.is_held(folder):
+        raise UserError(f"{folder}: nobody is training it; the run is not live")
+    worker = _find(read_state(folder).workers, target, folder)
+    if worker.node is None:
+        raise UserError(f"{folder}: {target} is a spare; only workers that hold a stage can suffer '{given['signal']}'")
+    try:
+        fault = Fault(step=0, stage=worker.node, **given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
+    door = read_door(folder)
+    try:
+        line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)
+        line.send_bytes(Strike(fault=fault).model_dump_json().encode())
+        if not line.poll(_PATIENCE_S):
+            raise TimeoutError("no answer")
+    except (OSError, EOFError, StrangerError) as error:
+        raise UserError(f"{folder}: the run's controller does not answer at {door.at} ({error})") from None
+    line.close()
+    return f"{fault.signal} for {worker.worker} (stage {worker.stage}), at its next {fault.moment}"
 
 
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:

@@ -84,7 +84,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
     if not comparison.clock:
         return arm.config
     beside = path.parent / comparison.clock
-    other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {})
+    other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {}, "train", "compare")
     if other.pipeline.stages != arm.config.pipeline.stages:
         raise UserError(
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import whole
+from planaria import documents, whole
 from planaria.commands.swarm import prepare
 from planaria.errors import RunStopped
 from planaria.observe.drill_report import show_drill, write_drill_report
@@ -49,8 +49,8 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     """
     kept, asked = folder / OUTCOME, folder / "config.json"
     text = config.model_dump_json(indent=2, exclude={"out"})  # where it lies is no part of what was run
-    if kept.is_file() and asked.is_file() and asked.read_text() == text:
-        return Outcome.model_validate_json(kept.read_text())
+    if kept.is_file() and asked.is_file() and asked.read_bytes() == text.encode():
+        return documents.model(kept, Outcome, mend=f"remove {folder} to run this arm again")
     shutil.rmtree(folder, ignore_errors=True)
     prepare(config, quiet)
     folder.mkdir(parents=True)

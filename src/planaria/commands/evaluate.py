@@ -21,7 +21,7 @@ FILE = "omission.json"
 
 def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> int:
     """Evaluate the newest whole checkpoint of a run, print a table, and keep it as JSON in the run's folder."""
-    config = runs.config_of(folder)
+    config = runs.config_of(folder, *runs.KEPT)
     shares = parse_shares(omit, config.pipeline.stages)
     if most < 1:
         raise UserError(f"--subsets {most}: at least one subset must be tried")

@@ -89,7 +89,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
     folder = Path(base.out) / base.name
     asked = json.dumps({"experts": spec.model_dump(mode="json"), "run": base.model_dump(mode="json", exclude={"out"})})
     kept = folder / "experts-recipe.json"
-    if kept.is_file() and kept.read_text() != asked:
+    if kept.is_file() and kept.read_bytes() != asked.encode():
         raise UserError(f"{folder}: was made with another recipe; choose another name with --name, or remove it")
     if folder.exists() and not kept.is_file():
         raise UserError(f"{folder}: is something else already; choose another name with --name")

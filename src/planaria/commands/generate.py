@@ -30,5 +30,5 @@ def open_model(folder: Path) -> tuple[Llama, Tokenizer]:
     """The model of a run, or an exported one, and its tokenizer; UserError when ``folder`` is neither."""
     if (folder / "model.safetensors").exists():
         return import_model(folder), Tokenizer.open(folder / "tokenizer.json")
-    runs.config_of(folder)
+    runs.config_of(folder, runs.TOKENIZER)
     return load_model(runs.newest_whole(folder)), Tokenizer.open(folder / "tokenizer.json")

@@ -22,4 +22,4 @@ def lend(folder: Path, workers: int | None, patience_s: float) -> None:
         raise UserError(f"--workers {count}: give 1 to {MAX_WORKERS}")
     if patience_s < 0:
         raise UserError(f"--patience {patience_s:g}: give seconds, 0 or more")
-    join(folder, count, patience_s, lambda line: print(line, flush=True))
+    join(folder, count, patience_s, lambda line: print(line, flush=True), lambda: not runs.is_held(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planaria.commands import runs
 from planaria.control.replay import replay
 from planaria.control.statefile import StateFile, describe, read_state
 from planaria.errors import RunStopped, UserError
@@ -16,6 +17,8 @@ def replay_run(folder: Path) -> str:
     :raises RunStopped: when a decision or the final state differs.
     :raises UserError: when the run was not trained on a fleet.
     """
+    if (folder / runs.CONFIG).is_file():
+        runs.require(folder, runs.CONFIG)
     record = read_run(folder)
     if record.config.engine == "inline":
         raise UserError(f"{folder}: was trained inline, without a controller; there are no decisions to replay")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from planaria import recipe
+from planaria import digests, documents, recipe
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.checkpoint.whole import check_stages
 from planaria.commands import runs
@@ -26,7 +26,7 @@ FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
 
 def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
     """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
-    config = _with_flags(runs.config_of(folder), flags, folder)
+    config = _with_flags(runs.config_of(folder, *runs.KEPT), flags, folder)
     store = CheckpointStore(folder / "checkpoints")
     saved = _choose(store, checkpoint)
     origin = _origin(store, folder, saved, config)
@@ -84,7 +84,8 @@ def _check_same_data(folder: Path, prepared: Prepared) -> None:
     kept = folder / runs.DATA
     if not kept.is_file():
         return
-    was, now = Meta.model_validate_json(kept.read_bytes()), prepared.dataset.meta
+    mend = f"bring it back, or remove it and accept that with `planaria accept {folder}`"
+    was, now = documents.model(kept, Meta, mend=mend), prepared.dataset.meta
     if (was.tokenizer, was.train, was.validation) != (now.tokenizer, now.train, now.validation):
         raise UserError(
             f"{folder}: the text of data.source = {prepared.config.data.source!r}, or its tokenizer, is not what this "
@@ -119,6 +120,8 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
     if saved is None:
         print(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
+    if not saved.manifest.digests or not digests.read(folder):
+        print(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
     load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
     missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
     whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
@@ -129,6 +132,10 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
     manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
     _check_even(saved, config, apart)
+    if config.exchange.replicas != manifest.replicas:
+        was, now = (f"{n} replica{'s' * (n > 1)}" for n in (manifest.replicas, config.exchange.replicas))
+        what = "the one model, their mean, with fresh moments" if manifest.replicas > 1 else "copies of its one"
+        print(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")
     return Origin(
         saved.step,
         generation,

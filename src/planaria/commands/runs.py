@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from planaria import recipe, whole
+from planaria import digests, documents, recipe
 from planaria.chaos.trace import Trace
-from planaria.chaos.trace import write as write_trace
+from planaria.chaos.trace import text as trace_text
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
 
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
 """the faults of the run, what its token shards were made from, and its nodes and routes if it has a schedule"""
+KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE)
+"""what a run is, beside its checkpoints; its list of digests covers these"""
 
 
 def create(config: RunConfig | SwarmConfig) -> Path:
@@ -39,26 +41,46 @@ def create(config: RunConfig | SwarmConfig) -> Path:
 
 def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> None:
     """Write down all that a later resumption, generation or export needs to know of how the run was started."""
-    keep_config(folder, config)
-    shutil.copyfile(dataset.tokenizer_file, folder / "tokenizer.json")
-    (folder / DATA).write_text(dataset.meta.model_dump_json(indent=2))
+    files = {
+        CONFIG: config.model_dump_json(indent=2).encode(),
+        TOKENIZER: dataset.tokenizer_file.read_bytes(),
+        DATA: dataset.meta.model_dump_json(indent=2).encode(),
+    }
     if config.chaos.trace is not None:
-        write_trace(trace, folder / TRACE)
+        files[TRACE] = trace_text(trace).encode()
+    digests.put(folder, files)
 
 
 def keep_config(folder: Path, config: RunConfig | SwarmConfig) -> None:
     """Write down the resolved configuration."""
-    whole.write_text(folder / "config.json", config.model_dump_json(indent=2))
+    digests.put(folder, {CONFIG: config.model_dump_json(indent=2).encode()})
 
 
-def config_of(folder: Path) -> RunConfig:
-    """The configuration a run was last started with; UserError when the folder is no run."""
-    path = folder / "config.json"
+def require(folder: Path, *names: str) -> None:
+    """UserError naming the first of a run's own files that is not as the run wrote it.
+
+    The run of an older planaria, whose folder and checkpoints have no digests, is taken as it is.
+    """
+    sums = digests.read(folder)
+    if sums:
+        digests.require(folder, names, sums)
+    elif any(saved.manifest.digests for saved in CheckpointStore(folder / "checkpoints").list()):
+        mend = f"bring it back, or make it anew with `planaria accept {folder}`"
+        raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
+
+
+def config_of(folder: Path, *further: str) -> RunConfig:
+    """The configuration a run was last started with.
+
+    :raises UserError: when the folder is no run, or that or one of the ``further`` files is not as the run wrote it.
+    """
+    path = folder / CONFIG
     if not path.is_file():
         others = sorted(p.parent.name for p in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
         mend = f"runs here: {', '.join(others)}" if others else "start one with `planaria train`"
         raise UserError(f"{folder}: not a run (no config.json); {mend}")
-    return recipe.parse(path.read_text(), str(path))
+    require(folder, CONFIG, *further)
+    return recipe.parse(documents.text(path), str(path))
 
 
 def newest_whole(folder: Path) -> Saved:

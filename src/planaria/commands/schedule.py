@@ -22,6 +22,8 @@ from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, writ
 from planaria.planner.schedule import read as read_schedule
 from planaria.planner.search import Budget, search
 
+LARGEST = 1e9
+"""number of a budget, whatever its unit"""
 BASELINE_SHARE = 0.2
 """of the budget, for planning a full pipeline to compare with"""
 _BUDGET = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>s|m|min|h|moves)")
@@ -96,8 +98,10 @@ def beside(recipe: Path | None, name: str) -> Path:
 def parse_budget(text: str) -> Budget:
     """'60s', '5min' or '300000 moves'; UserError otherwise."""
     match = _BUDGET.fullmatch(text.strip())
-    if match is None or not float(match["number"]):
-        raise UserError(f"--budget {text}: give a time such as 60s or 5min, or a number of moves such as 300000moves")
+    if match is None or not 0 < float(match["number"]) <= LARGEST:
+        raise UserError(
+            f"--budget {text}: give a time such as 60s or 5min, or up to {LARGEST:g} moves such as 300000moves"
+        )
     number, unit = float(match["number"]), match["unit"]
     return Budget(moves=number) if unit == "moves" else Budget(seconds=number * _SECONDS[unit])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import recipe
+from planaria import documents, recipe
 from planaria.commands import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.swarm_progress import SwarmProgress
@@ -23,7 +23,7 @@ from planaria.swarm.setting import load, names, of_peer
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Run the swarm in the recipe ``path``; the exit code."""
-    config = load(path, flags)
+    config = load(path, flags, "swarm")
     if dry_run:
         print(recipe.dump(config), end="")
         return 0
@@ -50,11 +50,8 @@ def config_of(run: Path) -> SwarmConfig:
     file = run / "config.json"
     if not (run / PEERS).is_dir() or not file.is_file():
         raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
-    try:
-        return SwarmConfig.model_validate_json(file.read_text())
-    except ValueError as error:
-        why = str(error).splitlines()[0]
-        raise UserError(f"{file}: cannot be read ({why}); was it written by another version of planaria?") from None
+    runs.require(run, runs.CONFIG)
+    return documents.model(file, SwarmConfig, mend="bring it back as the run wrote it")
 
 
 def report(run: Path, to: Path | None) -> Path:

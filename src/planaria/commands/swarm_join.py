@@ -52,6 +52,8 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
     place = path or Path("swarm")
     tree: dict[str, Any] = recipe.read(path) if path else {}
+    if path:
+        recipe.require_kind(tree, path, "swarm", "drill")
     tree.pop("drill", None)
     own = recipe.resolve(SwarmConfig, tree, flags, place)
     if not own.board:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import recipe
+from planaria import digests, documents, recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
 from planaria.commands import runs
@@ -18,6 +18,7 @@ from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
 from planaria.commands.schedule import beside, on_schedule, with_schedule
+from planaria.commands.unused import require_used
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -32,6 +33,7 @@ from planaria.observe.report import write_report
 from planaria.observe.summary import summary
 from planaria.observe.watch import Watch
 from planaria.plan.check import require
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.recovery import names, recovery
 
 
@@ -46,7 +48,9 @@ class Prepared:
 
 def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Train a recipe from its first step; the exit code."""
-    config = with_schedule(recipe.load(recipe_file, flags), recipe_file)
+    config = with_schedule(recipe.load(recipe_file, flags, "train"), recipe_file)
+    if config.engine != "simulate":
+        require_used(config)
     if dry_run:
         check(config)
         print(recipe.dump(config), end="")
@@ -59,8 +63,8 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
     parent = starting_weights(prepared.config, prepared.dataset)
     folder = runs.create(config)
     if config.routing.schedule is not None:
-        kept = shutil.copyfile(config.routing.schedule, folder / runs.SCHEDULE)
-        prepared = replace(prepared, config=on_schedule(config, kept.absolute()))
+        digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+        prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
     with runs.held(folder):
         origin = START if parent is None else branch_off(parent, folder, prepared.config)
         return train_prepared(prepared, folder, origin, quiet)
@@ -80,6 +84,8 @@ def check(config: RunConfig) -> None:
     exchange(config.exchange)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
         raise UserError(
             f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
@@ -107,6 +113,11 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         if config.exchange.inner:
             raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
         return
+    if itinerary.replicas == 1 and config.exchange.bits != 32:
+        raise UserError(
+            f"exchange.bits = {config.exchange.bits}: with exchange.kind = 'allreduce' the fleet adds gradients up in "
+            "full precision; leave it out, use --engine inline, or another exchange.kind"
+        )
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
@@ -163,7 +174,7 @@ def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool
         return 0
     print(f"report        {_report(folder)}")
     print(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-    if ending.outcome == "failed":
+    if ending.outcome == "failed" or watch.trouble:
         raise UserError(ending.reason)
     raise RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
 
@@ -177,12 +188,20 @@ def _report(folder: Path) -> str:
 
 
 def _conclude(config: RunConfig, folder: Path) -> None:
-    model = export_run(folder, _cleared(folder / "model"))
+    """Tell what the run came to, then write down what can be written.
+
+    :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
+    """
     for line in summary(read_run(folder)):
         print(line)
     if config.prompt:
         print(f"completion    {complete(folder, config.prompt)}")
     print(f"report        {_report(folder)}")
+    try:
+        model = export_run(folder, _cleared(folder / "model"))
+    except UserError as error:
+        mend = f"planaria export {folder} --to {folder / 'model'}"
+        raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
     print(f"model         {model}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria import __version__, whole
+from planaria import __version__, documents, whole
 from planaria.chaos.trace import Trace, digest
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
@@ -50,7 +50,7 @@ def finished(file: Path, job: Job) -> Result | None:
     """The result that ``file`` holds, if it is this job's."""
     if not file.is_file():
         return None
-    result = Result.model_validate_json(file.read_bytes())
+    result = documents.model(file, Result, mend="remove it to run this arm again")
     return result if result.job == job.digest else None
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria import recipe
+from planaria.bounds import Fraction, Natural
 from planaria.chaos.trace import Trace, generate
-from planaria.config import Fraction, Natural, RunConfig, Section
+from planaria.config import RunConfig, Section
 from planaria.errors import UserError
 
 FAULT_FREE = "fault-free"
@@ -68,6 +69,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "compare", "train")
     table = tree.pop("compare", None)
     if table is None:
         raise UserError(f"{path}: has no [compare] table; `planaria train {path}` trains it, see docs/compare.md")

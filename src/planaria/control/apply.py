@@ -17,6 +17,7 @@ from planaria.control.fold import (
     apply,
     call_off,
     freeze,
+    give_up_save,
     out_of_round,
     replica_of,
     reported,
@@ -24,7 +25,7 @@ from planaria.control.fold import (
     set_worker,
     with_replica,
 )
-from planaria.control.state import Host, ReplicaState, RunState, WorkerState
+from planaria.control.state import Host, ReplicaState, RunState, Unsaved, WorkerState
 
 __all__ = ["apply", "resolved"]
 
@@ -90,7 +91,7 @@ def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int
     run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
     run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
     if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
-        return replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+        return give_up_save(run)
     return run
 
 
@@ -106,12 +107,15 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
         lost=frozenset(lost),
         links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
     )
-    another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
-    # The others finish what cannot be taken back; a last save begins anew if another node can do the lost one's part.
-    if replica.phase in ("commit", "settle") or (replica.phase == "save" and replica.cannot and not another):
+    if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
         return reported(replica, worker)
-    saved = -1 if replica.phase == "save" else replica.saved
-    return replace(replica, phase="idle", waiting=frozenset(), saved=saved)
+    if (
+        replica.phase == "save"
+    ):  # and what they are writing, so that no file is written twice at a time, or removed then
+        another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
+        last = replica.cannot and not another
+        return reported(replica if last else replace(replica, saved=-1), worker)
+    return replace(replica, phase="idle", waiting=frozenset())
 
 
 @apply.register
@@ -193,16 +197,57 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
     replica = _answering(run, fact, "save")
     if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
         return run
+    if fact.sha256:
+        replica = replace(replica, digests=freeze({**replica.digests, fact.stage: fact.sha256}))
     return with_replica(run, reported(replica, fact.worker))
 
 
 @apply.register
-def _(fact: e.OfferHeard, run: RunState) -> RunState:
+def _(fact: e.SaveFailed, run: RunState) -> RunState:
+    if fact.worker == e.CONTROLLER:
+        return run if run.unsealed is None else _unsaved(run.unsealed, fact, "")
+    replica = _answering(run, fact, "save")
+    if replica is None or replica.saved not in (fact.step, -1):
+        return run
+    host, before = run.workers[fact.worker].host, run.unsaved
+    now = with_replica(run, reported(replica, fact.worker))
+    if run.saving == fact.step == replica.saved:
+        now = _unsaved(now, fact, host)
+        if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
+            now = _fail_guest(now, fact.worker, fact.detail)
+    elif before is not None:  # others have failed in the same save
+        now = replace(now, unsaved=replace(before, hosts=before.hosts | {host}))
+    return now
+
+
+def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
+    """The checkpoint under way is given up. Whoever writes for it yet, writes in vain."""
+    for replica in run.replicas.values():
+        run = with_replica(run, replace(replica, saved=-1))
+    before = run.unsaved
+    tries = before.tries if before is not None and before.step == fact.step else 0
+    hosts = before.hosts if before is not None else frozenset()
+    return replace(give_up_save(run), unsaved=Unsaved(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step))
+
+
+@apply.register
+def _(fact: e.RetryDue, run: RunState) -> RunState:
+    if run.unsaved is None or run.unsaved.step != fact.step:
+        return run
+    return replace(run, unsaved=replace(run.unsaved, rested=True))
+
+
+@apply.register
+def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     replica = replica_of(run, fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
         return run
-    meeting = replace(meeting, heard=meeting.heard | {(fact.node, fact.replica)})
+    news = {(fact.node, fact.replica)}
+    if isinstance(fact, e.OfferHeard):
+        meeting = replace(meeting, heard=meeting.heard | news)
+    else:
+        meeting = replace(meeting, refused=meeting.refused | news)
     return with_replica(run, replace(replica, meeting=meeting))
 
 
@@ -221,10 +266,15 @@ def _(fact: e.PatienceOver, run: RunState) -> RunState:
 def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
-        run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure))
-        lost = e.WorkerLost(worker=fact.worker, incarnation=worker.incarnation, cause="exit", detail=fact.detail)
-        return apply(lost, run)
+        return _fail_guest(run, fact.worker, fact.detail, failure)
     return replace(run, failed=run.failed or failure)
+
+
+def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
+    """A worker of a machine that has joined is of no use, nor is the machine."""
+    worker = run.workers[name]
+    run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure or detail))
+    return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
 
 
 @apply.register

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.chaos.trace import Fault
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
 from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
@@ -19,21 +20,30 @@ from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
 from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
+from planaria.control.saving import resting
 from planaria.control.state import RunState
 from planaria.control.statefile import write_state
 from planaria.decisions import state_link
-from planaria.fleet.base import Elastic, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
+from planaria.whole import refused
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
 
+
+AGAIN_S = 2.0
+"""after the last save of a run has failed, until it is tried again"""
 
 PLANNING_S = 0.02
 """between two looks whether new routes have been found"""
 
 
 class Observer(Protocol):
-    """Is told everything, in order; has no influence."""
+    """Is told everything, in order; has no influence, but that a run of which nothing can be noted any more stops."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot note what it is told; empty as long as it can."""
 
     def on_event(self, t: float, event: e.Event) -> None: ...
 
@@ -50,6 +60,10 @@ class FaultSource(Protocol):
         ...
 
     def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]: ...
+
+    def add(self, fault: Fault) -> None:
+        """One more, to strike at the next occasion."""
+        ...
 
     def strike(self, t: float) -> None: ...
 
@@ -90,6 +104,10 @@ class Controller:
         """replica → when a broken edge of which generation is to be blamed itself"""
         self._impatient: dict[tuple[int, int, bool], float] = {}
         """who waits for others in a round → until when"""
+        self._stated = True
+        """is the state file of now?"""
+        self._retry = math.inf
+        """when a last save that failed is tried again"""
         self._zombies: set[tuple[str, int]] = set()
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
@@ -103,9 +121,9 @@ class Controller:
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
             self._look_at_the_clock(now)
-            if not self.state.stopping and stop_asked():
-                self._happened(e.StopRequested(reason=stop_asked()))
-        write_state(self._folder / "state.json", self.state)
+            if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
+                self._happened(e.StopRequested(reason=reason))
+        self._write_state()
         assert self._ending is not None
         return self._ending
 
@@ -115,13 +133,15 @@ class Controller:
             _, generation = self._grace.pop(number)
             if generation == self.state.replicas[number].generation:
                 self._happened(e.GraceExpired(replica=number, generation=generation))
+        if now >= self._retry and (step := resting(self.state)) is not None:
+            self._happened(e.RetryDue(step=step))
         for who in [who for who, until in self._impatient.items() if now >= until]:
             if who in waiting(self.state):
                 self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [*self._impatient.values(), *(until for until, _ in self._grace.values())]
+        due = [self._retry, *self._impatient.values(), *(until for until, _ in self._grace.values())]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -131,6 +151,9 @@ class Controller:
     def _hear(self, notice: Notice) -> None:
         if isinstance(notice, Joined):
             self._happened(e.HostJoined(host=notice.host, workers=notice.workers, detail=notice.detail))
+            return
+        if isinstance(notice, Asked):
+            self._chaos.add(notice.fault)
             return
         if isinstance(notice, Left):
             self._happened(e.HostLeft(host=notice.host, detail=notice.detail))
@@ -198,8 +221,21 @@ class Controller:
         wait = waiting(self.state)
         until = time.monotonic() + self._config.exchange.patience_s
         self._impatient = {who: self._impatient.get(who, until) for who in wait}
+        self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
         if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.progress > progress:
-            write_state(self._folder / "state.json", self.state)
+            self._write_state()
+
+    def _write_state(self) -> None:
+        """For other terminals; without it, the run itself lacks nothing."""
+        path = self._folder / "state.json"
+        try:
+            write_state(path, self.state)
+        except OSError as error:
+            if self._stated:
+                self._stated = False
+                self._happened(e.Trouble(detail=refused(path, error)))
+        else:
+            self._stated = True
 
     def _doubt(self, t: float, broken: e.EdgeBroken) -> None:
         """Give the fleet some time to tell of a death at an end of the edge."""
@@ -235,17 +271,9 @@ class Controller:
                 assert self._planner is not None, "only runs on a schedule are planned anew"
                 self._planner.ask(decision)
             case d.Seal():
-                try:
-                    self._seal(decision)
-                except OSError as error:
-                    self._happened(
-                        e.WorkerFailed(
-                            worker="controller",
-                            stage=-1,
-                            generation=-1,
-                            detail=f"cannot save {self._store.folder / decision.folder}: {error.strerror}",
-                        )
-                    )
+                self._seal(decision)
+            case d.Discard():
+                self._store.discard_unfinished(decision.step)
             case d.Finish():
                 self._ending = decision
                 self._order(d.Leave(), [w for w, s in self.state.workers.items() if s.status != "dead"])
@@ -280,7 +308,17 @@ class Controller:
             first_block=seal.first_block if settings.replicas > 1 else None,
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,
+            digests={
+                stage_name(stage, replica, settings.replicas): sha256
+                for replica, stages in seal.digests.items()
+                for stage, sha256 in stages.items()
+            },
             model=self._config.model,
         )
         generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
-        self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
+        try:
+            self._store.seal(seal.folder, manifest, self._config.checkpoint.keep, generations)
+        except OSError as error:
+            detail = refused(self._store.folder / seal.folder / MANIFEST, error)
+            who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": seal.step}
+            self._happened(e.SaveFailed.model_validate(who | {"detail": detail}))

@@ -1,8 +1,8 @@
 """``decide(state)``: what is to be done next, or nothing until something happens. Pure.
 
 Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
-replica does next, and how a run ends. How lost stages are replaced is in ``control/formation.py``, when replicas meet
-in ``control/rounds.py``, who is hired in ``control/staffing.py``.
+replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
+``control/formation.py``, when replicas meet in ``control/rounds.py``, who is hired in ``control/staffing.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from planaria import decisions as d
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import due, meet, next_block
+from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, seal, wind_up
 from planaria.control.staffing import let_go, reopen, staff
 from planaria.control.state import ReplicaState, RunState
 
@@ -22,8 +23,8 @@ def decide(run: RunState) -> d.Decision | None:
         return None
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
-    if (seal := _seal(run)) is not None:
-        return seal
+    if (about_disk := seal(run) or discard(run)) is not None:
+        return about_disk
     for replica in run.live.values():
         if (decision := _lead(run, replica)) is not None:
             return decision
@@ -42,7 +43,7 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if replica.phase != "idle":
         return None
     if replica.cannot:
-        return _wind_up(run, replica)
+        return wind_up(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and run.spares
     if replica.broken or unfilled:
         return form(run, replica)
@@ -64,80 +65,22 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
         evaluate = settings.eval_every and (done or step % settings.eval_every == 0)
         if evaluate and step > replica.evaluated and not run.stopping:
             return d.RunStep(replica=number, generation=replica.generation, step=step, mode="evaluate")
-        name = _to_save(run, replica)
-        if name is not None:
-            return d.Save(replica=number, generation=replica.generation, step=name)
+        if (saved := save(run, replica)) is not None:
+            return saved
     if block is None or run.stopping:
         return None
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block)
 
 
-def _to_save(run: RunState, replica: ReplicaState) -> int | None:
-    """The checkpoint that this replica is to be saved for now: one that others are being saved for, or a new one."""
-    if run.saving >= 0:
-        return run.saving if replica.saved != run.saving else None
-    if run.stopping or run.allotment.done:
-        return run.progress if _quiet(run) and not _all_saved(run) else None
-    before = max(run.saved, run.settings.first_step)
-    passed = run.save_every and run.progress // run.save_every > before // run.save_every
-    return run.progress if passed else None
-
-
-def _quiet(run: RunState) -> bool:
-    """Has every replica come to rest, with no round before it?"""
-    at_rest = all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
-    return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
-
-
-def _all_saved(run: RunState) -> bool:
-    """Is the newest checkpoint of this run of what its replicas are now?"""
-    same = all(run.durable_standings.get(n) == replica.standing for n, replica in run.live.items())
-    return run.saved == run.progress and same
-
-
-def _wind_up(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """After *cannot*: save the survivors; the end comes when that is sealed."""
-    if run.saved != run.progress and run.saving < 0 and replica.stateful.stages:
-        return d.Save(replica=replica.number, generation=replica.generation, step=run.progress)
-    return None
-
-
-def _seal(run: RunState) -> d.Seal | None:
-    """All replicas are on disk; a checkpoint without the lost stages is marked partial."""
-    replicas = run.live.values()
-    if run.saving < 0 or any(r.saved != run.saving or r.phase == "save" for r in replicas):
-        return None
-    stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
-    cannot = any(replica.cannot for replica in replicas)
-    if not cannot:
-        stages = list(range(run.settings.stages + 1))
-    elif not stages:  # the last survivor died while it was being saved
-        return None
-    partial, used = len(stages) <= run.settings.stages, run.allotment.saved
-    return d.Seal(
-        step=run.saving,
-        folder=folder_name(run.saving, partial),
-        stages=stages,
-        partial=partial,
-        standings=dict(run.standings) if run.settings.replicas > 1 else {},
-        first_block=used.floor,
-        blocks_ahead=sorted(used.beyond),
-    )
-
-
 def _end(run: RunState) -> d.Finish | None:
-    """The run is over when all is done and saved, or when the last replica cannot go on."""
-    reason = next((replica.cannot for replica in run.live.values() if replica.cannot), "")
+    """The run is over when all is done and saved, or when the last replica cannot go on, or be saved."""
+    reason, unsaved = next((replica.cannot for replica in run.live.values() if replica.cannot), ""), gave_up(run)
     if reason:
         idle = all(replica.phase == "idle" for replica in run.live.values())
-        return d.Finish(outcome="cannot", reason=reason) if idle else None
-    if not _quiet(run) or not _all_saved(run) or run.saving >= 0:
+        said = f"{reason}; what is left could not be saved: {unsaved}" if unsaved else reason
+        return d.Finish(outcome="cannot", reason=said) if idle and resting(run) is None else None
+    if not quiet(run) or run.saving >= 0 or not ends(run):
         return None
-    if run.allotment.done:
-        return d.Finish(outcome="finished")
-    return d.Finish(outcome="stopped", reason=run.stopping) if run.stopping else None
-
-
-def folder_name(step: int, partial: bool = False) -> str:
-    """Name of the checkpoint of ``step`` inside the run's folder of checkpoints."""
-    return f"step-{step:08d}" + (".partial" if partial else "")
+    if not all_saved(run):
+        return d.Finish(outcome="failed", reason=unsaved) if unsaved else None
+    return d.Finish(outcome="finished") if run.allotment.done else d.Finish(outcome="stopped", reason=run.stopping)

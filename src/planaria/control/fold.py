@@ -57,6 +57,11 @@ def call_off(run: RunState, meeting: Meeting | None) -> RunState:
     return with_replica(run, out_of_round(left[0])) if len(left) == 1 else run
 
 
+def give_up_save(run: RunState) -> RunState:
+    """The checkpoint for which replicas were being saved will not be sealed."""
+    return replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+
+
 def set_worker(run: RunState, name: str, worker: WorkerState) -> RunState:
     return replace(run, workers=freeze({**run.workers, name: worker}))
 

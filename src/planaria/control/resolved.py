@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planaria import decisions as d
-from planaria.control.fold import apply, freeze, out_of_round, set_host, set_worker, with_replica
+from planaria.control.fold import apply, freeze, give_up_save, out_of_round, set_host, set_worker, with_replica
 from planaria.control.state import Host, Meeting, ReplicaState, RunState, WorkerState
 from planaria.exchange import exchange
 
@@ -38,9 +38,9 @@ def _(fact: d.Form, run: RunState) -> RunState:
     for member in fact.members:
         run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
     if fact.outcome == "rolled back":
-        allotment = run.allotment.roll_back(fact.replica).give_up_save()
-        saved = min(run.saved, run.durable_step)
-        run = replace(run, allotment=allotment, saved=saved, saving=-1, standings=freeze({}))
+        unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
+        saved, allotment = min(run.saved, run.durable_step), run.allotment.roll_back(fact.replica)
+        run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
     return with_replica(run, replica)
 
 
@@ -174,17 +174,21 @@ def _(fact: d.Save, run: RunState) -> RunState:
     standings = freeze({**run.standings, fact.replica: standing})
     run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
     saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
-    return with_replica(run, saved)
+    return with_replica(run, replace(saved, digests=freeze({})))
 
 
 @apply.register
 def _(fact: d.Seal, run: RunState) -> RunState:
+    before = replace(run, unsealed=None)
     if fact.partial:
-        return replace(run, saving=-1, saved=fact.step, allotment=run.allotment.give_up_save())
+        allotment = run.allotment.give_up_save()
+        return replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
     return replace(
         run,
         saving=-1,
         saved=fact.step,
+        unsaved=None,
+        unsealed=before,
         durable=d.Load(folder=fact.folder),
         durable_step=fact.step,
         durable_standings=run.standings,
@@ -194,9 +198,14 @@ def _(fact: d.Seal, run: RunState) -> RunState:
 
 
 @apply.register
+def _(fact: d.Discard, run: RunState) -> RunState:
+    return replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True))
+
+
+@apply.register
 def _(fact: d.Cannot, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    run = replace(run, saved=-1, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save())
+    run = give_up_save(replace(run, saved=-1))
     return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1))
 
 

@@ -172,6 +172,9 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
             return _catch_up(replica, meeting.round, ahead)
+    party = _accepted(run, party)
+    if replica.number not in party:  # the others go on first, as if it had said nothing
+        return None
     resting = [n for n in party if _to_settle(run, live[n])]
     late = any((n, meeting.round, True) in run.late for n in party)
     if late and resting:
@@ -179,6 +182,17 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     elif resting != party or _all_heard(run, party) != party:
         return None
     return d.Settle(round=meeting.round, members=party, generations=[live[n].generation for n in party])
+
+
+def _accepted(run: RunState, party: list[int]) -> list[int]:
+    """Of ``party``, those of whom none has refused what another said: who was refused by most goes first."""
+    while True:
+        meetings = {n: meeting for n in party if (meeting := run.live[n].meeting) is not None}
+        refused = {n: sum(any(n == other for _, other in m.refused) for m in meetings.values()) for n in party}
+        worst = max(party, key=lambda n: (refused[n], n))
+        if not refused[worst]:
+            return party
+        party = [n for n in party if n != worst]
 
 
 def _all_heard(run: RunState, party: list[int]) -> list[int]:

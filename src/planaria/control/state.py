@@ -60,6 +60,8 @@ class Meeting:
     """its own step by which it waits for the others"""
     heard: frozenset[tuple[int, int]] = frozenset()
     """(own node, other replica) whose offer has come"""
+    refused: frozenset[tuple[int, int]] = frozenset()
+    """the same, whose offer was of no use"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class ReplicaState:
     """name (a step) of the last checkpoint that it was saved for"""
     saved_in: int = -1
     """generation in which it was"""
+    digests: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """stage → SHA-256 of the file that was written of it then"""
     rounds: int = 0
     """of the exchange, settled or given up"""
     inner: int = 0
@@ -193,6 +197,25 @@ class ReplicaState:
 
 
 @dataclass(frozen=True)
+class Unsaved:
+    """The last checkpoint, which could not be saved."""
+
+    step: int
+    """its name"""
+    detail: str
+    tries: int
+    """that failed under this name"""
+    hosts: frozenset[str]
+    """machines at which saves have failed since one was sealed; the run's own are one, without a name"""
+    since: int
+    """steps made by then: the next interval begins there"""
+    discarded: bool = False
+    """is what was written of it removed?"""
+    rested: bool = False
+    """has it been long enough since then?"""
+
+
+@dataclass(frozen=True)
 class RunState:
     """Everything a decision depends on: the replicas, the workers that they share, and what holds for all."""
 
@@ -211,6 +234,10 @@ class RunState:
     """that of the last one sealed"""
     standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
     """where replicas were when they were saved for the one under way"""
+    unsaved: Unsaved | None = None
+    """since a save has failed, until one is sealed"""
+    unsealed: RunState | None = None
+    """what was before the last checkpoint was sealed: should that fail, nothing has come of it"""
     durable: Load | None = None
     """the newest complete checkpoint of this run"""
     durable_step: int = -1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from planaria import whole
+from planaria import documents, whole
 from planaria.control.state import RunState
 from planaria.errors import UserError
 
@@ -65,7 +65,7 @@ def describe(state: RunState) -> StateFile:
 
 def write_state(path: Path, state: RunState) -> None:
     """Replace the state file."""
-    whole.write_text(path, describe(state).model_dump_json(indent=2))
+    whole.write_text(path, documents.sealed(describe(state)))
 
 
 def read_state(folder: Path) -> StateFile:
@@ -73,12 +73,10 @@ def read_state(folder: Path) -> StateFile:
 
     :raises UserError: when there is no such run, or it never started.
     """
-    try:
-        return StateFile.model_validate_json((folder / "state.json").read_text())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no live run here (it has no state.json); start one with `planaria train`") from None
-    except ValidationError:
-        raise UserError(f"{folder / 'state.json'}: damaged or of another version of planaria") from None
+    path = folder / "state.json"
+    if not path.exists():
+        raise UserError(f"{folder}: no live run here (it has no state.json); start one with `planaria train`")
+    return documents.unsealed(path, StateFile, mend="bring it back, or remove it")
 
 
 def born(pid: int) -> int | None:

@@ -60,7 +60,7 @@ def _open(path: Path) -> BinaryIO:
 def _record(line: bytes, place: str) -> Mapping[str, object]:
     try:
         record = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a JSON record ({error}); mend or remove the line") from error
     if not isinstance(record, dict):
         raise UserError(f"{place}: holds a JSON {type(record).__name__}, not an object with the field of data.field")

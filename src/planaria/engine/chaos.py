@@ -33,11 +33,17 @@ class TraceChaos:
         self._fleet, self._checkpoints = fleet, checkpoints
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if fault.step >= first_step]
         self._waiting = sorted(numbered, key=_in_turn)
+        self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, Struck]] = {}
         """number → fault, and who was told of it and has not met it yet"""
         self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → others that strike with it"""
         self._thaws: list[tuple[float, Struck]] = []
+
+    def add(self, fault: Fault) -> None:
+        """One more, to strike at the next occasion."""
+        self._wait(self._next, fault)
+        self._next += 1
 
     def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
         """Arm the faults whose moment this decision begins, before its orders go out."""

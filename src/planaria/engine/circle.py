@@ -10,9 +10,9 @@ from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.engine.runner import StageRunner
-from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer
+from planaria.exchange.message import flaw
 from planaria.transport.wire import Content
 
 
@@ -38,6 +38,11 @@ class Circle:
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._lies = False
+        self._bits = {Content.EARLY: 32, Content.LATE: config.bits}
+        self._refused: dict[int, str] = {}
+        """peer → what is wrong with its offer"""
+        self._blamed: set[int] = set()
+        self._checked: set[tuple[int, Content]] = set()
 
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
@@ -56,6 +61,9 @@ class Circle:
         self._early = self._own = None
         self._heard.clear()
         self._whole.clear()
+        self._refused.clear()
+        self._blamed.clear()
+        self._checked.clear()
 
     @property
     def rounds(self) -> int:
@@ -96,25 +104,42 @@ class Circle:
     def hear(self, peer: int, content: Content, payload: Tensor) -> None:
         """Take in a part of a peer's offer, who may be ahead of this node."""
         self._heard.setdefault(peer, {})[content] = payload
+        self._checked.discard((peer, content))
 
     def whole(self) -> list[int]:
-        """Peers whose offer has come since this was asked last.
-
-        :raises UserError: when one is not like the own: it comes from another version of planaria.
-        """
+        """Peers whose offer has come, and is of use, since this was asked last."""
+        self._check()
         if self._own is None:
             return []
-        own = {Content.EARLY: self._own.early, Content.LATE: self._own.late}
-        like = {content: (part.shape, part.dtype) for content, part in own.items() if part is not None}
-        found = [peer for peer, parts in self._heard.items() if parts.keys() >= like.keys() and peer not in self._whole]
-        for peer in found:
-            said = {content: (part.shape, part.dtype) for content, part in self._heard[peer].items()}
-            if said != like:
-                raise UserError(
-                    f"node {peer} says {said} in round {self.round}, not {like}; run one version everywhere"
-                )
+        needed = {content for content, part in self._parts().items() if part is not None}
+        known = self._whole | self._refused.keys()
+        found = [peer for peer, parts in self._heard.items() if parts.keys() >= needed and peer not in known]
         self._whole.update(found)
         return found
+
+    def refused(self) -> dict[int, str]:
+        """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
+        self._check()
+        found = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
+        self._blamed |= found.keys()
+        return found
+
+    def _check(self) -> None:
+        """Hold what has come against the own offer, once that is made; every part once."""
+        if self._own is None:
+            return
+        own = self._parts()
+        for peer, parts in self._heard.items():
+            for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
+                like = own[content]
+                wrong = "not expected" if like is None else flaw(parts[content], like, self._bits[content])
+                self._checked.add((peer, content))
+                if wrong:
+                    self._refused.setdefault(peer, f"its {content.name.lower()} part: {wrong}")
+
+    def _parts(self) -> dict[Content, Tensor | None]:
+        assert self._own is not None
+        return {Content.EARLY: self._own.early, Content.LATE: self._own.late}
 
     def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
         """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node."""

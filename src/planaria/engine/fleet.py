@@ -46,14 +46,14 @@ def train(
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
+        asked = ending.enter_context(stop_signals())
         place = ending.enter_context(ground(config.fleet, started.crew))
         setup = Setup(config, folder, dataset, place.host, new_key())
         work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
-        with stop_signals() as asked:
-            return controller.run(lambda: asked[0] if asked else "")
+        return controller.run(lambda: asked[0] if asked else "")
 
 
 def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:

@@ -12,11 +12,11 @@ from planaria import decisions as d
 from planaria import events as e
 from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Trace, order
 from planaria.checkpoint.stage_file import write_stage
-from planaria.checkpoint.store import CheckpointStore, Manifest
+from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
-from planaria.control.controller import Observer
-from planaria.control.decide import folder_name
+from planaria.control.controller import AGAIN_S, Observer
+from planaria.control.saving import LAST_TRIES, folder_name
 from planaria.data.shards import Dataset
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
@@ -26,6 +26,7 @@ from planaria.engine.runner import NonFinite, StageRunner
 from planaria.engine.stopping import stop_signals
 from planaria.model.state import StageState
 from planaria.routing.arrangement import Arrangement
+from planaria.whole import refused
 
 WORKER = "inline"
 
@@ -75,9 +76,8 @@ def _lead(run: _InlineRun, losses: _Losses) -> d.Finish:
                 while nodes := losses.next(run.engine.step, committed=False):
                     if reason := run.strike(nodes):
                         return d.Finish(outcome="cannot", reason=reason)
-                if asked:
-                    run.save(list(run.engine.runners))
-                    return d.Finish(outcome="stopped", reason=asked[0])
+                if asked or run.observer.trouble:
+                    break
                 step = run.engine.step
                 run.train()
                 while nodes := losses.next(step, committed=True):
@@ -85,9 +85,13 @@ def _lead(run: _InlineRun, losses: _Losses) -> d.Finish:
                         return d.Finish(outcome="cannot", reason=reason)
                 if run.engine.step > step:  # not rolled back
                     run.conclude()
+            if unsaved := run.save_at_last(list(run.engine.runners)):
+                return d.Finish(outcome="failed", reason=unsaved)
+            if run.engine.step < run.config.train.steps:
+                return d.Finish(outcome="stopped", reason=asked[0] if asked else run.observer.trouble)
+            return d.Finish(outcome="finished")
     except NonFinite as error:
         return d.Finish(outcome="failed", reason=str(error))
-    return d.Finish(outcome="finished")
 
 
 class _InlineRun:
@@ -131,8 +135,8 @@ class _InlineRun:
         plan = self.engine.lose(nodes)
         if plan.rollback:
             self._roll_back()
-        if plan.reason:
-            self.save([node for node in self.engine.runners if node not in nodes])
+        if plan.reason and (unsaved := self.save_at_last([n for n in self.engine.runners if n not in nodes])):
+            return f"{plan.reason}; what is left could not be saved: {unsaved}"
         return plan.reason
 
     def _roll_back(self) -> None:
@@ -167,7 +171,7 @@ class _InlineRun:
             self._evaluate()
         interval = self.config.checkpoint.every
         assert interval != "best", "needs the fleet's own saves"
-        if done or (interval and self.engine.step % interval == 0):
+        if not done and interval and self.engine.step % interval == 0:
             self.save(list(self.engine.runners))
 
     def _evaluate(self) -> None:
@@ -197,16 +201,46 @@ class _InlineRun:
         ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
         self.observer.on_event(time.monotonic(), ready)
 
-    def save(self, nodes: list[int]) -> None:
-        """Write the stages that these nodes hold as the checkpoint of the present step."""
+    def save_at_last(self, nodes: list[int]) -> str:
+        """Save these nodes at the end of the run, and try that several times; why it cannot be, empty if it can."""
+        for again in range(LAST_TRIES):
+            if again:
+                time.sleep(AGAIN_S)
+            failure = self.save(nodes)
+            if not failure:
+                return ""
+        newest = self.store.newest(whole_only=True)
+        left = "there is no checkpoint" if newest is None else f"the newest checkpoint is {newest.folder.name}"
+        return f"the last save failed {LAST_TRIES} times: {failure}; {left}"
+
+    def save(self, nodes: list[int]) -> str:
+        """Write what these nodes hold as the checkpoint of the present step; why that could not be, empty if it could.
+
+        The run goes on without it.
+        """
+        step = self.engine.step
+        try:
+            self._save(nodes)
+        except OSError as error:
+            self.store.discard_unfinished(step)
+            detail = str(error) if error.errno is None else refused(self.store.folder / folder_name(step), error)
+            failed = e.SaveFailed(worker=WORKER, stage=-1, generation=0, step=step, detail=detail)
+            self.observer.on_event(time.monotonic(), failed)
+            return detail
+        return ""
+
+    def _save(self, nodes: list[int]) -> None:
+        """:raises OSError: when a file cannot be written."""
         step, count = self.engine.step, self.config.pipeline.stages
         there = self.engine.itinerary.arrangement.of(nodes)
         stages, replicas, several = list(there.stages), self.engine.replicas, self.config.exchange.replicas
+        digests: dict[str, str] = {}
         for replica in range(several):
             folder = self.store.part(step, several, replica, 0)
             for node in [n for n in self._of_replica(replica, there) if n in there.stage]:
                 state = self.engine.runners[node].state() if replicas is None else replicas.state(node)
-                write_stage(folder, self.engine.stage[node], step, state)
+                stage = self.engine.stage[node]
+                digests[stage_name(stage, replica, several)] = write_stage(folder, stage, step, state).sha256
         partial = len(stages) <= count
         every = self.engine.replicas.exchange.every if self.engine.replicas else None
         standing = e.Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
@@ -217,6 +251,7 @@ class _InlineRun:
             samples=self.engine.sample_offset + step * self.config.samples,
             replicas=several,
             standings=dict.fromkeys(range(several), standing) if several > 1 else {},
+            digests=digests,
             model=self.config.model,
         )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)

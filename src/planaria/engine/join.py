@@ -22,20 +22,24 @@ from planaria.fleet.nursery import Nursery, Orders
 
 _AGAIN_S = 0.5
 """between two knocks at a door where nobody answers"""
-_TIMES = 2
-"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better"""
+_TIMES, _LEAST_S = 2, 10.0
+"""how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better;
+and how many seconds at least: a controller may be stopped for a while, and then go on"""
 
 
-def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], None]) -> None:
+def join(
+    folder: Path, workers: int, patience_s: float, told: Callable[[str], None], forsaken: Callable[[], bool]
+) -> None:
     """Serve the run in ``folder`` with so many workers until it is over, or until a signal asks to leave.
 
-    A run that cannot be reached any more is called again for ``patience_s``.
+    A run that cannot be reached any more is called again for ``patience_s``. ``forsaken`` tells whether nobody trains
+    it any more.
 
     :raises UserError: when the run is over, or cannot be joined from here.
     :raises RunStopped: when it has not answered for so long.
     """
     with stop_signals() as asked:
-        visit: Visit | str = _first(folder, workers)
+        visit: Visit | str = _first(folder, workers, forsaken)
         while isinstance(visit, Visit):
             with closing(_Stay(visit, told)) as stay:
                 ending = stay.last(lambda: asked[0] if asked else "")
@@ -47,11 +51,16 @@ def join(folder: Path, workers: int, patience_s: float, told: Callable[[str], No
         told(visit)
 
 
-def _first(folder: Path, workers: int) -> Visit:
+def _first(folder: Path, workers: int, forsaken: Callable[[], bool]) -> Visit:
     """:raises UserError: when nobody answers."""
     try:
         return Visit(read_door(folder), workers)
     except OSError as error:
+        if forsaken():
+            raise UserError(
+                f"{folder / FILE}: left behind by a controller that was killed; nobody trains the run now: go on with "
+                f"`planaria train --resume {folder}`, then join that"
+            ) from None
         raise UserError(
             f"{folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
             "machine reach the controller's (fleet.host)?"
@@ -96,7 +105,7 @@ class _Stay:
                 "under one path"
             )
         fleet = setup.config.fleet
-        self._silence_s = _TIMES * fleet.heartbeat_s * fleet.missed
+        self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
         self._nursery.warm_up()
 

@@ -139,15 +139,12 @@ class Post:
             self._tell_heard()
 
     def _tell_heard(self) -> None:
+        place = {"worker": self.worker, "node": self.node, "generation": self.generation, "round": self.circle.round}
+        for peer, reason in self.circle.refused().items():
+            said = {"replica": self._itinerary.replica_of(peer), "reason": reason}
+            self.desk.report(e.OfferRefused.model_validate(place | said))
         for peer in self.circle.whole():
-            heard = e.OfferHeard(
-                worker=self.worker,
-                node=self.node,
-                generation=self.generation,
-                round=self.circle.round,
-                replica=self._itinerary.replica_of(peer),
-            )
-            self.desk.report(heard)
+            self.desk.report(e.OfferHeard.model_validate(place | {"replica": self._itinerary.replica_of(peer)}))
 
     def hear_all(self) -> None:
         """Take in everything that is there already."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+from planaria.signals import handled
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Ctrl-C, and the SIGTERM that announces a preemption, are noted in the list: the run stops at the next whole step.
+    """Ctrl-C, the SIGTERM that announces a preemption, a hang-up and SIGQUIT are noted: the run stops at a whole step.
 
-    A second one interrupts at once.
+    A second one interrupts at once, unless it is a hang-up: a terminal that is closed may send several.
     """
     asked: list[str] = []
 
-    def handler(number: int, frame: object) -> None:
-        if asked:
+    def handler(number: int, frame: FrameType | None) -> None:
+        if asked and number != signal.SIGHUP:
             raise KeyboardInterrupt
         asked.append(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(handler):
         yield asked
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -37,7 +37,7 @@ def survey(config: FleetConfig, names: Sequence[str], lines: Lines, told: Told) 
     """
     demand = {(a, b): max(_capacity(lines[a, b]), _capacity(lines[b, a])) for a, b in lines}
     place = Place(config.host, new_key(), config.heartbeat_s, config.timeout_s)
-    # A process has one fork server, preloaded once: whoever trains after a survey would wait for slow workers.
+    # A process has one fork server, which is started anew for more modules: whoever trains after a survey would wait.
     fleet = LocalFleet(partial(surveyor.main, place), [*PRELOAD, surveyor.__name__], config.heartbeat_s, config.missed)
     try:
         leader = Leader(fleet, names, lines, told)

@@ -42,8 +42,11 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
 def _settle(setup: Setup, worker: str) -> None:
     """Write to a log of one's own; compute with one thread: workers share the machine's cores."""
     log = setup.folder / "workers" / f"{worker}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError:  # a full disk: the run lacks nothing without it
+        handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     torch.set_num_threads(1)
@@ -266,11 +269,13 @@ class Worker:
         state = self.runner.state()
         if replicas > 1:
             state.outer = self.post.circle.outer
-        size = write_stage(folder, self.post.stage, order.step, state)
-        saved = e.StageSaved(
-            worker=self.worker, stage=self.post.stage, generation=order.generation, step=order.step, bytes=size
-        )
-        self.desk.report(saved)
+        who = {"worker": self.worker, "stage": self.post.stage, "generation": order.generation, "step": order.step}
+        try:
+            written = write_stage(folder, self.post.stage, order.step, state)
+        except OSError as error:
+            self.desk.report(e.SaveFailed.model_validate(who | {"detail": str(error)}))
+        else:
+            self.desk.report(e.StageSaved.model_validate(who | {"bytes": written.bytes, "sha256": written.sha256}))
         self.post.report_work([e.Span(action="save", start=start, end=time.monotonic())])
 
     def _struck(self, blow: d.Blow) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planaria.exchange.base import Offer, Shapes, Weights
-from planaria.model.quantise import coded_bytes, coded_count, decode, encode
+from planaria.model.quantise import coded_bytes, coded_count, decode, encode, has_finite_scales
 
 _PLAIN = {32: torch.float32, 16: torch.float16}
 
@@ -45,6 +45,17 @@ def packed_bytes(shapes: Shapes, bits: int = 32) -> int:
     """Bytes that :func:`pack` makes of tensors of these shapes."""
     count = sum(shape.numel() for shape in shapes.values())
     return count * bits // 8 if bits in _PLAIN else coded_bytes(count, bits)
+
+
+def flaw(message: Tensor, like: Tensor, bits: int) -> str:
+    """Why a message of ``bits`` is none that could be meant, beside one that is; empty if nothing is wrong with it.
+
+    Size and type must be the same, and every number, or every scale of coded ones, finite.
+    """
+    if (message.dtype, message.shape) != (like.dtype, like.shape):
+        return f"{message.dtype} {list(message.shape)}, not {like.dtype} {list(like.shape)}"
+    sound = bool(torch.isfinite(message).all()) if bits in _PLAIN else has_finite_scales(message, bits)
+    return "" if sound else "not all of its numbers are finite"
 
 
 def rounded_offer(exact: Weights, residual: Weights, bits: int, early: Tensor | None = None) -> Offer:

@@ -126,6 +126,7 @@ def _start(one: Training) -> Training:
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             preexec_fn=die_with_parent,
+            process_group=0,  # a terminal's Ctrl-C is for this process, which asks them once: twice would be at once
         )
     return one
 

@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from planaria import whole
+from planaria import documents, whole
 from planaria.errors import UserError, nearest
 from planaria.experts.spec import MixtureSpec
 
@@ -91,14 +91,7 @@ def read(folder: Path) -> Manifest:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder}: holds no ensemble (no {FILE}); make one with `planaria experts RECIPE`")
-    if file.stat().st_size > MOST_BYTES:
-        raise UserError(f"{file}: {file.stat().st_size} bytes is no manifest (at most {MOST_BYTES})")
-    try:
-        manifest = Manifest.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{file}: damaged: {place}: {first['msg'].lower()}; bring an older copy back") from None
+    manifest = documents.model(file, Manifest, MOST_BYTES, "bring an older copy back")
     if not manifest.members:
         raise UserError(f"{file}: has no experts; add one with `planaria experts add {folder} MODEL`")
     return manifest

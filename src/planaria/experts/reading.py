@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from planaria import whole
+from planaria import digests, whole
 from planaria.config import DataConfig, RunConfig
 from planaria.data.shards import Dataset, Split, prepare
 from planaria.data.stream import Stream
@@ -67,13 +68,16 @@ class Texts:
     def read(self, model: Path) -> Readings:
         """What the exported ``model`` makes of them; kept in the folder it lies in."""
         file = model.with_name("readings.safetensors")
-        if not file.is_file():
+        kept = _kept(file)
+        if kept is None:
             read = import_model(model).eval()
             found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
             with whole.replacing(file) as unfinished:
                 save_file(found, unfinished)
-        kept = load_file(file)
+            if sums := digests.read(file.parent):
+                digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})
+            kept = found
         return Readings(
             {name: kept[f"test.{name}"] for name in self.test},
             {name: kept[f"held_out.{name}"] for name in self.held_out},
@@ -100,6 +104,17 @@ class Texts:
             cache=self._base.data.cache,
         )
         return prepare(data, self._base.model.vocab)
+
+
+def _kept(file: Path) -> dict[str, Tensor] | None:
+    """What was read before; None if nothing, or if it is damaged: then it is read again."""
+    sums = digests.read(file.parent)
+    if not file.is_file() or (sums and digests.of_file(file) not in sums.get(file.name, ())):
+        return None
+    try:
+        return load_file(file)
+    except SafetensorError:
+        return None
 
 
 def windows(dataset: Dataset, split: Split, context: int, most: int) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from planaria import recipe
-from planaria.config import ModelConfig, Natural, Positive, RunConfig, Section
+from planaria.bounds import Natural, Positive
+from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]
@@ -138,6 +139,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
     :raises UserError: naming file, key and mend.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "experts", "train")
     if "experts" not in tree:
         raise UserError(f"{path}: has no [experts] table with domains; `planaria train {path}` trains it")
     spec = recipe.table(ExpertsSpec, tree.pop("experts"), "experts", path)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from planaria.chaos.trace import Fault
+
 
 class ControlLine(Protocol):
     """A worker's end of its line to the controller: a pipe on one machine, or ``switchboard.WorkerLine``."""
@@ -69,7 +71,14 @@ class Left:
     detail: str
 
 
-Notice = Said | Gone | Leaving | Joined | Left
+@dataclass(frozen=True)
+class Asked:
+    """The run's owner wants a fault to strike (``planaria chaos``)."""
+
+    fault: Fault
+
+
+Notice = Said | Gone | Leaving | Joined | Left | Asked
 
 
 class Fleet(Protocol):

@@ -1,58 +1,42 @@
-"""What a process of this machine does before it is a worker, so that it outlives nobody."""
+"""What a process of this machine does to outlive nobody, and to leave signals that stop a run to the controller."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 import signal
 import sys
-import threading
-from multiprocessing import forkserver
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from planaria.fleet.base import ControlLine, Entry
-
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent dies, however that happens.
 
-
-def be_born(entry: Entry, connection: ControlLine, worker: str, incarnation: int) -> None:
-    """Become a worker that dies with its parent, and leaves Ctrl-C and the like to the controller."""
-    release_server()
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    entry(connection, worker, incarnation)
-
-
-def release_server() -> None:
-    """Close this process's copy of the pipe that keeps the fork server alive.
-
-    The server ends when the last copy closes, and its children with it. With a copy in a frozen worker, both would
-    outlive a killed controller for ever.
+    The parent is the thread that forked this process, or the main thread of the process that adopted it.
     """
-    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
-    if alive is not None:
-        with contextlib.suppress(OSError):
-            os.close(alive)
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def start_server() -> None:
-    """Start the fork server deaf to Ctrl-C and SIGTERM, as its children are: a terminal or a service manager sends
-    these to all processes of a run, and only the controller is to act on them.
+def be_called(name: str) -> None:
+    """Under this name (15 bytes of it) `ps` and `top` show the process."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Meanwhile orphans among this process's descendants become its own children; one thread may use it at a time.
+
+    For as long as one is awaited, and no longer: whatever else is orphaned below is not for this process to bury.
     """
-    stops = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        forkserver.ensure_running()  # signal handlers are the main thread's to set
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in stops}
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
     try:
-        forkserver.ensure_running()
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0))
+
+
+def _prctl(option: int, value: object) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from planaria.errors import UserError
 
 FILE = "door.json"
+MAX_BYTES = 1 << 16
 
 
 class Door(BaseModel):
@@ -42,12 +43,12 @@ def read_door(folder: Path) -> Door:
     """
     path = folder / FILE
     try:
-        return Door.model_validate_json(path.read_text())
+        return Door.model_validate_json(path.read_bytes()[:MAX_BYTES])
     except FileNotFoundError:
         raise UserError(
             f"{folder}: nobody is training it on a fleet; start it with `planaria train --resume {folder}`"
         ) from None
     except PermissionError:
         raise UserError(f"{path}: only the run's owner may read it; join as that user") from None
-    except (ValidationError, ValueError):
+    except ValidationError:
         raise UserError(f"{path}: damaged, or of another version of planaria") from None

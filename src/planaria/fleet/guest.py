@@ -16,11 +16,14 @@ import planaria
 from planaria.errors import UserError
 from planaria.fleet.door import Door
 from planaria.fleet.nursery import Nursery
+from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import VISITOR, call
 from planaria.fleet.visit import (
+    BEAT_S,
     TO_GUEST,
     Beat,
     Departing,
+    Failed,
     Farewell,
     Knock,
     Settled,
@@ -32,7 +35,6 @@ from planaria.fleet.visit import (
 )
 from planaria.transport.secure import StrangerError
 
-BEAT_S = 0.25
 _MAX_WORD_BYTES = 1 << 20
 _CALL_S = 3
 """how long to wait for each word of the greeting; the next call may be luckier, a lost one has to wait for TCP"""
@@ -85,17 +87,19 @@ class Visit:
         self._say(Settled())
         told("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        leaving, heard = "", time.monotonic()
+        leaving, silence = "", Silence[str](BEAT_S, silence_s / BEAT_S)
+        silence.hear("the run")
         while True:
             try:
-                word = self._hear(BEAT_S)
+                self._line.poll(BEAT_S)
+                silence.look(BEAT_S)
+                word = self._hear(0.0)
             except (EOFError, OSError, ValidationError):
                 return Ending("left") if leaving and nursery.empty else Ending("lost", "the line broke")
-            now = time.monotonic()
             if word is not None:
-                heard = now
-            elif now - heard > silence_s:
-                return Ending("lost", f"silent for {now - heard:.1f} s")
+                silence.hear("the run")
+            for _, seconds in silence.too_long(lambda _: "unknown"):
+                return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(word, Farewell):
                 return Ending("over", word.reason)
             self._heed(word, nursery, leaving, told)
@@ -111,11 +115,20 @@ class Visit:
     def _heed(self, word: Word | None, nursery: Nursery, leaving: str, told: Told) -> None:
         match word:
             case Start() if not leaving:
-                pid = nursery.start(word.worker, word.incarnation)
-                told(f"started worker {word.worker} (pid {pid})")
-                self._say(Started(worker=word.worker, incarnation=word.incarnation))
+                threading.Thread(target=self._start, args=(word, nursery, told), name="birth", daemon=True).start()
             case Signal():
                 nursery.signal(word.worker, word.incarnation, word.number)
+
+    def _start(self, word: Start, nursery: Nursery, told: Told) -> None:
+        """A birth may take its time; meanwhile the run is heard."""
+        try:
+            pid = nursery.start(word.worker, word.incarnation)
+        except OSError as error:
+            told(str(error))
+            self._say(Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
+            return
+        told(f"started worker {word.worker} (pid {pid})")
+        self._say(Started(worker=word.worker, incarnation=word.incarnation))
 
     def _beat(self) -> None:
         while not self._line.closed:

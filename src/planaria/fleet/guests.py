@@ -12,15 +12,28 @@ from pydantic import ValidationError
 
 import planaria
 from planaria.errors import UserError
-from planaria.fleet.base import Joined, Leaving, Left
+from planaria.fleet.base import Asked, Joined, Leaving, Left
 from planaria.fleet.remote import Born, Ears, Lost
+from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import Caller, Line, Switchboard
-from planaria.fleet.visit import FROM_GUEST, Beat, Departing, Farewell, Knock, Settled, Signal, Start, Started, Welcome
+from planaria.fleet.visit import (
+    BEAT_S,
+    FROM_GUEST,
+    Beat,
+    Departing,
+    Failed,
+    Farewell,
+    Knock,
+    Settled,
+    Signal,
+    Start,
+    Started,
+    Strike,
+    Welcome,
+)
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
-_SETTLING_S = 120.0
-"""how long a machine may take to look at the run's folders and to import what workers need"""
 
 Name = tuple[str, int]
 
@@ -115,12 +128,12 @@ class Guests:
         :raises UserError: when it is not fit.
         :raises OSError: when it says nothing for too long, or what it should not.
         """
-        called, room = "", 0
+        called, room, silence = "", 0, Silence[str](BEAT_S, self._silence_s / BEAT_S)
+        silence.expect(guest.host)  # until it has looked at the run's folders and imported what workers need
         while True:
-            patience = self._silence_s if guest.joined else _SETTLING_S
-            if not wait([guest.line], patience):  # type: ignore[list-item]
-                raise OSError(f"silent for {patience:g} s")
-            for text in guest.line.receive():
+            wait([guest.line], BEAT_S)  # type: ignore[list-item]
+            silence.look(BEAT_S)
+            for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
                 match FROM_GUEST.validate_json(text):
                     case Knock() as knock:
                         called, room = _printable(knock.called), knock.workers
@@ -130,15 +143,26 @@ class Guests:
                         self._ears.tell(Joined(guest.host, room, called))
                     case Started(worker=worker, incarnation=incarnation) if (worker, incarnation) in guest.workers:
                         self._ears.tell(Born(worker, incarnation))
+                    case Failed(worker=worker, incarnation=incarnation, detail=detail):
+                        if (worker, incarnation) in guest.workers:
+                            self._ears.tell(Lost(worker, incarnation, _printable(detail)))
                     case Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
                     case Beat():
                         with self._guarded:
                             _tell(guest.line, Beat())
+                    case Strike(fault=fault) if not called:
+                        self._ears.tell(Asked(fault))
+                        _tell(guest.line, Farewell(reason="it will strike at the next occasion"))
+                        raise EOFError
                     case Started():
                         pass  # given up meanwhile
                     case _:
                         raise OSError("it said what it should not")
+                if guest.joined:
+                    silence.hear(guest.host)
+            for _, seconds in silence.too_long(lambda _: "unknown"):
+                raise OSError(f"silent for {seconds:.1f} s")
 
     def _let_in(self, guest: _Guest, knock: Knock, called: str) -> None:
         if knock.version != planaria.__version__:

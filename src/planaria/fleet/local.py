@@ -1,35 +1,39 @@
 """Workers as processes of this machine, forked from a server that has torch imported already.
 
-A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with its parent, even
+A worker leaves no orphan: it exits when its control connection closes, and the kernel kills it with this process, even
 while it is frozen.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing as mp
 import os
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Literal
 
+from planaria.fleet.activity import activity
 from planaria.fleet.base import Entry, Gone, Notice, Said
-from planaria.fleet.birth import be_born, start_server
+from planaria.fleet.births import Child, births
+from planaria.fleet.silence import Silence
 
 MAX_REPORT_BYTES = 1 << 24
-_START_LIMIT_S = 120.0
 _THAW_LIMIT_S = 60.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Process:
     worker: str
     incarnation: int
-    process: mp.process.BaseProcess
+    process: Child
     connection: Connection
     heard: float = field(default_factory=time.monotonic)
-    joined: bool = False
+    awaited: bool = False
+    """it has been born, or has spoken: from then on it must not be silent"""
     gone: bool = False
 
 
@@ -37,24 +41,19 @@ class LocalFleet:
     """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
 
     def __init__(self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int) -> None:
-        self._entry, self._silence_s = entry, heartbeat_s * missed
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(preload)
-        start_server()
+        self._entry, self._preload = entry, preload
+        self._silence: Silence[_Process] = Silence(heartbeat_s, missed)
+        self._births = births()
+        self._births.prepare(preload)
         self._workers: dict[str, _Process] = {}
         self._everyone: list[_Process] = []
 
     def spawn(self, worker: str, incarnation: int) -> None:
         self._bury()
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=be_born,
-            args=(self._entry, theirs, worker, incarnation),
-            name=f"planaria {worker}.{incarnation}",
-            daemon=True,
-        )
-        process.start()
+        ours, theirs = Pipe()
+        run, fd = partial(_enter, self._entry, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
+        process = self._births.bear(f"planaria {worker}.{incarnation}", run, self._preload, [fd])
         self._workers[worker] = _Process(worker, incarnation, process, ours)
         self._everyone.append(self._workers[worker])
 
@@ -68,14 +67,16 @@ class LocalFleet:
     def poll(self, timeout_s: float) -> list[Notice]:
         listening = {p.connection: p for p in self._everyone if not p.connection.closed}
         notices: list[Notice] = []
-        for ready in wait(list(listening), timeout_s):
+        wait(list(listening), timeout_s)
+        self._silence.look(timeout_s)
+        for ready in wait(list(listening), 0.0):
             notices += self._read(listening[ready])  # type: ignore[index]
-        now = time.monotonic()
-        for process in self._workers.values():
-            silence = now - process.heard
-            if not process.gone and silence > (self._silence_s if process.joined else _START_LIMIT_S):
-                process.gone = True
-                notices.append(Gone(process.worker, process.incarnation, "heartbeat", f"silent for {silence:.2f} s"))
+        for process in self._everyone:
+            if not (process.awaited or process.gone or process.process.pid is None):
+                process.awaited = True
+                self._silence.expect(process)
+        for process, seconds in self._silence.too_long(lambda process: activity(process.process.pid)):
+            notices += self._lose(process, "heartbeat", f"silent for {seconds:.2f} s")
         return notices
 
     def _read(self, process: _Process) -> list[Said | Gone]:
@@ -85,13 +86,25 @@ class LocalFleet:
             while process.connection.poll():
                 text = process.connection.recv_bytes(MAX_REPORT_BYTES)
                 notices.append(Said(process.worker, process.incarnation, text))
-                process.heard, process.joined = time.monotonic(), True
+                process.heard = time.monotonic()
+                if not process.gone:
+                    process.awaited = True
+                    self._silence.hear(process)
         except (EOFError, OSError):
             process.connection.close()
-            if not process.gone:
-                process.gone = True
-                notices.append(Gone(process.worker, process.incarnation, "connection", f"pid {process.process.pid}"))
+            if failure := process.process.failure:
+                notices += self._lose(process, "exit", f"could not be born: {failure}")
+            else:
+                notices += self._lose(process, "connection", f"pid {process.process.pid}")
         return notices
+
+    def _lose(self, process: _Process, cause: Literal["connection", "exit", "heartbeat"], detail: str) -> list[Gone]:
+        """The notice, unless one was given before."""
+        if process.gone:
+            return []
+        process.gone = True
+        self._silence.forget(process)
+        return [Gone(process.worker, process.incarnation, cause, detail)]
 
     def dismiss(self, worker: str, incarnation: int, text: bytes) -> None:
         process = self._find(worker, incarnation)
@@ -101,21 +114,19 @@ class LocalFleet:
 
     def signal(self, worker: str, incarnation: int, number: signal.Signals) -> None:
         process = self._find(worker, incarnation)
-        if process is not None and process.process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.process.pid, number)
+        if process is not None:
+            process.process.signal(number)
 
     def _bury(self) -> None:
         """Give back what dead incarnations hold, and end those frozen for so long that nobody will thaw them.
 
-        A run may see thousands of deaths, and every process costs two file descriptors.
+        A run may see thousands of deaths.
         """
         for process in [p for p in self._everyone if p.gone]:
             if not process.connection.closed and time.monotonic() - process.heard > _THAW_LIMIT_S:
-                process.process.kill()
+                process.process.signal(signal.SIGKILL)
                 process.connection.close()
-            if process.connection.closed and not process.process.is_alive():
-                process.process.close()
+            if process.connection.closed and process.process.exitcode is not None:
                 self._everyone.remove(process)
 
     def _find(self, worker: str, incarnation: int) -> _Process | None:
@@ -126,7 +137,12 @@ class LocalFleet:
         for process in self._everyone:
             if not process.gone:
                 process.process.join(max(0.0, deadline - time.monotonic()))
-            process.process.kill()
+            process.process.signal(signal.SIGKILL)
             process.connection.close()
         for process in self._everyone:
             process.process.join(1.0)
+
+
+def _enter(entry: Entry, worker: str, incarnation: int, fd: int) -> None:
+    """What a new process runs."""
+    entry(Connection(fd), worker, incarnation)

@@ -6,22 +6,19 @@ It knows nothing of Ray; ``fleet/ray.py`` makes it an actor. Workers are forked 
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing as mp
 import os
 import platform
-import sys
+import signal
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import planaria
 from planaria.fleet.base import Entry
-from planaria.fleet.birth import be_born, start_server
+from planaria.fleet.births import Child, births
 from planaria.fleet.switchboard import call
 from planaria.transport.secure import StrangerError
-
-_FATED = "planaria.fleet.fated"
 
 
 @dataclass(frozen=True)
@@ -59,15 +56,12 @@ class Nursery:
     """Its methods may be called from several threads."""
 
     def __init__(self, orders: Orders) -> None:
-        self._orders, self._births = orders, threading.Lock()
-        self._children: dict[tuple[str, int], mp.process.BaseProcess] = {}
-        self._context = mp.get_context("forkserver")
-        # Workers would import this process's main program, which is the program that hosts actors.
-        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._orders, self._guarded = orders, threading.Lock()
+        self._children: dict[tuple[str, int], Child] = {}
+        self._births = births()
         if not self.facts().missing:
             os.chdir(orders.cwd)
-            self._context.set_forkserver_preload([_FATED, *orders.preload])
-            start_server()  # by the main thread: the server would die with any other
+            self._births.prepare(orders.preload)
 
     def facts(self) -> Facts:
         """What this node has."""
@@ -78,43 +72,36 @@ class Nursery:
 
     def warm_up(self) -> None:
         """Return when births are quick: the fork server has imported all that workers need."""
-        first = self._context.Process(target=_do_nothing, daemon=True)
-        first.start()
-        first.join()
+        self._births.bear("planaria nobody", _do_nothing, self._orders.preload).join()
 
     def start(self, worker: str, incarnation: int) -> int:
-        """Fork a worker, which calls the controller by itself; its process id."""
-        with self._births:
-            for name in [name for name, child in self._children.items() if not child.is_alive()]:
-                self._children.pop(name).close()
-            child = self._context.Process(
-                target=_enter,
-                args=(self._orders.entry, self._orders.address, self._orders.key, worker, incarnation),
-                name=f"planaria {worker}.{incarnation}",
-                daemon=True,
-            )
-            child.start()
+        """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
+
+        :raises OSError: when nothing can be born here.
+        """
+        orders = self._orders
+        run = partial(_enter, orders.entry, orders.address, orders.key, worker, incarnation)
+        with self._guarded:
+            self._children = {name: child for name, child in self._children.items() if child.exitcode is None}
+            child = self._births.bear(f"planaria {worker}.{incarnation}", run, orders.preload)
             self._children[worker, incarnation] = child
-        assert child.pid is not None
-        return child.pid
+        return child.born()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         """Deliver a signal; nothing happens if the worker has ended."""
-        child = self._children.get((worker, incarnation))
-        with contextlib.suppress(ProcessLookupError, ValueError):  # a closed process object: it was buried
-            if child is not None and child.pid is not None:
-                os.kill(child.pid, number)
+        if (child := self._children.get((worker, incarnation))) is not None:
+            child.signal(number)
 
     @property
     def empty(self) -> bool:
         """Is no worker left?"""
-        return not any(child.is_alive() for child in list(self._children.values()))
+        return not any(child.exitcode is None for child in list(self._children.values()))
 
     def end(self) -> None:
         """Kill every worker that is left, frozen ones too, and wait for it."""
-        with self._births:
+        with self._guarded:
             for child in self._children.values():
-                child.kill()
+                child.signal(signal.SIGKILL)
             for child in self._children.values():
                 child.join(1.0)
 
@@ -128,4 +115,4 @@ def _enter(entry: Entry, address: str, key: bytes, worker: str, incarnation: int
         connection = call(address, key, worker, incarnation)
     except (OSError, StrangerError):
         os._exit(0)  # the run is over, or has given this birth up
-    be_born(entry, connection, worker, incarnation)
+    entry(connection, worker, incarnation)

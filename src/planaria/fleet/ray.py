@@ -26,6 +26,7 @@ from planaria.fleet.places import LOOK_S, Places
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.switchboard import Switchboard
 from planaria.fleet.work import Work
+from planaria.signals import STOPS
 
 try:
     import ray
@@ -84,11 +85,11 @@ class Cluster:
 
 
 def _start(crew: int) -> None:
-    """Start Ray on this machine. It dies with this process, and like its workers it is deaf to SIGTERM, which service
-    managers send to all processes of a run: only the controller is to act on it.
+    """Start Ray on this machine. It dies with this process, and like its workers it is deaf to what service managers
+    and terminals send to all processes of a run: only the controller is to act on it. (Ray itself sees to Ctrl-C.)
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS} - {signal.SIGINT})
     try:
         ray.init(
             address="local",

@@ -12,12 +12,11 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice, Said
+from planaria.fleet.base import Asked, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.fleet.local import MAX_REPORT_BYTES
+from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import Caller, Line, Switchboard
 
-_JOIN_LIMIT_S = 120.0
-"""from a worker's birth to its first word"""
 _THAW_LIMIT_S = 60.0
 
 
@@ -54,11 +53,11 @@ class Lost:
     detail: str
 
 
-News = Born | Lost | Leaving | Joined | Left | tuple[Caller, Line]
+News = Born | Lost | Leaving | Joined | Left | Asked | tuple[Caller, Line]
 """what a host tells, or a worker that calls"""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     worker: str
     incarnation: int
@@ -66,7 +65,6 @@ class _Worker:
     """None until its host has started it: waiting for a machine may take as long as it takes"""
     line: Line | None = None
     pid: int | None = None
-    joined: bool = False
     gone: bool = False
 
 
@@ -119,7 +117,7 @@ class RemoteFleet:
 
         :raises UserError: when the port is taken or ``host`` is not an address of this machine.
         """
-        self._silence_s = heartbeat_s * missed
+        self._silence: Silence[_Worker] = Silence(heartbeat_s, missed)
         self._ears = Ears()
         self._switchboard = Switchboard(host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call))
         self._workers: dict[str, _Worker] = {}
@@ -155,27 +153,26 @@ class RemoteFleet:
     def poll(self, timeout_s: float) -> list[Notice]:
         lines = {w.line: w for w in self._everyone if w.line is not None and not w.line.closed}
         notices: list[Notice] = []
-        ready = wait([self._ears.bell, *lines], timeout_s)  # type: ignore[list-item]
+        wait([self._ears.bell, *lines], timeout_s)  # type: ignore[list-item]
+        self._silence.look(timeout_s)
+        ready = wait([self._ears.bell, *lines], 0.0)  # type: ignore[list-item]
         for news in self._ears.take():
             notices += self._heed(news)
         for line in ready:
             if line is not self._ears.bell:
                 notices += self._read(lines[line])  # type: ignore[index]
-        now = time.monotonic()
-        for worker in self._workers.values():
-            silence = 0.0 if worker.heard is None else now - worker.heard
-            if silence > (self._silence_s if worker.joined else _JOIN_LIMIT_S):
-                notices += self._lose(worker, Gone(*_name(worker), "heartbeat", f"silent for {silence:.2f} s"))
+        for worker, seconds in self._silence.too_long(lambda _: "unknown"):
+            notices += self._lose(worker, Gone(*_name(worker), "heartbeat", f"silent for {seconds:.2f} s"))
         return notices
 
     def _heed(self, news: News) -> list[Notice]:
         match news:
-            case Leaving() | Joined() | Left():
+            case Leaving() | Joined() | Left() | Asked():
                 return [news]
             case Born():
                 born = self._find(news.worker, news.incarnation)
                 if born is not None and born.heard is None:
-                    born.heard = time.monotonic()
+                    self._await(born)
             case Lost():
                 lost = self._find(news.worker, news.incarnation)
                 if lost is not None:
@@ -185,8 +182,15 @@ class RemoteFleet:
                 if answered is None or answered.line is not None:
                     line.close()  # its birth was given up meanwhile
                 else:
-                    answered.line, answered.pid, answered.heard = line, caller.pid, time.monotonic()
+                    answered.line, answered.pid = line, caller.pid
+                    self._await(answered)
         return []
+
+    def _await(self, worker: _Worker) -> None:
+        """It is there, and will speak."""
+        worker.heard = time.monotonic()
+        if not worker.gone:
+            self._silence.expect(worker)
 
     def _read(self, worker: _Worker) -> list[Notice]:
         """Everything that lies ready on one line."""
@@ -197,7 +201,9 @@ class RemoteFleet:
             worker.line.close()
             return self._lose(worker, Gone(*_name(worker), "connection", f"pid {worker.pid}"))
         if texts:
-            worker.heard, worker.joined = time.monotonic(), True
+            worker.heard = time.monotonic()
+            if not worker.gone:
+                self._silence.hear(worker)
         return [Said(*_name(worker), text) for text in texts]
 
     def _lose(self, worker: _Worker, notice: Gone) -> list[Notice]:
@@ -205,6 +211,7 @@ class RemoteFleet:
         if worker.gone:
             return []
         worker.gone = True
+        self._silence.forget(worker)
         self._hosts.give_back(worker.worker, worker.incarnation)
         return [notice]
 

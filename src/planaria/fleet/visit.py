@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from planaria.chaos.trace import Fault
+
 MAX_WORKERS = 256
+BEAT_S = 0.25
+"""between two beats of a machine"""
 _Name = Annotated[str, Field(max_length=200)]
 
 
@@ -47,11 +51,27 @@ class Started(Word):
     incarnation: int
 
 
+class Failed(Word):
+    """A worker's process could not be started."""
+
+    kind: Literal["failed"] = "failed"
+    worker: _Name
+    incarnation: int
+    detail: _Name
+
+
 class Departing(Word):
     """The machine will go as soon as it is not needed; it takes no more workers."""
 
     kind: Literal["departing"] = "departing"
     detail: _Name
+
+
+class Strike(Word):
+    """No machine calls, but the run's owner: let this fault strike at the next occasion."""
+
+    kind: Literal["strike"] = "strike"
+    fault: Fault
 
 
 class Welcome(Word):
@@ -90,8 +110,8 @@ class Farewell(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Departing] = TypeAdapter(
-    Annotated[Knock | Settled | Beat | Started | Departing, Field(discriminator="kind")]
+FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
+    Annotated[Knock | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
 )
 TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
     Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]

@@ -12,12 +12,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from planaria import digests, documents
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import assemble, checked_config
 from planaria.model.stages import Llama
+from planaria.whole import refused
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LISTED = {"planaria": "sha256"}
+"""what the weights' file says when a list of digests lies beside it"""
 
 
 def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
@@ -25,11 +29,19 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
 
     ``end`` is the id of the token that ends a text, where generation is to stop. The folder appears at once and whole.
 
-    :raises UserError: when it exists and is not empty, or the tokenizer does not fit the model.
+    :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
     names = {} if tokenizer_file is None else _token_names(tokenizer_file, model.config)
+    token = None if end is None else names.get(end)
+    try:
+        _export(model, folder, tokenizer_file, end, token)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
+
+
+def _export(model: Llama, folder: Path, tokenizer_file: Path | None, end: int | None, token: str | None) -> None:
     ids = {"bos_token_id": None, "eos_token_id": end}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
@@ -38,11 +50,11 @@ def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None,
         _write(made / "config.json", _to_config(model.config) | ids)
         _write(made / "generation_config.json", ids)
         state = {name: tensor.contiguous() for name, tensor in model.global_state().items()}
-        save_file(state, made / WEIGHTS, metadata={"format": "pt"})
+        save_file(state, made / WEIGHTS, metadata={"format": "pt", **LISTED})
         if tokenizer_file is not None:
             shutil.copyfile(tokenizer_file, made / "tokenizer.json")
-            token = None if end is None else names.get(end)
             _write(made / "tokenizer_config.json", _tokenizer_config(model.config, token))
+        digests.accept(made, [file.name for file in made.iterdir()])
         made.replace(folder)
 
 
@@ -52,12 +64,17 @@ def import_model(folder: Path) -> Llama:
     :raises UserError: on missing or damaged files and on what this LLaMA does not have: other architectures, scaled
         rotary positions, biases, heads that do not split the width evenly.
     """
+    if sums := digests.read(folder):  # it was exported here
+        digests.require(folder, sums, sums)
     place = folder / "config.json"
     config = _from_config(place, _read(place))
     state: dict[str, torch.Tensor] = {}
     for file in _weight_files(folder):
         try:
             with safe_open(file, framework="pt") as opened:
+                if not sums and LISTED.items() <= (opened.metadata() or {}).items():
+                    mend = f"bring it back, or make it anew with `planaria accept {folder}`"
+                    raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
                 state.update((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from error
@@ -175,12 +192,7 @@ def _tokenizer_config(config: ModelConfig, end: str | None) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}); is the path right?") from error
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error})") from error
+    found = documents.parse_json(documents.data(file, mend="is the path right?"), file)
     if not isinstance(found, dict):
         raise UserError(f"{file}: not a JSON object")
     return found

@@ -57,3 +57,9 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
     levels = torch.stack([(byte >> (bits * place)) & mask for place in range(8 // bits)], 1)
     centred = levels.view(groups, GROUP).float() - (half - 0.5)
     return (centred * scales.unsqueeze(1)).view(-1)[:count]
+
+
+def has_finite_scales(coded: Tensor, bits: int) -> bool:
+    """Does everything that ``coded`` may stand for have a size?"""
+    groups = coded_count(len(coded), bits) // GROUP
+    return bool(torch.isfinite(coded[: SCALE_BYTES * groups].clone().view(torch.float16)).all())

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from planaria.config import Positive, Seconds, Section
+from planaria import bounds, documents
+from planaria.bounds import Positive, Seconds
+from planaria.config import Section
 from planaria.errors import UserError, nearest
 from planaria.network import cities
 
 MAX_BYTES = 64 << 20
+MOST_NODES = 1 << 12
+MOST_SITES = 1 << 10
+LEAST_MBIT = 1e-3
+"""slowest link: with less no message arrives within a run"""
 MBIT = 1e6 / 8
 """bytes per second of one Mbit/s"""
 
@@ -28,8 +33,8 @@ MATRICES = {"twelve_cities": cities.links}
 class SameSite(Section):
     """The link between two nodes of one site."""
 
-    latency_ms: Annotated[float, Field(ge=0)] = 1.0
-    bandwidth_mbit: Annotated[float, Field(gt=0)] = 16000.0
+    latency_ms: Annotated[float, Field(ge=0), bounds.at_most(1e9, "no link is so slow")] = 1.0
+    bandwidth_mbit: bounds.Mbits = 16000.0
 
 
 class MatrixFiles(Section):
@@ -43,8 +48,8 @@ class NodeGroup(Section):
     """So many nodes of one kind at one site."""
 
     site: str
-    count: Positive = 1
-    speed: Annotated[float, Field(gt=0)] = 1.0
+    count: bounds.Hosts = 1
+    speed: bounds.Speed = 1.0
     """how many times as fast as [network] says"""
     memory: Positive = 3
     """microbatches that a node can hold between their forward and their backward"""
@@ -115,6 +120,10 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
         links.setdefault((site, site), same)
+    if (total := sum(group.count for group in parsed.nodes)) > MOST_NODES:
+        raise UserError(
+            f"{path}: nodes: {total} in all; at most {MOST_NODES}, as the planner weighs every pair of them"
+        )
     nodes, seen = [], Counter[str]()
     for group in parsed.nodes:
         if group.site not in sites:
@@ -132,21 +141,17 @@ def _parse(path: Path) -> TopologyFile:
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a topology lists sites and nodes")
     try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not TOML: {error}") from None
-    try:
-        return TopologyFile.model_validate(tree)
+        return TopologyFile.model_validate(documents.toml(path, MAX_BYTES))
     except ValidationError as error:
         first = max(error.errors(), key=lambda e: len(e["loc"]))  # of two types that a key may have, the one meant
         key = ".".join(str(part) for part in first["loc"])
-        given = "" if first["type"] == "missing" else f" = {first['input']!r}"
+        given = "" if first["type"] == "missing" else f" = {documents.shown(first['input'])}"
         raise UserError(f"{path}: {key}{given}: {first['msg']}") from None
 
 
 def _from_csv(path: Path, files: MatrixFiles) -> Links:
     latency = _numbers(path.parent / files.latency_ms, lowest=0.0)
-    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=1e-9)
+    bandwidth = _numbers(path.parent / files.bandwidth_mbit, lowest=LEAST_MBIT)
     if latency.keys() != bandwidth.keys():
         odd = sorted(latency.keys() ^ bandwidth.keys())[0]
         raise UserError(f"{path}: matrix: {odd[0]} - {odd[1]} is in one of the two files only")
@@ -157,12 +162,14 @@ def _numbers(path: Path, lowest: float) -> dict[tuple[str, str], float]:
     """The numbers of a square table; an empty cell stands for the same link seen from the other side."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; a topology's matrix names it")
-    with path.open(newline="", encoding="utf-8") as lines:
-        try:
-            rows = [row for row in csv.reader(lines) if row]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path}: is not CSV: {error}") from None
+    lines = documents.text(path, MAX_BYTES, "give a table of sites").splitlines()
+    try:
+        rows = [row for row in csv.reader(lines) if row]
+    except csv.Error as error:
+        raise UserError(f"{path}: is not CSV: {error}; give a table of sites") from None
     sites = [name.strip() for name in rows[0][1:]] if rows else []
+    if len(sites) > MOST_SITES or len(set(sites)) < len(sites) or "" in sites:
+        raise UserError(f"{path}: its first row must name sites, each once and at most {MOST_SITES}")
     found: dict[tuple[str, str], float] = {}
     for row in rows[1:]:
         site, cells = row[0].strip(), row[1:]

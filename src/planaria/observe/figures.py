@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
@@ -13,37 +14,45 @@ from planaria.observe.narrate import SIGNS, Line
 from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
+from planaria.observe.thin import thinned
 
 ROW = 30
 """pixels of one row of bars"""
+LINES_DRAWN, RECOVERIES_DRAWN = 200, 60
+"""of faults in the figure of the loss, and of recoveries: more would be one grey field"""
+
+Curve = list[tuple[int, float]]
+"""a loss over steps"""
 
 
-def loss_figure(metrics: Sequence[Metric], story: Sequence[tuple[float, Line]]) -> go.Figure:
+def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) -> go.Figure:
     """Training and validation loss over steps; steps that were undone in grey; a line where a worker was hit."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
-    kept, undone = _last_of_each_step([m for m in metrics if m.loss is not None])
+    kept, undone, validations = _curves(metrics)
     if undone:
+        few = thinned(undone)
         fig.add_scatter(
-            x=[m.step for m in undone],
-            y=[m.loss for m in undone],
+            x=[step for step, _ in few],
+            y=[loss for _, loss in few],
             name="undone",
             mode="markers",
             marker={"color": GREY, "size": 4},
             hovertemplate="step %{x}: %{y:.4f} (undone)<extra></extra>",
         )
+    few = thinned(kept)
     fig.add_scatter(
-        x=[m.step for m in kept],
-        y=[m.loss for m in kept],
+        x=[step for step, _ in few],
+        y=[loss for _, loss in few],
         name="training",
         mode="lines",
         line={"color": BLUE, "width": 2},
         hovertemplate="step %{x}: %{y:.4f}<extra></extra>",
     )
-    validations, _ = _last_of_each_step([m for m in metrics if m.val_loss is not None])
     if validations:
+        few = thinned(validations)
         fig.add_scatter(
-            x=[m.step for m in validations],
-            y=[m.val_loss for m in validations],
+            x=[step for step, _ in few],
+            y=[loss for _, loss in few],
             name="validation",
             mode="lines+markers",
             line={"color": ORANGE, "width": 1.5, "dash": "dot"},
@@ -54,26 +63,35 @@ def loss_figure(metrics: Sequence[Metric], story: Sequence[tuple[float, Line]]) 
     return fig
 
 
-def _last_of_each_step(metrics: Sequence[Metric]) -> tuple[list[Metric], list[Metric]]:
-    """What counts, by step, and what a rollback or a resumption made void."""
-    last = {metric.step: metric for metric in metrics}
-    return sorted(last.values(), key=lambda m: m.step), [m for m in metrics if last[m.step] is not m]
+def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
+    """By step: the training losses that count, those that a rollback or a resumption made void, validation losses."""
+    trained: dict[int, float] = {}
+    validated: dict[int, float] = {}
+    undone: Curve = []
+    for metric in metrics:
+        if metric.loss is not None:
+            if metric.step in trained:
+                undone.append((metric.step, trained[metric.step]))
+            trained[metric.step] = metric.loss
+        if metric.val_loss is not None:
+            validated[metric.step] = metric.val_loss
+    return sorted(trained.items()), undone, sorted(validated.items())
 
 
-def _mark_faults(fig: go.Figure, kept: Sequence[Metric], story: Sequence[tuple[float, Line]]) -> None:
+def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]]) -> None:
     told: dict[int, list[Line]] = defaultdict(list)
     for _, line in story:
         told[line.step].append(line)
     hits = {step: lines for step, lines in told.items() if any(line.tone in ("fault", "loss") for line in lines)}
-    losses = {m.step: m.loss for m in kept if m.loss is not None}
-    if not hits or not losses:
+    if not hits or not kept:
         return
-    for step in hits:
-        fig.add_vline(x=step, line={"color": RED, "width": 1, "dash": "dot"}, opacity=0.55, layer="below")
-    nearest = {step: losses[min(losses, key=lambda known: abs(known - step))] for step in hits}
+    if len(hits) <= LINES_DRAWN:
+        style = {"color": RED, "width": 1, "dash": "dot"}
+        ends = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "opacity": 0.55, "layer": "below", "line": style}
+        fig.update_layout(shapes=[{**ends, "x0": step, "x1": step} for step in hits])
     fig.add_scatter(
         x=list(hits),
-        y=[nearest[step] for step in hits],
+        y=[_near(kept, step) for step in hits],
         name="fault",
         mode="markers",
         marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
@@ -82,9 +100,21 @@ def _mark_faults(fig: go.Figure, kept: Sequence[Metric], story: Sequence[tuple[f
     )
 
 
+def _near(curve: Curve, step: int) -> float:
+    """The curve's value at the known step that is nearest, the earlier of two."""
+    after = bisect_left(curve, step, key=lambda point: point[0])
+    around = curve[max(0, after - 1) : after + 1]
+    return min(around, key=lambda point: abs(point[0] - step))[1]
+
+
 def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
-    """Where each recovery's time went, milliseconds, one bar a recovery; the diamond is the time that passed."""
-    rows = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    """Where each recovery's time went, milliseconds, one bar a recovery; the diamond is the time that passed.
+
+    Of more than can be shown, those that took longest.
+    """
+    names = [recovery_name(number, timing) for number, timing in enumerate(timings, 1)]
+    longest = sorted(range(len(timings)), key=lambda place: timings[place].total or 0.0)[-RECOVERIES_DRAWN:]
+    rows, timings = [names[place] for place in sorted(longest)], [timings[place] for place in sorted(longest)]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
     parts: dict[str, tuple[str, list[float | None]]] = {
         "notice": (RED, [t.notice for t in timings]),
@@ -154,21 +184,24 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
     shades = ("#cfe0ee", "#f3ddbd", "#d9d3eb", "#c9e6d9")
     turn: dict[int, int] = defaultdict(int)
+    colours = []
     for h in held:
-        fig.add_bar(
-            y=[h.where],
-            x=[h.end - h.start],
-            base=[h.start - zero],
-            orientation="h",
-            showlegend=False,
-            marker={"color": shades[turn[h.node] % len(shades)], "line": {"color": "white", "width": 2}},
-            text=[label(h.worker)],
-            textposition="inside",
-            insidetextanchor="start",
-            textfont={"color": INK},
-            hovertemplate=f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s<extra></extra>",
-        )
+        colours.append(shades[turn[h.node] % len(shades)])
         turn[h.node] += 1
+    fig.add_bar(
+        y=[h.where for h in held],
+        x=[h.end - h.start for h in held],
+        base=[h.start - zero for h in held],
+        orientation="h",
+        showlegend=False,
+        marker={"color": colours, "line": {"color": "white", "width": 2}},
+        text=[label(h.worker) for h in held],
+        textposition="inside",
+        insidetextanchor="start",
+        textfont={"color": INK},
+        customdata=[f"{label(h.worker)}: {h.start - zero:.2f} to {h.end - zero:.2f} s" for h in held],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
     losses = [(t.lost_t - zero, named[node]) for t in timings for node in t.nodes if node in named]
     fig.add_scatter(
         x=[t for t, _ in losses],

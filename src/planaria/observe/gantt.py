@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ import plotly.graph_objects as go
 from planaria.decisions import Form
 from planaria.events import Linked, Span, Worked
 from planaria.observe.logs import RunRecord
-from planaria.observe.places import places_of
+from planaria.observe.places import Places, places_of
 from planaria.observe.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 
@@ -38,15 +40,51 @@ def ordinary_step(record: RunRecord) -> list[Worked]:
     Steps that also saved or rebuilt something are not ordinary unless there is nothing else.
     """
     places = places_of(record)
-    steps: dict[tuple[int, int, int], list[Worked]] = defaultdict(list)
+    # Durations first and the work itself afterwards: of a long run there is too much to be held at once.
+    seen: dict[Step, _Seen] = defaultdict(_Seen)
     for _, work in record.worked:
-        if not work.dropped and any(span.action == "backward" for span in work.spans):
-            steps[places.replica(work.node), work.generation, work.step].append(work)
-    most = max((len(works) for works in steps.values()), default=0)
-    whole = [works for works in steps.values() if len(works) == most]
-    plain = [works for works in whole if not any(s.action in ("save", "rebuild") for w in works for s in w.spans)]
-    by_duration = {_duration(works): works for works in plain or whole}
-    return by_duration[median_low(by_duration)] if by_duration else []
+        if _trained(work):
+            seen[_step(work, places)].add(work)
+    most = max((step.workers for step in seen.values()), default=0)
+    whole = {key: step for key, step in seen.items() if step.workers == most}
+    plain = {key: step for key, step in whole.items() if step.plain} or whole
+    if not plain:
+        return []
+    middle = median_low(step.duration for step in plain.values())
+    chosen = next(key for key, step in plain.items() if step.duration == middle)
+    return [work for _, work in record.worked if _trained(work) and _step(work, places) == chosen]
+
+
+Step = tuple[int, int, int]
+"""replica, generation, step"""
+
+
+@dataclass
+class _Seen:
+    """Of one step: how many workers told of it, from when to when, and whether it only trained."""
+
+    workers: int = 0
+    start: float = math.inf
+    end: float = -math.inf
+    plain: bool = True
+
+    def add(self, work: Worked) -> None:
+        self.workers += 1
+        self.start = min(self.start, *(span.start for span in work.spans))
+        self.end = max(self.end, *(span.end for span in work.spans))
+        self.plain = self.plain and not any(span.action in ("save", "rebuild") for span in work.spans)
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+def _trained(work: Worked) -> bool:
+    return not work.dropped and any(span.action == "backward" for span in work.spans)
+
+
+def _step(work: Worked, places: Places) -> Step:
+    return places.replica(work.node), work.generation, work.step
 
 
 def _duration(works: Sequence[Worked]) -> float:
@@ -81,7 +119,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
     rows: set[tuple[int, str]] = set(zip(timing.posts, timing.workers, strict=True))
     bars, places = [], places_of(record)
     for work in (work for _, work in record.worked if places.replica(work.node) == timing.replica):
-        seen = [bar for bar in _bars(work) if bar.end > begin and bar.start < end]
+        seen = [_bar(work, span) for span in work.spans if span.end > begin and span.start < end]
         bars += [bar._replace(start=max(bar.start, begin), end=min(bar.end, end)) for bar in seen]
         rows |= {(work.stage, work.worker)} if seen else set()
     for stage, bar in _links(record, timing):
@@ -122,7 +160,7 @@ def _links(record: RunRecord, timing: RecoveryTiming) -> list[tuple[int, tuple[s
     found = []
     formed: float | None = None
     places = places_of(record)
-    for t, fact in record.history:
+    for t, fact in record.landmarks:
         if isinstance(fact, Form) and fact.replica == timing.replica:
             formed = t if t == timing.formed_t else None
         elif not isinstance(fact, Linked) or places.replica(fact.node) != timing.replica:

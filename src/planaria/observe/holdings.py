@@ -33,7 +33,7 @@ def holdings(record: RunRecord) -> list[Holding]:
         done.append(Holding(node, places.row(node), worker, start, t))
 
     last = 0.0
-    for t, fact in record.history:
+    for t, fact in record.landmarks:
         if isinstance(fact, RunStarted):  # an earlier part of the run ended with whatever it said last
             for node in list(held):
                 close(node, last)

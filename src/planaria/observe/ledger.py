@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.events import Event, RunStarted
+from planaria.events import CONTROLLER, Event, RunStarted, SaveFailed
 from planaria.observe.logs import RunRecord
 
 Span = tuple[int, int]
@@ -33,7 +33,7 @@ def sample_ledger(record: RunRecord) -> list[LedgerLine]:
     A step trains on the block of samples that it was begun with, and counts when the order to commit it was given.
     Rolling back to step k undoes steps k and later of that replica, resuming those that its checkpoint does not have.
     """
-    return _folded(record).lines
+    return record.once(_folded).lines
 
 
 def prove_exactly_once(record: RunRecord) -> list[str]:
@@ -43,11 +43,11 @@ def prove_exactly_once(record: RunRecord) -> list[str]:
     several replicas some are ahead: before the end, what lies between may be still to come. What their checkpoints say
     was used must be what they committed until they were saved.
     """
-    ledger = _folded(record)
+    ledger = record.once(_folded)
     first, last = ledger.first, ledger.started
     if first is None or last is None:
         return ["the run never started"]
-    finished = any(isinstance(fact, Finish) and fact.outcome == "finished" for _, fact in record.history)
+    finished = any(isinstance(fact, Finish) and fact.outcome == "finished" for _, fact in record.landmarks)
     spans = [line.span for line in ledger.lines]
     if finished:
         end = last.samples_before(last.steps)
@@ -107,6 +107,9 @@ class _Ledger:
             self._commit(fact)
         elif isinstance(fact, Seal):
             self._newest = self._sealed[fact.folder] = _Sealed(fact, len(self._written), self._part)
+        elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER and self._newest is not None:
+            del self._sealed[self._newest.fact.folder]  # it was to be sealed, and could not be
+            self._newest = None
 
     def close(self) -> list[str]:
         """All that was found on the way, once there is nothing more to take in."""
@@ -183,7 +186,7 @@ class _Ledger:
 
 def _folded(record: RunRecord) -> _Ledger:
     ledger = _Ledger()
-    for _, fact in record.history:
+    for _, fact in record.turns:
         ledger.take(fact)
     return ledger
 

@@ -1,108 +1,68 @@
 """A run's folder on disk: written line by line while it runs, read back as one record.
 
-Every file is JSON lines. A line reaches the operating system in one write, so a killed controller leaves whole lines;
-what a crash of the machine tears off is the last line, and both sides know to drop it.
+Every file is JSON lines; once it is full, its older lines are in compressed segments (``observe/segments.py``). A line
+reaches the operating system in one write, so a killed controller leaves whole lines; what a crash of the machine tears
+off is the last line, and both sides know to drop it.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from io import FileIO
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from planaria import documents
 from planaria.config import RunConfig
 from planaria.decisions import Decision
 from planaria.errors import UserError
-from planaria.events import Event, Fact, FaultInjected, Worked
+from planaria.events import Event, Fact, FaultInjected, RunStarted, Worked
+from planaria.observe.record import Metric as Metric
+from planaria.observe.record import RunRecord as RunRecord
+from planaria.observe.record import Streamed, Told
+from planaria.observe.rotation import Rotated
+from planaria.observe.segments import FULL, Line, mark, read
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
 
-
-_LONGEST_LINE = 16 << 20
-
-
-class Metric(BaseModel):
-    """What one step (``loss``) or one validation (``val_loss``) measured. Losses in nats per token."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    t: float
-    step: int
-    loss: float | None = None
-    tokens_per_s: float | None = None
-    grad_norm: dict[int, float | None] = {}
-    """stage → L2 norm of its gradient before clipping; None where the stage did not tell"""
-    val_loss: float | None = None
-    losses: dict[int, float | None] = {}
-    """of several replicas, of which ``loss`` is the mean: what each had"""
-    val_losses: dict[int, float] = {}
-    """the same for ``val_loss``"""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """Everything a run's folder tells. Times are seconds of the machine's monotonic clock."""
-
-    folder: Path
-    config: RunConfig
-    history: list[tuple[float, Event | Decision]]
-    """events and decisions in the controller's order, with the faults of other terminals merged in"""
-    worked: list[tuple[float, Worked]]
-    metrics: list[Metric]
+IN_MEMORY = 4 << 20
+"""bytes of a log up to which all that it holds is kept in memory, where it takes ten times as many"""
 
 
 class RunLog:
-    """Writes a run's logs into ``folder`` (made if absent); appends when the run is resumed."""
+    """Writes a run's logs into ``folder`` (made if absent); appends when the run is resumed.
 
-    def __init__(self, folder: Path) -> None:
+    Each method raises OSError, naming the file, when its line cannot be written.
+    """
+
+    def __init__(self, folder: Path, full: int = FULL) -> None:
+        """``full``: bytes of lines from which on they are compressed."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._events = _append_to(folder / EVENTS)
-        self._spans = _append_to(folder / SPANS)
-        self._metrics = _append_to(folder / METRICS)
+        self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
 
     def event(self, t: float, event: Event) -> None:
-        _write(self._events, f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
+        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
 
     def decision(self, t: float, decision: Decision) -> None:
-        _write(self._events, f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
+        self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
 
     def worked(self, t: float, worked: Worked) -> None:
-        _write(self._spans, f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
+        self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
 
     def metric(self, t: float, values: Mapping[str, object]) -> None:
-        _write(self._metrics, json.dumps({"t": t, **values}))
+        self._metrics.write(json.dumps({"t": t, **values}))
 
     def close(self) -> None:
-        for file in (self._events, self._spans, self._metrics):
-            file.close()
+        for log in (self._events, self._spans, self._metrics):
+            log.close()
 
 
-def _append_to(path: Path) -> FileIO:
-    """The file, unbuffered and open at its end; a line that an earlier crash tore off is cut away first."""
-    if path.exists():
-        with path.open("r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            start = file.seek(max(0, end - _LONGEST_LINE))
-            file.truncate(start + file.read().rfind(b"\n") + 1)
-    return path.open("ab", buffering=0)
-
-
-def _write(file: FileIO, line: str) -> None:
-    rest = line.encode() + b"\n"
-    try:
-        while rest:  # a nearly full disk takes a part
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        raise UserError(
-            f"{file.name}: cannot be written ({error.strerror}); free the disk, then resume the run"
-        ) from error
+Parsed = TypeVar("Parsed", bound=BaseModel)
+Item = TypeVar("Item")
 
 
 class _HistoryLine(Fact):
@@ -131,18 +91,79 @@ class _FaultLine(Fact):
     event: FaultInjected
 
 
-def read_run(folder: Path) -> RunRecord:
-    """The record of a run, finished or not.
+class _Entry(NamedTuple):
+    """A fact, read no further than is needed to put it in its place."""
 
-    A torn last line is left out. Raises UserError if ``folder`` is not a run's, or names file and line that are broken.
+    t: float
+    kind: str
+    line: Line
+    fact: Event | Decision | None = None
+
+    def told(self) -> Told:
+        return self.t, self.fact or _parsed(self.line, _HistoryLine).fact
+
+
+_HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
+
+
+def _entry(line: Line) -> _Entry:
+    head = _HEAD.match(line.text)
+    if head is not None:
+        return _Entry(float(head[1]), head[2].decode(), line)
+    parsed = _parsed(line, _HistoryLine)
+    return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
+
+
+def _fault(line: Line) -> _Entry:
+    parsed = _parsed(line, _FaultLine)
+    return _Entry(parsed.t, parsed.event.kind, line, parsed.event)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run, finished or not, as far as it goes now. A torn last line is left out.
+
+    Raises UserError if ``folder`` is not a run's, or names file and line that are broken; in a long log, which is read
+    while it is gone through, when that line is come to.
     """
     config = _config(folder)
-    events = [(line.t, line.fact) for line in _lines(folder / EVENTS, _HistoryLine)]
-    faults: list[tuple[float, Event | Decision]] = [(line.t, line.event) for line in _lines(folder / CHAOS, _FaultLine)]
-    # A merge and not a sort: a resumed run may have a younger clock than its first part, and the file's order is true.
-    history = list(heapq.merge(events, faults, key=lambda entry: entry[0]))
-    worked = [(line.t, line.worked) for line in _lines(folder / SPANS, _WorkedLine)]
-    return RunRecord(folder, config, history, worked, _lines(folder / METRICS, Metric))
+    record = RunRecord(
+        folder,
+        config,
+        history_of(folder),
+        _kept(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
+        _kept(folder / METRICS, Metric, lambda line: line),
+    )
+    _require_beginning(folder / EVENTS, bool(record.worked or record.metrics))
+    return record
+
+
+def _require_beginning(path: Path, began: bool) -> None:
+    """UserError when a run that has begun has no record of its beginning: nothing can be told of it without."""
+    first = next(map(_entry, read(path, mark(path))), None)
+    if first is None and began:
+        raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
+    if first is not None and not isinstance(first.told()[1], RunStarted):
+        raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
+
+
+def history_of(folder: Path) -> Sequence[Told]:
+    """A run's events and decisions in the controller's order, as :func:`read_run`."""
+    events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
+
+    def entries() -> Iterator[_Entry]:
+        # A merge and not a sort: a resumed run may have a younger clock than its first part; the file's order is true.
+        struck = map(_fault, read(folder / CHAOS, faults))
+        return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
+
+    found = Streamed(entries, lambda entry: entry.kind, _Entry.told)
+    return list(found) if events.size <= IN_MEMORY else found
+
+
+def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
+    """All that a log holds, which has one kind of lines; nothing if it does not exist."""
+    upto = mark(path)
+    found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    return list(found) if upto.size <= IN_MEMORY else found
 
 
 def _config(folder: Path) -> RunConfig:
@@ -152,26 +173,17 @@ def _config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{folder}: not a run's folder ({CONFIG} is missing); give one such as runs/NAME")
     try:
-        return RunConfig.model_validate_json(path.read_bytes())
+        return RunConfig.model_validate_json(documents.data(path))
     except ValidationError as error:
         raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
 
 
-Line = TypeVar("Line", bound=BaseModel)
-
-
-def _lines(path: Path, kind: type[Line]) -> list[Line]:
-    """The file's whole lines; none if it does not exist."""
-    if not path.is_file():
-        return []
-    *whole, _torn = path.read_bytes().split(b"\n")
-    parsed = []
-    for number, line in enumerate(whole, 1):
-        try:
-            parsed.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            raise UserError(f"{path}:{number}: broken line ({_reason(error)}); mend or remove it") from error
-    return parsed
+def _parsed(line: Line, kind: type[Parsed]) -> Parsed:
+    try:
+        return kind.model_validate_json(line.text)
+    except ValidationError as error:
+        reason = _reason(error)
+        raise UserError(f"{line.file}:{line.number}: broken line ({reason}); mend or remove it") from error
 
 
 def _reason(error: ValidationError) -> str:

@@ -81,7 +81,7 @@ class _Stays:
 def machines(record: RunRecord) -> list[Machine]:
     """All stays, in order of arrival."""
     stays = _Stays()
-    for t, fact in record.history:
+    for t, fact in record.landmarks:
         stays.take(t, fact)
     return stays.all
 
@@ -91,7 +91,7 @@ def machine_section(record: RunRecord, places: Places) -> Iterator[str]:
     found = machines(record)
     if not found:
         return
-    zero = next(t for t, fact in record.history if isinstance(fact, RunStarted))
+    zero = next(t for t, fact in record.landmarks if isinstance(fact, RunStarted))
     rows = [
         [
             stay.host,

@@ -13,16 +13,16 @@ from planaria.observe import page
 from planaria.observe.ledger import sample_ledger
 from planaria.observe.logs import RunRecord
 from planaria.observe.recoveries import recoveries
-from planaria.observe.replica_figures import Points, curves, heat, spread, waits
+from planaria.observe.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
 from planaria.observe.rounds import Gathering, gatherings, told, totals
 
 
 def fleet_section(record: RunRecord) -> Iterator[str]:
     """Nothing where a run had one replica, or all in one process."""
-    count = max((fact.replicas for _, fact in record.history if isinstance(fact, RunStarted)), default=1)
+    count = max((fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted)), default=1)
     if count == 1:
         return
-    count = max(count, *(1 + fact.replica for _, fact in record.history if isinstance(fact, Form)))
+    count = max(count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form)))
     held = gatherings(record)
     text = f"{count} replicas, each of its own steps and samples."
     parts = _validations(record)
@@ -34,7 +34,7 @@ def fleet_section(record: RunRecord) -> Iterator[str]:
 
 
 def _validations(record: RunRecord) -> list[str]:
-    looks = sorted({m.step: m for m in record.metrics if m.val_losses}.items())
+    looks = sorted({m.step: m for m in record.metrics if m.val_losses}.items())  # few: validations
     if not looks:
         return []
     several = sorted({replica for _, look in looks for replica in look.val_losses})
@@ -46,7 +46,7 @@ def _validations(record: RunRecord) -> list[str]:
 
 def _rounds(held: Sequence[Gathering], count: int) -> list[str]:
     rounds = by_round(held)
-    charts = []
+    charts, many = [], len(rounds) > ROUNDS_DRAWN
     if points := spreads(rounds):
         charts += [
             page.subheading("How far replicas were apart when they met"),
@@ -62,6 +62,7 @@ def _rounds(held: Sequence[Gathering], count: int) -> list[str]:
         page.note(
             "From a replica's last work to its new weights. Bars are means over replicas, a diamond is the one that "
             "waited longest."
+            + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
         ),
         page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
         page.subheading("Who settled rounds with whom; on the diagonal, how often by itself"),
@@ -139,10 +140,10 @@ def _rows(record: RunRecord, held: Sequence[Gathering], count: int) -> Iterator[
 
 
 def _attendance(record: RunRecord, replica: int) -> str:
-    zero = next((t for t, fact in record.history if isinstance(fact, RunStarted)), 0.0)
-    first = max(fact.replicas for _, fact in record.history if isinstance(fact, RunStarted))
+    zero = next((t for t, fact in record.landmarks if isinstance(fact, RunStarted)), 0.0)
+    first = max(fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted))
     told: list[str] = []
-    for t, fact in record.history:
+    for t, fact in record.landmarks:
         if isinstance(fact, Disband | Found) and fact.replica == replica:
             begins = "from" if replica >= first and not told else "back at"
             told.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")

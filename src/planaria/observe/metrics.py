@@ -11,6 +11,9 @@ from typing import Any
 from planaria import decisions as d
 from planaria import events as e
 
+STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
+"""of several replicas: what is remembered of their steps until it is saved, and of their validations"""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -49,11 +52,15 @@ class StepMetrics:
         self._live: set[int] = {0}
         self._left = 0
         """blocks that are not committed yet"""
+        self._whole = 0
+        """steps before this one are in the last checkpoint but one"""
 
     def on_event(self, t: float, event: e.Event) -> dict[str, Any] | None:
         """A validation's record when its last report is in; None otherwise."""
         if isinstance(event, e.RunStarted) and event.replicas > 1:
             self._start(event)
+        if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
+            self._whole = 0
         if isinstance(event, e.StageReady):
             self._ready[event.replica][event.stage] = event
             if event.loss is not None and event.grad_norm is None:
@@ -61,6 +68,7 @@ class StepMetrics:
                     return {"t": t, "step": event.step, "val_loss": event.loss}
                 step = self._labels.get(event.replica, event.step)
                 self._validated[step][event.replica] = event.loss
+                _forget(self._validated, VALIDATIONS_BACK)
                 return self._validation(t, [step])
         return None
 
@@ -89,9 +97,9 @@ class StepMetrics:
         if isinstance(decision, d.Form) and decision.outcome == "rolled back":
             self._undo(decision)
         elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback goes further back
-            whole = started.progress(decision.first_block)
-            for step in [step for step in self._parts if step < whole]:
+            for step in [step for step in self._parts if step < self._whole]:
                 del self._parts[step]
+            self._whole = started.progress(decision.first_block)  # if it turns out well, which the next one tells
         elif isinstance(decision, d.Found):
             self._live.add(decision.replica)
         elif isinstance(decision, d.Disband):
@@ -118,6 +126,7 @@ class StepMetrics:
             step = commit.progress
             self._left -= 1
             self._parts[step][commit.replica, commit.step] = part
+            _forget(self._parts, STEPS_BACK)
             if len(self._parts[step]) < self._blocks(self._started, step):
                 return None
             parts = list(self._parts[step].values())
@@ -164,6 +173,12 @@ class StepMetrics:
             if own:
                 self._validated[last][replica] = self._validated[max(own)][replica]
         return self._validation(t, [last]) if missing else None
+
+
+def _forget(steps: dict[int, Any], most: int) -> None:
+    """A run of months has many steps; of old ones nothing more is heard."""
+    if len(steps) > most:
+        del steps[min(steps)]
 
 
 def _mean(numbers: Iterable[float | None]) -> float | None:

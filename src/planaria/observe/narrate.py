@@ -30,7 +30,9 @@ from planaria.events import (
     Linked,
     Replanned,
     RunStarted,
+    SaveFailed,
     StopRequested,
+    Trouble,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
@@ -38,7 +40,7 @@ from planaria.events import (
 )
 from planaria.observe.logs import RunRecord
 from planaria.observe.pace import Pace
-from planaria.observe.places import Places, replicas, stages
+from planaria.observe.places import Places, places_of, replicas, stages
 from planaria.observe.rounds import Gathering, Rounds
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
@@ -180,6 +182,8 @@ class Narrator:
             return None
         members, missing = replicas(gathering.members), replicas(gathering.missing)
         why = "came too late, or was not heard" if gathering.impatient else "did not come"
+        if gathering.refused:
+            why = f"said what is of no use ({'; '.join(gathering.refused.values())})"
         how = "alone" if gathering.alone else "together"
         who = "they" if len(gathering.missing) > 1 else "it"
         text = f"round {gathering.round}: {members} went on {how}, without {missing}: {who} {why}"
@@ -205,6 +209,10 @@ class Narrator:
         if isinstance(fact, WorkerFailed):
             role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
+        if isinstance(fact, Trouble):
+            return self._line("note", fact.detail)
+        if isinstance(fact, SaveFailed):
+            return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
         if isinstance(fact, Cannot):
             whose = f" of replica {fact.replica}" if self._places.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
@@ -239,6 +247,12 @@ class Narrator:
 
 def story(record: RunRecord) -> list[tuple[float, Line]]:
     """All lines of a run with their times, in order."""
+    return list(record.once(_story))
+
+
+def _story(record: RunRecord) -> list[tuple[float, Line]]:
     narrator = Narrator()
-    told = ((t, narrator.tell(t, fact)) for t, fact in record.history)
+    # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
+    facts = record.history if places_of(record).several else record.turns
+    told = ((t, narrator.tell(t, fact)) for t, fact in facts)
     return [(t, line) for t, line in told if line is not None]

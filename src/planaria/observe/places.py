@@ -63,7 +63,7 @@ class Places:
 
 def places_of(record: RunRecord) -> Places:
     """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
-    starts = [fact for _, fact in record.history if isinstance(fact, RunStarted)]
+    starts = [fact for _, fact in record.landmarks if isinstance(fact, RunStarted)]
     return Places(max(starts, key=lambda started: started.places, default=None))
 
 

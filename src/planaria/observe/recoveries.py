@@ -27,10 +27,14 @@ from planaria.observe.recovery_timing import RecoveryTiming as RecoveryTiming
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
     """Every recovery of the run, in order; each is one replica's affair. The death of a spare needs none."""
+    return list(record.once(_recoveries))
+
+
+def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
     finished, places = _Finished(record), Places()
     scans = [_Scan(finished)]
     done: list[RecoveryTiming] = []
-    for t, fact in record.history:
+    for t, fact in record.turns:
         if isinstance(fact, RunStarted):
             done += _closed(scans)
             places = Places(fact)
@@ -252,7 +256,7 @@ class FaultsSummary:
 
 def faults_summary(record: RunRecord) -> FaultsSummary:
     """Counts the faults of a run and what became of them."""
-    facts = Counter(type(fact) for _, fact in record.history)
+    facts = Counter(type(fact) for _, fact in record.landmarks)
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings)
     return FaultsSummary(

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, VIOLET, figure
+from planaria.observe.thin import thinned
+
+ROUNDS_DRAWN = 400
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -14,7 +17,8 @@ Points = Sequence[tuple[float, float | None]]
 def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
     """Validation loss in nats over steps: a thin line for each replica, a thick one, of this ``name``, for all."""
     fig = figure(300, x="step", y="validation loss, nats per token")
-    for place, (replica, points) in enumerate(sorted(replicas.items())):
+    for place, (replica, whole) in enumerate(sorted(replicas.items())):
+        points = thinned(whole)
         fig.add_scatter(
             x=[step for step, _ in points],
             y=[loss for _, loss in points],
@@ -24,6 +28,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
             line={"color": GREY, "width": 1},
             hovertemplate=f"replica {replica}, step %{{x}}: %{{y:.4f}}<extra></extra>",
         )
+    together = thinned(together)
     fig.add_scatter(
         x=[step for step, _ in together],
         y=[loss for _, loss in together],
@@ -39,6 +44,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
 def spread(points: Points) -> go.Figure:
     """RMS distance of weights from their mean over steps."""
     fig = figure(260, x="step", y="spread between replicas")
+    points = thinned(points)
     fig.add_scatter(
         x=[step for step, _ in points],
         y=[far for _, far in points],
@@ -72,7 +78,12 @@ def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figur
 
 
 def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
-    """Milliseconds that a round was waited for: (for others, for offers, longest of a replica, which), in seconds."""
+    """Milliseconds that a round was waited for: (for others, for offers, longest of a replica, which), in seconds.
+
+    Of more rounds than a screen can show, those in which a replica waited longest.
+    """
+    longest = set(sorted(rounds, key=lambda number: rounds[number][2])[-ROUNDS_DRAWN:])
+    rounds = {number: parts for number, parts in rounds.items() if number in longest}
     fig = figure(280, x="round", y="milliseconds", barmode="stack", bargap=0.25, showlegend=True)
     numbers, told = list(rounds), list(rounds.values())
     for place, (name, colour) in enumerate((("for others to come", ORANGE), ("for what they said", VIOLET))):

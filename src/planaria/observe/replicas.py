@@ -21,8 +21,8 @@ from planaria.observe.replica_figures import curves, heat, spread
 def replica_section(record: RunRecord) -> Iterator[str]:
     """Nothing where a run had one replica."""
     yield from fleet_section(record)
-    looks = [fact for _, fact in record.history if isinstance(fact, ReplicasEvaluated)]
-    rounds = [fact for _, fact in record.history if isinstance(fact, RoundSettled)]
+    looks = [fact for _, fact in record.landmarks if isinstance(fact, ReplicasEvaluated)]
+    rounds = [fact for _, fact in record.landmarks if isinstance(fact, RoundSettled)]
     if not looks:
         return
     late, early = (sum(getattr(fact, part) for fact in rounds) / 1e6 for part in ("late_bytes", "early_bytes"))

@@ -12,12 +12,20 @@ from planaria.config import RunConfig
 from planaria.decisions import Finish
 from planaria.events import RunStarted
 from planaria.observe import page
-from planaria.observe.figures import bytes_figure, holdings_figure, loss_figure, recovery_figure, recovery_name
+from planaria.observe.figures import (
+    RECOVERIES_DRAWN,
+    bytes_figure,
+    holdings_figure,
+    loss_figure,
+    recovery_figure,
+    recovery_name,
+)
 from planaria.observe.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.observe.holdings import holdings
 from planaria.observe.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.logs import RunRecord, read_run
 from planaria.observe.machines import machine_section
+from planaria.observe.measured import measured
 from planaria.observe.narrate import story
 from planaria.observe.places import places_of
 from planaria.observe.recoveries import RecoveryTiming, faults_summary, recoveries
@@ -64,7 +72,7 @@ def _body(record: RunRecord) -> Iterator[str]:
 
 
 def _outcome(record: RunRecord) -> str:
-    ends = [fact for _, fact in record.history if isinstance(fact, Finish | RunStarted)]
+    ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
     if not ends or isinstance(ends[-1], RunStarted):
         return "no end recorded"
     return ends[-1].outcome + (f": {ends[-1].reason}" if ends[-1].reason else "")
@@ -74,7 +82,7 @@ def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
     nodes = next(
-        (len(fact.stage_of) for _, fact in record.history if isinstance(fact, RunStarted) and fact.arrangement), 0
+        (len(fact.stage_of) for _, fact in record.landmarks if isinstance(fact, RunStarted) and fact.arrangement), 0
     )
     ways = f"{pipe.order}, {config.routing.kind} routing"
     if config.routing.schedule is not None:
@@ -91,7 +99,7 @@ def _summary(record: RunRecord) -> str:
 def wall_time(record: RunRecord) -> float:
     """Seconds the run was up, the pauses between its resumptions left out."""
     total, begin, last = 0.0, None, 0.0
-    for t, fact in record.history:
+    for t, fact in record.landmarks:
         if isinstance(fact, RunStarted):
             total += 0.0 if begin is None else last - begin
             begin = t
@@ -101,24 +109,21 @@ def wall_time(record: RunRecord) -> float:
 
 def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[str, str, str]]:
     ledger, wall = sample_ledger(record), wall_time(record)
-    steps = sum(line.samples for line in ledger) // record.config.samples or len(
-        {m.step for m in record.metrics if m.loss is not None}
-    )
+    told = measured(record)
+    steps = sum(line.samples for line in ledger) // record.config.samples or told.steps
     yield "steps", f"{steps}", f"of {record.config.train.steps}"
-    losses = [m for m in record.metrics if m.loss is not None]
-    yield "training loss", f"{losses[-1].loss:.4f}" if losses else "–", "last step"
-    validations = [m for m in record.metrics if m.val_loss is not None]
+    yield "training loss", "–" if told.loss is None else f"{told.loss:.4f}", "last step"
+    validation = told.validation
     yield (
         "validation loss",
-        f"{validations[-1].val_loss:.4f}" if validations else "–",
-        f"after step {validations[-1].step}" if validations else "none measured",
+        f"{validation.val_loss:.4f}" if validation else "–",
+        f"after step {validation.step}" if validation else "none measured",
     )
     tokens = steps * record.config.samples * record.config.model.context
-    speeds = [m.tokens_per_s for m in record.metrics if m.tokens_per_s]
     yield (
         "tokens/s",
         f"{tokens / wall:,.0f}" if wall else "–",
-        f"whole run; median step {median(speeds):,.0f}" if speeds else "whole run",
+        f"whole run; median step {told.tokens_per_s:,.0f}" if told.tokens_per_s else "whole run",
     )
     yield "wall time", _clock(wall), "without pauses between resumptions"
     faults = faults_summary(record)
@@ -146,7 +151,8 @@ def _pipeline(record: RunRecord) -> Iterator[str]:
         whose = f" of replica {places.replica(works[0].node)}" if places.several else ""
         yield page.section(
             "An ordinary step",
-            f"Step {works[0].step}{whose}, the one of median duration. Numbers are microbatches. "
+            f"Step {works[0].step}{whose}, of median duration among those of which the log keeps every action. Numbers "
+            "are microbatches. "
             f"The workers together waited {idle_fraction(works):.0%} of it.",
             page.chart(step_figure(works), "step"),
         )
@@ -175,7 +181,8 @@ def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[st
         "Where recovery time went",
         "Notice: fault to its detection. Decide: to the new formation. Relink, transfer, rebuild: the slowest "
         "member's. Redo: from the last link to the first microbatch that is through. Members work side by side, so the "
-        "parts need not add up to the total (diamond). Times in milliseconds.",
+        "parts need not add up to the total (diamond). Times in milliseconds."
+        + (f" The {RECOVERIES_DRAWN} longest of {len(timings)} are drawn." if len(timings) > RECOVERIES_DRAWN else ""),
         page.chart(recovery_figure(timings), "recoveries"),
         page.table(head, rows, numbers_from=5),
     )
@@ -218,7 +225,7 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
 
 
 def _zero(record: RunRecord) -> float:
-    return next((t for t, fact in record.history if isinstance(fact, RunStarted)), record.history[0][0])
+    return next((t for t, fact in record.landmarks if isinstance(fact, RunStarted)), record.landmarks[0][0])
 
 
 def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:

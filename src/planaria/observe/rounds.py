@@ -22,6 +22,8 @@ class Gathering:
     """the group that was to meet, less those that have left"""
     missing: tuple[int, ...]
     """who of these had not settled the round: who was gone on without"""
+    refused: dict[int, str]
+    """of these, whose offer was of no use → what was wrong with it"""
     impatient: bool
     """were others waited for in vain for as long as the recipe says?"""
     t: float
@@ -42,6 +44,10 @@ class Gathering:
         return len(self.members) == 1
 
 
+REMEMBERED = 1000
+"""rounds: nobody is so many behind"""
+
+
 class Rounds:
     """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
 
@@ -55,6 +61,8 @@ class Rounds:
         """round → replicas that have settled it"""
         self._late: set[tuple[int, int]] = set()
         """(round, replica that has waited in it as long as the recipe says)"""
+        self._refused: dict[int, dict[int, str]] = {}
+        """round → replica whose offer in it was refused → why"""
         self._steps: dict[int, int] = {}
         self._worked: dict[int, float] = {}
         """replica → when it last did something other than wait"""
@@ -77,6 +85,8 @@ class Rounds:
         elif isinstance(fact, d.Meet):
             for replica in fact.members:
                 self._met[replica] = fact.round, t, self._idle(replica, t)
+        elif isinstance(fact, e.OfferRefused):
+            self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
         else:
@@ -88,6 +98,7 @@ class Rounds:
         self._part += 1
         for known in (self._replica, self._groups, self._settled, self._late, self._worked, self._met, self._last):
             known.clear()
+        self._refused.clear()
         self._steps = {replica: fact.standing(replica).step for replica in self._live}
 
     def _follow(self, t: float, fact: e.Event | d.Decision) -> None:
@@ -116,18 +127,22 @@ class Rounds:
         group = next((g for g in groups if fact.members[0] in g), fact.members)
         drawn = tuple(n for n in group if n in self._live)
         settled = self._settled.setdefault(fact.round, set())
+        self._forget(fact.round - REMEMBERED)
         others, offers = {}, {}
         for replica in fact.members:
             round, since, waited = self._met.pop(replica, (-1, 0.0, 0.0))
             met = round == fact.round
             idle = self._idle(replica, t)
             others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
+        missing = tuple(n for n in drawn if n not in fact.members and n not in settled)
+        refused = {n: why for n, why in self._refused.get(fact.round, {}).items() if n in missing}
         gathering = Gathering(
             part=self._part,
             round=fact.round,
             members=tuple(fact.members),
             drawn=drawn,
-            missing=tuple(n for n in drawn if n not in fact.members and n not in settled),
+            missing=missing,
+            refused=refused,
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
             steps={replica: self._steps.get(replica, 0) for replica in fact.members},
@@ -137,6 +152,13 @@ class Rounds:
         settled |= set(fact.members)
         self._last |= dict.fromkeys(fact.members, gathering)
         return gathering
+
+    def _forget(self, before: int) -> None:
+        """A run of months has many rounds; of old ones nothing more is heard."""
+        if len(self._settled) > 2 * REMEMBERED:
+            self._groups = {round: groups for round, groups in self._groups.items() if round >= before}
+            self._settled = {round: who for round, who in self._settled.items() if round >= before}
+            self._late = {(round, who) for round, who in self._late if round >= before}
 
     def _made(self, t: float, fact: e.RoundMade) -> None:
         replica = self._replica.get(fact.worker, -1)
@@ -152,6 +174,12 @@ class Rounds:
 
 def gatherings(record: RunRecord) -> list[Gathering]:
     """All of a run, in the order in which they were settled; none where replicas do not meet on a fleet."""
+    return list(record.once(_gatherings))
+
+
+def _gatherings(record: RunRecord) -> list[Gathering]:
+    if not any(isinstance(fact, e.RunStarted) and fact.replicas > 1 for _, fact in record.landmarks):
+        return []
     rounds = Rounds()
     found = (rounds.take(t, fact) for t, fact in record.history)
     return [gathering for gathering in found if gathering is not None]
@@ -173,6 +201,8 @@ class ExchangeTotals:
     for_offers: float
     late_bytes: int
     early_bytes: int
+    refused: int
+    """offers that were of no use"""
 
 
 def totals(held: list[Gathering]) -> ExchangeTotals:
@@ -187,6 +217,7 @@ def totals(held: list[Gathering]) -> ExchangeTotals:
         for_offers=sum(sum(gathering.for_offers.values()) for gathering in held),
         late_bytes=sum(sum(gathering.late_bytes.values()) for gathering in held),
         early_bytes=sum(sum(gathering.early_bytes.values()) for gathering in held),
+        refused=sum(len(gathering.refused) for gathering in held),
     )
 
 
@@ -198,6 +229,8 @@ def told(sums: ExchangeTotals) -> Iterator[str]:
         f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
         f"others to come, {sums.for_offers:.2f} s for what they said"
     )
+    if sums.refused:
+        yield f"{sums.refused} times what a replica said was refused"
 
 
 def _size(count: int) -> str:

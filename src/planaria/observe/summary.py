@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planaria.observe.logs import RunRecord
+from planaria.observe.measured import measured
 from planaria.observe.recoveries import RecoveryTiming, recoveries
 from planaria.observe.rounds import gatherings, told, totals
 
@@ -13,10 +14,10 @@ _PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
 
 def summary(record: RunRecord) -> Iterator[str]:
     """Final losses (of several replicas, means), what their exchange came to, then a line for every fault."""
-    losses = [m.loss for m in record.metrics if m.loss is not None]
-    validated = [m.val_loss for m in record.metrics if m.val_loss is not None]
-    if losses:
-        yield f"final loss    {losses[-1]:.4f}" + (f" (validation {validated[-1]:.4f})" if validated else "")
+    last = measured(record)
+    if last.loss is not None:
+        validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
+        yield f"final loss    {last.loss:.4f}{validated or ''}"
     held = gatherings(record)
     for place, line in enumerate(told(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"

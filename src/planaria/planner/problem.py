@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from planaria.routing.skipping import disorder, visits
 ENTRY, BLOCK, RETURN = range(3)
 """rows of ``Problem.forward`` and ``Problem.backward``: the visits at the origin, and those between"""
 ROLES = ("any", "data", "worker")
+LONGEST_S = 1e6
+"""seconds of one pass or one message that still count as whole nanoseconds"""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,12 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
         )
     size = message_bytes(config.model, pipeline)
     sites = tuple(dict.fromkeys(node.site for node in nodes))
+    for a, b in product(sites, sites):
+        if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
+            raise UserError(
+                f"network.topology: {a} - {b}: a microbatch's {size} bytes take {seconds:.3g} s, more than "
+                f"{LONGEST_S:g} s; raise the link's bandwidth, or lower its latency or network.scale"
+            )
     link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
     taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
     return Problem(
@@ -192,6 +201,12 @@ def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
             "for stages 1..S, and say in the topology which nodes are fast"
         )
     entry = network.entry_forward_s if kind == "forward" else network.entry_backward_s
+    slowest = min(node.speed for node in topology.nodes)
+    if (seconds := max(entry, *given, 0.0, 0.0) / slowest) > LONGEST_S:
+        raise UserError(
+            f"network.{kind}_s: a microbatch takes {seconds:.3g} s on the slowest node, more than {LONGEST_S:g} s; "
+            "lower it, or raise the node's speed"
+        )
     rows = [entry, given[-1] if given else 0.0, given[0] if given else 0.0]
     return np.array([[_ns(seconds / node.speed) for node in topology.nodes] for seconds in rows], np.int64)
 

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from planaria import whole
-from planaria.config import Natural, Positive, Seconds, Section
+from planaria import documents, whole
+from planaria.bounds import Natural, Positive, Seconds
+from planaria.config import Section
 from planaria.errors import UserError
-from planaria.planner.problem import ROLES, Problem, Solution, central_first
+from planaria.planner.problem import LONGEST_S, ROLES, Problem, Solution, central_first
 
 MAX_BYTES = 256 << 20
-Span = Annotated[float, Field(ge=0, le=1e6)]
+Span = Annotated[float, Field(ge=0, le=LONGEST_S)]
 """seconds that still count as whole nanoseconds"""
 
 
@@ -158,14 +159,7 @@ def read(path: Path) -> Schedule:
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such schedule; `planaria plan RECIPE --skip 0.33` writes one")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; no schedule is")
-    try:
-        found = Schedule.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: {key + ': ' if key else ''}{first['msg']}") from None
+    found = documents.model(path, Schedule, MAX_BYTES, "make it anew with `planaria plan`")
     if wrong := _out_of_range(found):
         raise UserError(f"{path}: {wrong}")
     return found

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planaria.config import Fraction, ModelConfig, Natural, OptimConfig, Positive, Section
+from planaria import bounds
+from planaria.bounds import Fraction, Natural, Positive
+from planaria.config import ModelConfig, OptimConfig, Section
 from planaria.swarm.learning.loss_config import LossConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -40,15 +42,15 @@ class SchoolConfig(Section):
 class SmallModel(ModelConfig):
     """A LLaMA that learns sums in a minute; read and written byte by byte."""
 
-    vocab: Positive = 257
+    vocab: bounds.Vocab = 257
     """rows of the embedding table"""
-    dim: Positive = 48
+    dim: bounds.Width = 48
     """width of the residual stream"""
-    layers: Positive = 2
+    layers: bounds.Layers = 2
     """decoder layers"""
-    hidden: Positive = 128
+    hidden: bounds.Width = 128
     """width of the SwiGLU feed-forward layer"""
-    context: Positive = 64
+    context: bounds.Context = 64
     """tokens of prompt and completion together"""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """standard deviation of the initial weights"""
@@ -168,7 +170,7 @@ class SwarmConfig(Section):
     """folder or URL where peers publish; in the run's folder unless given"""
     seed: Natural = 1
     """of problems and draws"""
-    size: Positive = 4
+    size: bounds.Peers = 4
     """peers that are started, and that share a round's work"""
     shadow: bool = False
     """train a second copy on this peer's own completions alone: it tells what collaborating is worth"""

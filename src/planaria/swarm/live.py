@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +14,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
-from planaria.fleet.birth import die_with_parent, release_server, start_server
+from planaria.fleet.births import Child, births
+from planaria.signals import interrupted
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
@@ -53,31 +52,28 @@ class LiveSwarm:
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["planaria.swarm.live"])
-        self.processes: dict[str, mp.process.BaseProcess] = {}
+        self._births = births()
+        self.processes: dict[str, Child] = {}
 
     def start(self, name: str) -> None:
         """Start a peer, or start it again: it then catches up with the others by what is on the board."""
         config = of_peer(self.config, name)
-        start_server()
-        process = self._context.Process(target=_be, args=(config.model_dump_json(), name, self.folder), name=name)
-        process.start()
-        self.processes[name] = process
+        be = partial(_be, config.model_dump_json(), name, self.folder)
+        self.processes[name] = self._births.bear(name, be, ["planaria.swarm.live"])
 
     def run(self, told: Told, died: Died) -> dict[str, int]:
         """Start all peers and follow what they note until the last one ends: exit code of each.
 
         ``died`` may start a peer again. However this ends, no process of the run is left.
 
-        :raises KeyboardInterrupt: at Ctrl-C, or SIGTERM.
+        :raises KeyboardInterrupt: at Ctrl-C, SIGTERM and the like.
         """
         readers = {name: follow(self.folder / PEERS / name / LOG) for name in names(self.config)}
-        with _interrupted_by_sigterm():
+        with interrupted():
             try:
                 for name in names(self.config):
                     self.start(name)
-                ended: set[mp.process.BaseProcess] = set()
+                ended: set[Child] = set()
                 while going := set(self.processes.values()) - ended:
                     time.sleep(POLL_S)
                     gone = {process for process in going if process.exitcode is not None}
@@ -86,7 +82,7 @@ class LiveSwarm:
                             told(name, record)
                     for process in sorted(gone, key=lambda process: process.name):
                         if process.exitcode:
-                            died(process.name, how(process.exitcode))
+                            died(process.name, process.failure or how(process.exitcode))
                     ended |= gone
             finally:
                 self.stop()
@@ -96,12 +92,11 @@ class LiveSwarm:
         """Ask all peers to stop, and kill those that do not."""
         for process in self.processes.values():
             if process.exitcode is None:
-                process.terminate()
+                process.signal(signal.SIGTERM)
         until = time.monotonic() + GRACE_S
         for process in self.processes.values():
-            process.join(max(0.0, until - time.monotonic()))
-            if process.exitcode is None:
-                process.kill()
+            if process.join(max(0.0, until - time.monotonic())) is None:
+                process.signal(signal.SIGKILL)
                 process.join()
 
 
@@ -114,25 +109,9 @@ def failures(codes: Mapping[str, int]) -> list[str]:
     return [f"{name} {how(code)}" for name, code in sorted(codes.items()) if code]
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Service managers stop a run by SIGTERM, which would otherwise leave its peers behind."""
-    if threading.current_thread() is not threading.main_thread():  # only that may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _be(config_json: str, name: str, folder: Path) -> None:
     """A peer's process."""
-    release_server()
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the swarm asks its peers itself
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the swarm asks it to stop
     torch.set_num_threads(1)
     config = SwarmConfig.model_validate_json(config_json)
     try:

@@ -22,12 +22,16 @@ AGREED: Any = {
 """what peers must have in common, or they could not tell an honest completion from another"""
 
 
-def load(path: Path, flags: Mapping[str, str]) -> SwarmConfig:
+def load(path: Path, flags: Mapping[str, str], *commands: str) -> SwarmConfig:
     """The swarm in the recipe ``path`` with ``flags`` laid over it, every peer's configuration checked.
+
+    ``commands``: of which it must be a recipe; any, unless given.
 
     :raises UserError: naming file, peer, key and what to write instead.
     """
     tree = recipe.read(path)
+    if commands:
+        recipe.require_kind(tree, path, *commands)
     tree.pop("drill", None)  # what else a recipe is for
     return checked(recipe.resolve(SwarmConfig, tree, flags, path), str(path))
 

@@ -104,7 +104,9 @@ class Listener:
         stranger = begin(raw, self._key, calling=False)
         with self._guarded:
             if len(self._unproven) >= MOST_UNPROVEN:
-                _cut(min(self._unproven, key=self._unproven.__getitem__))
+                oldest = min(self._unproven, key=self._unproven.__getitem__)
+                del self._unproven[oldest]
+                _cut(oldest)
             self._unproven[stranger] = time.monotonic()
         return stranger
 

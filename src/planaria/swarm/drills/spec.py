@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria import recipe
-from planaria.config import Natural, Section
+from planaria.bounds import Natural
+from planaria.config import Section
 from planaria.errors import UserError
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.setting import checked, names, of_peer
@@ -73,6 +74,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
     tree = recipe.read(path)
+    recipe.require_kind(tree, path, "drill", "swarm")
     table = tree.pop("drill", None)
     if table is None:
         raise UserError(f"{path}: has no [drill] table; `planaria swarm {path}` runs it, see docs/drills.md")

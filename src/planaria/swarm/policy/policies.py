@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planaria import digests, documents
 from planaria.checkpoint.store import CheckpointStore
 from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
@@ -102,7 +102,9 @@ def downloaded(name: str) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        return Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", digests.FILE])
+        )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
@@ -122,8 +124,6 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error}); download it again") from error
+    mend = "download it again"
+    found = documents.parse_json(documents.data(file, mend=mend), file, mend) if file.is_file() else {}
     return found if isinstance(found, dict) else {}

@@ -30,8 +30,8 @@ class Progress(NamedTuple):
 
 def save_state(
     folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, round: int
-) -> None:
-    """Write all of it durably into ``folder``, over what was there.
+) -> str:
+    """Write all of it durably into ``folder``, over what was there; the file's SHA-256.
 
     :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
     """
@@ -44,15 +44,17 @@ def save_state(
         rng=generator.get_state(),
         outer={"round": torch.tensor(round)},
     )
-    write_stage(folder, STAGE, round, state)
+    return write_stage(folder, STAGE, round, state).sha256
 
 
-def load_state(folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator) -> Progress:
-    """Become what :func:`save_state` wrote: the same next round, number for number.
+def load_state(
+    folder: Path, module: nn.Module, optimizer: torch.optim.AdamW, generator: torch.Generator, sha256: str = ""
+) -> Progress:
+    """Become what :func:`save_state` wrote, with this digest if one is known: the same next round, number for number.
 
     :raises UserError: when the file is missing or damaged, or of another policy; nothing is changed then.
     """
-    state = read_stage(folder, STAGE)
+    state = read_stage(folder, STAGE, sha256)
     weights = _trained(module)
     for name in weights.keys() | state.weights.keys():
         ours = list(weights[name].shape) if name in weights else None

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from planaria import documents
 from planaria.errors import UserError
 from planaria.swarm.checks.defence import Memory
 from planaria.swarm.learning.learner import Learner
@@ -33,6 +34,8 @@ class _Kept(BaseModel):
     run: str
     round: int
     defence: Memory
+    digests: dict[str, str] = {}
+    """learner → SHA-256 of its file; empty where an older planaria wrote it"""
 
 
 def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], memory: Memory) -> None:
@@ -43,10 +46,12 @@ def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], me
     whole = folder / f"state-{round:06d}"
     unfinished = folder / f"{whole.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
-    for name, learner in learners.items():
-        save_state(unfinished / name, learner.policy.module, learner.optimizer, torch.Generator(), round)
+    digests = {
+        name: save_state(unfinished / name, learner.policy.module, learner.optimizer, torch.Generator(), round)
+        for name, learner in learners.items()
+    }
     with (unfinished / _MEMORY).open("w") as file:
-        file.write(_Kept(run=run, round=round, defence=memory).model_dump_json())
+        file.write(documents.sealed(_Kept(run=run, round=round, defence=memory, digests=digests)))
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(whole, ignore_errors=True)
@@ -68,12 +73,13 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
         return None
     _, place = max(states)
     try:
-        kept = _Kept.model_validate_json((place / _MEMORY).read_bytes())
+        kept = documents.unsealed(place / _MEMORY, _Kept)
         if kept.run != run:
             return None
         for name, learner in learners.items():
-            load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator())
-    except (UserError, ValidationError, OSError) as error:
+            known = kept.digests.get(name, "")
+            load_state(place / name, learner.policy.module, learner.optimizer, torch.Generator(), known)
+    except (UserError, OSError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{place}: cannot be gone on from ({why}); remove it to learn from the first round") from None
     return kept.round, kept.defence

@@ -1,0 +1,106 @@
+"""Settings that a recipe changes and nothing in its run would look at: refused, not ignored.
+
+For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig
+from planaria.errors import UserError
+from planaria.exchange import exchange
+from planaria.recipe import fields
+from planaria.recovery import recovery
+
+Used = Callable[[RunConfig], bool]
+
+
+def _skips(config: RunConfig) -> bool:
+    return config.routing.kind == "skipping" or config.routing.schedule is not None
+
+
+def _straggles(config: RunConfig) -> bool:
+    return config.engine == "fleet" and config.network.emulate is True and config.exchange.replicas > 1
+
+
+def _admits(config: RunConfig) -> bool:
+    alone = config.exchange.replicas == 1 or (config.engine == "fleet" and exchange(config.exchange).every != 0)
+    return alone and config.routing.schedule is None
+
+
+SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
+STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
+RULES: dict[str, tuple[Used, str]] = {
+    "pipeline.in_flight": (
+        _admits,
+        "a schedule, and replicas that add up gradients or share a process, let in microbatches by their own rule",
+    ),
+    "routing.skip": (_skips, SKIPPING),
+    "routing.swaps": (_skips, SKIPPING),
+    "routing.jump": (_skips, SKIPPING),
+    "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
+    "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
+    "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
+    "optim.final_lr": (lambda c: c.optim.schedule == "cosine", "only optim.schedule = 'cosine' ends there"),
+    "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
+    "network.straggle": (_straggles, STRAGGLING),
+    "network.straggle_times": (_straggles, STRAGGLING),
+}
+EXCHANGE_APART = ("replicas", "most", "kind", "inner", "patience_s")
+"""fields that are not the exchange's own, but of those who carry it out"""
+
+
+def require_used(config: RunConfig) -> None:
+    """:raises UserError: naming the first setting that would be ignored, and who would not ignore it."""
+    for name, why in unused(config):
+        raise UserError(f"{name} = {_value(config, name)!r}: {why}; leave it out")
+
+
+def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings that are not what they are by default, and make no difference; and why not."""
+    usual = RunConfig()
+    for name, _ in fields():
+        if _value(config, name) == _value(usual, name):
+            continue
+        section, _, field = name.rpartition(".")
+        if name in RULES and not RULES[name][0](config):
+            yield name, RULES[name][1]
+        elif section == "exchange" and config.exchange.replicas > 1 and not _says_exchange(config.exchange, field):
+            yield name, f"exchange.kind = {config.exchange.kind!r} makes no use of it"
+        elif section.partition(".")[0] == "recovery" and not _says_recovery(config, name):
+            yield name, f"recovery.strategy = {config.recovery.strategy!r} makes no use of it"
+
+
+def _says_exchange(config: ExchangeConfig, field: str) -> bool:
+    """Would the exchange be another without this?"""
+    if field in EXCHANGE_APART:
+        return True
+    usual = ExchangeConfig.model_fields[field].get_default(call_default_factory=True)
+    try:
+        return exchange(config) != exchange(config.model_copy(update={field: usual}))
+    except UserError:
+        return True
+
+
+def _says_recovery(config: RunConfig, name: str) -> bool:
+    _, *sections, field = name.split(".")
+    if field in ("strategy", "meanwhile"):
+        return True
+    changed = config.recovery
+    if sections:
+        inner = getattr(changed, sections[0])
+        usual = type(inner).model_fields[field].get_default(call_default_factory=True)
+        update: dict[str, object] = {sections[0]: inner.model_copy(update={field: usual})}
+    else:
+        update = {field: RecoveryConfig.model_fields[field].get_default(call_default_factory=True)}
+    stages = config.pipeline.stages
+    one, other = (recovery(c, stages).strategies for c in (changed, changed.model_copy(update=update)))
+    return any((type(one[name]), vars(one[name])) != (type(other[name]), vars(other[name])) for name in one)
+
+
+def _value(config: RunConfig, name: str) -> object:
+    found: object = config
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

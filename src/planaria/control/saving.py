@@ -1,0 +1,119 @@
+"""When checkpoints are made, sealed and given up. Pure.
+
+A save that fails costs the save: the run goes on with the checkpoint before, and tries again when the next one is due.
+The last save of a run is tried several times; if none succeeds, the run has failed, and says so.
+"""
+
+from __future__ import annotations
+
+from planaria import decisions as d
+from planaria.control.rounds import due
+from planaria.control.state import ReplicaState, RunState
+
+LAST_TRIES = 3
+"""to save what the run ends with"""
+
+
+def save(run: RunState, replica: ReplicaState) -> d.Save | None:
+    """Save a replica that is at rest, if that is due."""
+    name = _to_save(run, replica)
+    return None if name is None else d.Save(replica=replica.number, generation=replica.generation, step=name)
+
+
+def _to_save(run: RunState, replica: ReplicaState) -> int | None:
+    """The checkpoint that this replica is to be saved for now: one that others are being saved for, or a new one."""
+    if run.saving >= 0:
+        return run.saving if replica.saved != run.saving else None
+    if not _may_begin(run):
+        return None
+    if ends(run):
+        return run.progress if quiet(run) and not all_saved(run) else None
+    before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
+    passed = run.save_every and run.progress // run.save_every > before // run.save_every
+    return run.progress if passed else None
+
+
+def _may_begin(run: RunState) -> bool:
+    """Not before what a failed save has left is removed, nor again and again under the same name."""
+    last = run.unsaved
+    if last is None or last.step != run.progress:
+        return last is None or last.discarded
+    return last.discarded and last.rested and last.tries < LAST_TRIES
+
+
+def resting(run: RunState) -> int | None:
+    """The last save that has failed, and is to be tried again after a while, by its name."""
+    last = run.unsaved
+    winding_up = ends(run) or any(replica.cannot for replica in run.live.values())
+    if run.over or last is None or last.rested or last.tries >= LAST_TRIES or not winding_up:
+        return None
+    return last.step if last.step == run.progress else None
+
+
+def gave_up(run: RunState) -> str:
+    """Why what the run ends with could not be saved, however often that was tried; empty unless so."""
+    last = run.unsaved
+    if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
+        return ""
+    left = "there is no checkpoint" if run.durable is None else f"the newest checkpoint is {run.durable.folder}"
+    return f"the last save failed {last.tries} times: {last.detail}; {left}"
+
+
+def ends(run: RunState) -> bool:
+    """Are the replicas to make no more steps?"""
+    return bool(run.stopping) or run.allotment.done
+
+
+def quiet(run: RunState) -> bool:
+    """Has every replica come to rest, with no round before it?"""
+    at_rest = all(r.phase in ("idle", "save") and not r.broken and not r.meeting for r in run.live.values())
+    return at_rest and (bool(run.stopping) or not any(due(run, replica) for replica in run.live.values()))
+
+
+def all_saved(run: RunState) -> bool:
+    """Is the newest checkpoint of this run of what its replicas are now?"""
+    same = all(run.durable_standings.get(n) == replica.standing for n, replica in run.live.items())
+    return run.saved == run.progress and same
+
+
+def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
+    """After *cannot*: save the survivors; the end comes when that is sealed, or cannot be."""
+    if run.saved != run.progress and run.saving < 0 and replica.stateful.stages and _may_begin(run):
+        return d.Save(replica=replica.number, generation=replica.generation, step=run.progress)
+    return None
+
+
+def discard(run: RunState) -> d.Discard | None:
+    """Remove what a failed save has left, once nobody writes for it any more."""
+    if run.unsaved is None or run.unsaved.discarded or any(r.phase == "save" for r in run.live.values()):
+        return None
+    return d.Discard(step=run.unsaved.step)
+
+
+def seal(run: RunState) -> d.Seal | None:
+    """All replicas are on disk; a checkpoint without the lost stages is marked partial."""
+    replicas = run.live.values()
+    if run.saving < 0 or any(r.saved != run.saving or r.phase == "save" for r in replicas):
+        return None
+    stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
+    cannot = any(replica.cannot for replica in replicas)
+    if not cannot:
+        stages = list(range(run.settings.stages + 1))
+    elif not stages:  # the last survivor died while it was being saved
+        return None
+    partial, used = len(stages) <= run.settings.stages, run.allotment.saved
+    return d.Seal(
+        step=run.saving,
+        folder=folder_name(run.saving, partial),
+        stages=stages,
+        partial=partial,
+        standings=dict(run.standings) if run.settings.replicas > 1 else {},
+        first_block=used.floor,
+        blocks_ahead=sorted(used.beyond),
+        digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
+    )
+
+
+def folder_name(step: int, partial: bool = False) -> str:
+    """Name of the checkpoint of ``step`` inside the run's folder of checkpoints."""
+    return f"step-{step:08d}" + (".partial" if partial else "")

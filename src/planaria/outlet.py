@@ -1,0 +1,80 @@
+"""Standard output and standard error of commands that must not end because nobody reads them any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+_lost: list[str] = []
+
+
+class _Outlet:
+    """A stream that goes on without a reader: from the first error on, what is written goes nowhere."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        _lost.append(f"{self._name}: {error.strerror or error}")
+        # What is buffered still, and what the interpreter flushes at its end, has to go somewhere.
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            self._stream.flush()
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Output that cannot be written any more is lost, and nothing else."""
+    _lost.clear()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (
+        cast(TextIO, _Outlet(stream, name))
+        for stream, name in zip(before, ("standard output", "standard error"), strict=True)
+    )
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def lost() -> str:
+    """Why output is lost since :func:`lasting` began; empty as long as all is well."""
+    return _lost[0] if _lost else ""
+
+
+def ensure() -> None:
+    """Where a standard stream was closed from the beginning, open it to nowhere.
+
+    Otherwise the next file that is opened would take its place, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (it stays)

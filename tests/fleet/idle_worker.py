@@ -1,0 +1,13 @@
+"""Workers that need nothing, for tests of how they are born and how they die."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+
+
+def main(connection: Connection, worker: str, incarnation: int) -> None:
+    """Say that it is there, then do nothing until the fleet hangs up."""
+    connection.send_bytes(b"here")
+    while not connection.poll(60.0):
+        time.sleep(0.0)

@@ -1,0 +1,79 @@
+"""Somebody on the network who knows all about the protocol, but not the run's key.
+
+``python stranger.py HOST:PORT…`` calls at each address in every way there is, and prints as JSON what it got: how many
+bytes it was told inside a connection that it believed to be open.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+
+from planaria.transport.listener import connect
+from planaria.transport.secure import StrangerError, begin, new_key
+
+GREETINGS = [b"g1:state:1>2", b"g1:0-1", json.dumps(["w1", 1, 1]).encode(), json.dumps(["a machine", 0, 1]).encode()]
+PATIENCE_S = 2.0
+
+
+def plain(address: tuple[str, int], greeting: bytes) -> bytes:
+    """As edges between processes of one machine are, once they have proved the key."""
+    with socket.create_connection(address, PATIENCE_S) as raw:
+        raw.sendall(len(greeting).to_bytes(2, "big") + greeting + b"PLNR" + bytes(200))
+        said = raw.recv(1 << 16)
+    return b"" if said[:1] == b"\x15" else said  # an alert of TLS: not understood
+
+
+def unnamed(address: tuple[str, int], greeting: bytes) -> bytes:
+    """TLS without a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(socket.create_connection(address, PATIENCE_S)) as tls:
+        tls.sendall(len(greeting).to_bytes(2, "big") + greeting)
+        return tls.recv(1 << 16)
+
+
+def forged(address: tuple[str, int], greeting: bytes) -> bytes:
+    """TLS with a certificate that looks like the run's, of another key; it believes whatever the other end shows."""
+    tls = begin(socket.create_connection(address, PATIENCE_S), new_key(), calling=True)
+    tls.context.verify_mode = ssl.CERT_NONE
+    with tls:
+        tls.do_handshake()
+        tls.sendall(len(greeting).to_bytes(2, "big") + greeting)
+        return tls.recv(1 << 16)
+
+
+def another_run(address: tuple[str, int], greeting: bytes) -> bytes:
+    """As the project itself calls, with another run's key."""
+    with connect("{}:{}".format(*address), new_key(), greeting, PATIENCE_S) as tls:
+        return tls.recv(1 << 16)
+
+
+def garbage(address: tuple[str, int], greeting: bytes) -> bytes:
+    with socket.create_connection(address, PATIENCE_S) as raw:
+        raw.sendall(b"\x16\x03\x01\xff\xff" + bytes(range(256)) * 40)
+        said = raw.recv(1 << 16)
+    return b"" if said[:1] == b"\x15" else said
+
+
+Way = Callable[[tuple[str, int], bytes], bytes]
+WAYS: list[Way] = [plain, unnamed, forged, another_run, garbage]
+
+
+def said(way: Way, address: str) -> int:
+    """Bytes that the way was told, over all greetings."""
+    host, _, port = address.rpartition(":")
+    count = 0
+    for greeting in GREETINGS:
+        try:
+            count += len(way((host, int(port)), greeting))
+        except (OSError, StrangerError):
+            continue
+    return count
+
+
+if __name__ == "__main__":
+    print(json.dumps([{"address": a, "way": way.__name__, "said": said(way, a)} for a in sys.argv[1:] for way in WAYS]))

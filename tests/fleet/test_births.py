@@ -1,0 +1,203 @@
+"""Births never keep anybody waiting, outlive what bore them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import idle_worker
+import pytest
+
+from planaria.fleet import births as module
+from planaria.fleet.base import Gone, Notice, Said
+from planaria.fleet.birth import STOPS
+from planaria.fleet.births import births
+from planaria.fleet.local import LocalFleet
+
+AT_ONCE_S = 1.0
+"""on a machine on which a process may wait long for a processor"""
+
+
+class Scene:
+    """A fleet of workers that do nothing."""
+
+    def __init__(self) -> None:
+        self.fleet = LocalFleet(idle_worker.main, [], heartbeat_s=10.0, missed=6)
+        self.heard: list[Notice] = []
+
+    def spawn(self, worker: str) -> int:
+        """Its process id, once it has spoken."""
+        began = time.monotonic()
+        self.fleet.spawn(worker, 1)
+        assert time.monotonic() - began < AT_ONCE_S
+        self.until(lambda: Said(worker, 1, b"here") in self.heard)
+        return next(pid for pid in children() if named(pid) == f"planaria {worker}.1")
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.heard
+            self.heard += self.fleet.poll(0.05)
+
+    def gone(self) -> list[Gone]:
+        return [notice for notice in self.heard if isinstance(notice, Gone)]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.fleet.close(patience_s=0.0)
+
+
+def status(pid: int | str) -> list[str]:
+    """Name, state and parent of a process; empty when it is over."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return []
+    return [name, *rest.split()[:2]]
+
+
+def named(pid: int) -> str:
+    return "".join(status(pid)[:1])
+
+
+def children(parent: int | None = None, state: str = "") -> set[int]:
+    """Of this process, or another; in this state if one is given."""
+    whose, found = str(parent or os.getpid()), set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if (told := status(process.name)) and told[2] == whose and told[1].startswith(state):
+            found.add(int(process.name))
+    return found
+
+
+def server() -> int:
+    """The fork server of this process, the newest if an old one is on its way out."""
+    return max(pid for pid in children() if named(pid) == "planaria births" and status(pid)[1] != "Z")
+
+
+def alive(pid: int) -> bool:
+    return status(pid)[1:2] not in ([], ["Z"])
+
+
+def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> None:
+    scene.spawn("w0")
+    held = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    for number in range(1, 201, 2):
+        for worker in (f"w{number}", f"w{number + 1}"):
+            scene.fleet.spawn(worker, 1)
+            scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it is born
+        scene.until(lambda count=number + 1: len(scene.gone()) == count)  # type: ignore[misc]
+    scene.until(lambda: not children(state="Z"))
+    assert (len(list(Path("/proc/self/fd").iterdir())), threading.active_count()) == held
+    assert not [pid for pid in children() if named(pid).startswith("planaria w") and named(pid) != "planaria w0.1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "middle"), [(signal.SIGKILL, False), (signal.SIGSTOP, False), (signal.SIGSTOP, True)]
+)
+def test_a_server_that_is_dead_or_stuck_is_replaced_and_nobody_dies_with_it(
+    scene: Scene, number: signal.Signals, middle: bool
+) -> None:
+    older, old = scene.spawn("w1"), server()
+    for pid in children(old) if middle else [old, *children(old)]:
+        os.kill(pid, number)
+    younger = scene.spawn("w2")
+    assert middle or server() != old
+    assert {older, younger} <= children() and alive(older), "it has lost its server, and lives"
+    scene.until(lambda: middle or not alive(old))
+    assert not scene.gone()
+
+
+def test_threads_come_and_go_and_no_worker_goes_with_them(scene: Scene) -> None:
+    thread = threading.Thread(target=scene.fleet.spawn, args=("w0", 1))
+    thread.start()
+    thread.join()
+    pid = scene.spawn("w1")
+    for _ in range(3):
+        thread = threading.Thread(target=time.sleep, args=(0.0,))
+        thread.start()
+        thread.join()
+    scene.heard += scene.fleet.poll(0.2)
+    assert alive(pid) and not scene.gone()
+
+
+def test_only_the_controller_hears_what_a_terminal_sends_to_all(scene: Scene) -> None:
+    for pid in (scene.spawn("w0"), server()):
+        fields = dict(
+            line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        assert all(int(fields["SigIgn"], 16) >> (number - 1) & 1 for number in STOPS)
+        assert int(fields["SigBlk"], 16) == 0
+
+
+def test_a_birth_that_fails_is_told_as_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_own", [])
+    monkeypatch.setattr(module, "_PROGRAM", "import sys; sys.exit('no room here')")
+    scene = Scene()
+    try:
+        scene.fleet.spawn("w0", 1)
+        scene.until(lambda: bool(scene.gone()))
+    finally:
+        scene.fleet.close(patience_s=0.0)
+    (gone,) = scene.gone()
+    assert gone.cause == "exit" and gone.detail.startswith("could not be born: "), gone
+
+
+def test_who_is_not_wanted_any_more_is_not_born(tmp_path: Path) -> None:
+    births().bear("first", partial(sys.exit, 0)).join(60.0)
+    for pid in [server(), *children(server())]:
+        os.kill(pid, signal.SIGSTOP)  # whoever is asked for now has to wait
+    born = tmp_path / "born"
+    unwanted = births().bear("unwanted", partial(Path.touch, born))
+    unwanted.signal(signal.SIGKILL)
+    assert unwanted.join(60.0) and not born.exists()
+    ends = births().bear("ends", partial(sys.exit, 3))
+    assert (ends.born(60.0), ends.join(60.0), ends.exitcode) == (ends.pid, 3, 3)
+    ends.signal(signal.SIGKILL)  # its id may be another's by now
+
+
+def test_whoever_dies_takes_frozen_workers_and_a_frozen_server_along(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys, time
+        import idle_worker
+        from planaria.fleet.base import Said
+        from planaria.fleet.local import LocalFleet
+
+        fleet = LocalFleet(idle_worker.main, [], 10.0, 6)
+        for worker in ("w0", "w1"):
+            fleet.spawn(worker, 1)
+        heard = []
+        while len(heard) < 2:
+            heard += [n for n in fleet.poll(1.0) if isinstance(n, Said)]
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE
+    )
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+        family = children(parent.pid)
+        family |= {pid for child in family for pid in children(child)}
+        assert sorted(named(pid) for pid in family) == [*2 * ["planaria births"], "planaria w0.1", "planaria w1.1"]
+        for pid in family:
+            if named(pid) != "planaria w0.1":
+                os.kill(pid, signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.communicate()
+    deadline = time.monotonic() + 10
+    while any(map(alive, family)):
+        assert time.monotonic() < deadline, {pid: status(pid) for pid in family}
+        time.sleep(0.01)

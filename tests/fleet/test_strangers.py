@@ -1,0 +1,108 @@
+"""A run on a machine whose other users are strangers: they call at every port, and nothing comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import stranger
+from harness import checked, ending, facts, live, tiny
+
+from planaria import decisions as d
+from planaria import events as e
+from planaria.fleet.door import read_door
+from planaria.transport.listener import MOST_UNPROVEN, Listener, connect
+from planaria.transport.secure import new_key
+
+IDLE = 3 * MOST_UNPROVEN
+Called = SimpleQueue[tuple[bytes, ssl.SSLSocket]]
+
+
+@pytest.fixture
+def called() -> Called:
+    return SimpleQueue()
+
+
+@pytest.fixture
+def listener(called: Called) -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", 0, new_key(), lambda greeting, tls: called.put((greeting, tls)))
+    yield listener
+    listener.close()
+
+
+def calls(listener: Listener, called: Called, greeting: bytes) -> None:
+    """One of the run calls, and is heard."""
+    with connect(listener.address, listener._key, greeting, 10.0):
+        heard, tls = called.get(timeout=10)
+        assert heard == greeting
+        tls.close()
+
+
+def test_idle_strangers_make_room_for_those_who_know_the_key(listener: Listener, called: Called) -> None:
+    with ExitStack() as idle:
+        for _ in range(IDLE):
+            idle.enter_context(socket.create_connection((listener.host, listener.port)))
+        calls(listener, called, b"one of us")
+        assert len(listener._unproven) <= MOST_UNPROVEN
+
+
+@pytest.mark.parametrize("way", stranger.WAYS, ids=lambda way: way.__name__)
+def test_nobody_is_heard_without_the_key(listener: Listener, called: Called, way: stranger.Way) -> None:
+    assert stranger.said(way, listener.address) == 0
+    calls(listener, called, b"one of us")
+    assert called.empty()
+
+
+def test_a_greeting_that_is_too_long_is_not_read(listener: Listener, called: Called) -> None:
+    with connect(listener.address, listener._key, b"x" * 5000, 10.0) as tls, contextlib.suppress(OSError):
+        assert tls.recv(1) == b""
+    assert called.empty()
+
+
+def test_the_listener_outlives_a_lack_of_descriptors(listener: Listener, called: Called) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(int(link.name) for link in Path("/proc/self/fd").iterdir()) + 8, hard)
+        )
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(socket.create_connection((listener.host, listener.port)))
+        time.sleep(0.3)  # it is turned away again and again meanwhile
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for end in taken:
+            end.close()
+    calls(listener, called, b"one of us")
+
+
+def test_a_run_goes_on_and_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
+    with live(tiny(tmp_path, stages=3, steps=60)) as run, ExitStack() as idle:
+        record = run.wait_until(lambda record: len(facts(record, d.Commit)) > 2)
+        joined = facts(record, e.WorkerJoined)
+        addresses = [read_door(run.folder).at, *(worker.at for worker in joined)]
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            for _ in range(IDLE):
+                idle.enter_context(socket.create_connection((host, int(port))))
+            for way in stranger.WAYS:
+                assert stranger.said(way, address) == 0
+        (form,) = facts(record, d.Form)
+        holder = next(member.worker for member in form.members if member.node == 2)
+        os.kill(next(worker.pid for worker in joined if worker.worker == holder), signal.SIGKILL)
+        assert run.end() == (0, "")
+    record = checked(run.folder)
+    assert ending(record).outcome == "finished"
+    assert [lost.cause for lost in facts(record, e.WorkerLost)] == ["connection"], "nobody but the one that was killed"
+    assert not facts(record, e.EdgeBroken) or all(form.outcome == "recovered" for form in facts(record, d.Form)[1:])

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from planaria import digests, whole
+from planaria.errors import UserError
+
+
+def require(folder: Path, *names: str) -> None:
+    digests.require(folder, names, digests.read(folder))
+
+
+def test_what_was_put_is_as_the_list_says(tmp_path: Path) -> None:
+    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    digests.put(tmp_path, {"b": b"three"})
+    assert digests.read(tmp_path) == {
+        "a": (hashlib.sha256(b"one").hexdigest(),),
+        "b": (hashlib.sha256(b"three").hexdigest(),),
+    }
+    require(tmp_path, "a", "b", "neither here nor in the list")
+    done = subprocess.run(["sha256sum", "--check", "--strict", digests.FILE], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_whoever_is_killed_while_writing_leaves_nothing_that_looks_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Writes: the list with both digests, two files, the list with the new ones. Any number of them may be made."""
+    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    left, real = [after], whole.replacing
+
+    def until_killed(path: Path):  # type: ignore[no-untyped-def]
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(path)
+
+    monkeypatch.setattr(whole, "replacing", until_killed)
+    try:
+        digests.put(tmp_path, {"a": b"ONE", "b": b"TWO"})
+    except KeyboardInterrupt:
+        assert after < 4
+    else:
+        assert after == 4
+    require(tmp_path, "a", "b")
+
+
+def test_what_changed_is_named_with_the_mend(tmp_path: Path) -> None:
+    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    (tmp_path / "a").write_bytes(b"One")
+    (tmp_path / "b").unlink()
+    (tmp_path / "c").touch()
+    for name, what in (("a", "has changed since"), ("b", "is gone"), ("c", "does not name it")):
+        with pytest.raises(UserError, match=rf"{name}: .*{what}.*planaria accept {tmp_path}"):
+            require(tmp_path, name)
+    assert digests.accept(tmp_path, ("a", "b", "c")) == ["a", "b", "c"]
+    require(tmp_path, "a", "b", "c")
+
+
+@pytest.mark.parametrize("place", [0, 5, 60, 80, 150, -1])
+def test_a_damaged_list_is_known_as_such(tmp_path: Path, place: int) -> None:
+    digests.put(tmp_path, {"a": b"one", "b": b"two"})
+    content = bytearray((tmp_path / digests.FILE).read_bytes())
+    content[place] ^= 1
+    (tmp_path / digests.FILE).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{digests.FILE}: (damaged|is not text)"):
+        digests.read(tmp_path)

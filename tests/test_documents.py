@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from planaria import documents
+from planaria.errors import UserError
+
+
+class Letter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    words: list[str] = []
+    number: float = 0.0
+
+
+@given(st.binary(max_size=200))
+def test_whatever_bytes_say_they_are_taken_or_refused_in_words(content: bytes) -> None:
+    for read in (
+        lambda: documents.parse_json(content, "x"),
+        lambda: documents.parse_model(Letter, content, "x"),
+        lambda: documents.parse_toml(content.decode("latin-1"), "x"),
+    ):
+        try:
+            read()
+        except UserError as error:
+            assert str(error).startswith("x: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 20000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, ".".join("a" * 9999)]
+)
+def test_toml_that_would_never_end_or_end_badly(text: str) -> None:
+    with pytest.raises(UserError, match="x: not valid TOML"):
+        documents.parse_toml(text, "x")
+
+
+def test_what_was_sealed_is_whole_or_refused(tmp_path: Path) -> None:
+    path, letter = tmp_path / "letter.json", Letter(words=["a", "b"], number=0.1)
+    path.write_text(documents.sealed(letter))
+    assert documents.unsealed(path, Letter) == letter
+    text = path.read_text()
+    path.write_text(text.replace("0.1", "0.3"))
+    with pytest.raises(UserError, match=r"letter.json: has changed since it was written"):
+        documents.unsealed(path, Letter)
+    path.write_text(json.dumps(json.loads(text), indent=7))
+    assert documents.unsealed(path, Letter) == letter, "how it is laid out says nothing"
+    path.write_text(letter.model_dump_json())
+    assert documents.unsealed(path, Letter) == letter, "an older planaria wrote no digest"
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"x" * 11)
+    for path, what in (
+        (tmp_path, "is not a file"),
+        (tmp_path / "none", "no such file"),
+        (tmp_path / "large", "10 bytes"),
+    ):
+        with pytest.raises(UserError, match=what):
+            documents.data(path, 10)
+    with pytest.raises(UserError, match="is not a file"):
+        documents.data(Path("/dev/zero"), 10)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LINES = "import sys\nfrom planaria.outlet import ensure, lasting, lost\nensure()\n"
+
+
+def carry_out(body: str, shell: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -c '{LINES}{body}' {shell}"
+    return subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+
+
+def test_what_nobody_reads_is_lost_and_the_exit_code_is_kept() -> None:
+    body = """
+with lasting():
+    for _ in range(20000):
+        print("a line", flush=True)
+    print(lost(), file=sys.stderr)
+    print("the end")
+sys.exit(7)
+"""
+    done = carry_out(body, "| head -1")
+    assert (done.returncode, done.stdout) == (7, "a line\n")
+    assert done.stderr == "standard output: Broken pipe\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-", "2>&-"])
+def test_streams_that_were_closed_from_the_beginning_take_no_file_for_themselves(closed: str) -> None:
+    body = """
+with lasting():
+    file = open("/dev/null")
+    print("into nowhere")
+    print("into nowhere", file=sys.stderr)
+sys.exit(7 if file.fileno() > 2 else 1)
+"""
+    assert carry_out(body, closed).returncode == 7

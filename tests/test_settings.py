@@ -1,0 +1,111 @@
+"""No setting is ignored: whatever a recipe may change is used, or refused with a word on who would use it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from planaria.commands.train import check
+from planaria.commands.unused import EXCHANGE_APART, RULES, require_used, unused
+from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig, Section
+from planaria.errors import UserError
+from planaria.exchange import EXCHANGES, exchange
+from planaria.recipe import fields
+from planaria.recovery import RECOVERIES
+
+SOURCE = Path(__file__).parents[1] / "src" / "planaria"
+OTHER: dict[str, Any] = {
+    "every": 7, "alpha": 0.25, "beta": 0.3, "gamma": 0.9, "group": 3, "bits": 8, "prefetch": True,
+    "momentum": "heavy_ball", "fragments": 7, "delay": 1, "mix": 0.5,
+}  # fmt: skip
+"""a value of each field that every exchange may or may not use, which is not the usual one"""
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def test_every_field_is_read_somewhere() -> None:
+    read = {
+        node.attr
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    assert [name for name, _ in fields() if name.rpartition(".")[2] not in read] == []
+
+
+def test_rules_are_about_fields() -> None:
+    assert RULES.keys() <= {name for name, _ in fields()}
+    assert {*OTHER, *EXCHANGE_APART} == ExchangeConfig.model_fields.keys(), "a new field: who uses it?"
+
+
+@pytest.mark.parametrize("field", OTHER)
+@pytest.mark.parametrize("kind", EXCHANGES)
+def test_an_exchange_uses_a_field_or_a_run_does_not_begin_with_it(kind: str, field: str) -> None:
+    given = config(exchange={"replicas": 4, "kind": kind, field: OTHER[field]})
+    try:
+        made = exchange(given.exchange)
+    except UserError:
+        return  # refused by the exchange itself
+    if made == exchange(ExchangeConfig(replicas=4, kind=kind)):
+        with pytest.raises(UserError, match=rf"exchange\.{field} = .*: .*{kind}.*leave it out"):
+            require_used(given)
+    else:
+        require_used(given)
+
+
+def others(section: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Each field of a section with a value that is not the usual one."""
+    for name, field in section.model_fields.items():
+        usual = field.get_default(call_default_factory=True)
+        if isinstance(usual, Section):
+            yield from others(type(usual), f"{prefix}{name}.")
+        elif name not in ("strategy", "meanwhile"):
+            choices = [value for value in get_args(field.annotation) if value != usual]
+            value = choices[0] if choices and isinstance(choices[0], str | int) else None
+            yield prefix + name, not usual if isinstance(usual, bool) else value if value is not None else usual * 3
+
+
+def test_each_field_of_recovery_is_used_by_some_strategies_and_refused_for_others() -> None:
+    found: dict[str, set[bool]] = {}
+    for name, value in others(RecoveryConfig, ""):
+        section, _, field = name.rpartition(".")
+        for strategy in RECOVERIES:
+            tree = {section: {field: value}} if section else {field: value}
+            refused = [n for n, _ in unused(config(recovery={"strategy": strategy, **tree}))]
+            assert refused in ([], [f"recovery.{name}"])
+            found.setdefault(name, set()).add(not refused)
+    assert len(found) == 10 and all(used == {True, False} for used in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("pipeline.in_flight", {"pipeline": {"in_flight": 2}, "exchange": {"replicas": 2}}),
+        ("routing.skip", {"routing": {"skip": 0.25}}),
+        ("routing.data_nodes", {"routing": {"data_nodes": 2}}),
+        ("routing.routes", {"routing": {"routes": [[0, 1, 0]]}}),
+        ("optim.final_lr", {"optim": {"final_lr": 0.5}}),
+        ("fleet.address", {"fleet": {"address": "embedded"}}),
+        ("network.straggle", {"network": {"straggle": 0.5}}),
+    ],
+)
+def test_what_only_others_use_is_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match=rf"^{name} = .*leave it out$"):
+        require_used(config(**sections))
+
+
+def test_the_fleet_refuses_rounded_sums_of_gradients_and_one_process_more_replicas_in_time() -> None:
+    rounded = config(exchange={"replicas": 2, "bits": 8})
+    with pytest.raises(UserError, match=r"exchange\.bits = 8: .*full precision"):
+        check(rounded)
+    check(rounded.model_copy(update={"engine": "inline"}))
+    growing = config(exchange={"replicas": 2, "kind": "noloco", "most": 3})
+    check(growing)
+    with pytest.raises(UserError, match=r"exchange\.most"):
+        check(growing.model_copy(update={"engine": "inline"}))

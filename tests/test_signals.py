@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from planaria.engine.stopping import stop_signals
+from planaria.signals import STOPS, interrupted
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """A hang-up ends this process, as is usual, whatever the process that started it thinks of them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", STOPS)
+def test_the_first_is_noted_and_the_second_interrupts_but_for_a_hang_up(number: signal.Signals) -> None:
+    with stop_signals() as asked:
+        os.kill(os.getpid(), number)
+        assert asked == [number.name]
+        if number == signal.SIGHUP:
+            os.kill(os.getpid(), number)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", STOPS)
+def test_any_of_them_interrupts_a_command_and_hanging_up_again_does_not_disturb_its_end(number: signal.Signals) -> None:
+    before = [signal.getsignal(n) for n in STOPS]
+    with interrupted():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        if number == signal.SIGHUP:
+            os.kill(os.getpid(), number)
+    assert [signal.getsignal(n) for n in STOPS] == before
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_who_is_to_outlive_its_terminal_does() -> None:
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupted(), stop_signals() as asked:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not asked
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
