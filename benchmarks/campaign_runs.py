@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -120,9 +121,18 @@ class Run:
         return False
 
     def _explained(self, line: str) -> bool:
-        """A chain that ends with a checkpoint answers everything; others say what they cannot do."""
+        """A chain that ends with a checkpoint answers everything; others say what they cannot do.
+
+        A checkpoint of which a bit was turned is named; it is put away, as the line asks for.
+        """
         strategy, struck = self.plan["sections"]["recovery"]["strategy"], {f["signal"] for f in self.plan["faults"]}
-        return ("checkpoint" not in strategy and " cannot, " in line) or bool({"disk_full", "flip"} & struck)
+        named = re.search(r"checkpoints/([^/:]+)/", line)
+        if "flip" in struck and named and ("has changed since" in line or "damaged" in line):
+            (self.folder / "checkpoints" / named[1]).rename(self.base / f"damaged-{time.time_ns()}-{named[1]}")
+            return True
+        return ("checkpoint" not in strategy and " cannot, " in line) or (
+            "disk_full" in struck and "the last save failed" in line
+        )
 
     def _one_part(self, arguments: list[str]) -> tuple[int, str]:
         """One process from its start to its end: exit code and what it wrote to stderr."""
@@ -243,7 +253,7 @@ def _signal(pid: int, number: signal.Signals, birth: int | None) -> None:
 def _server(controller: int) -> int | None:
     """The fork server of a controller."""
     children = _proc(controller, f"task/{controller}/children").split()
-    return next((int(pid) for pid in children if "forkserver" in _proc(int(pid), "cmdline")), None)
+    return next((int(pid) for pid in children if _proc(int(pid), "comm").strip() == "planaria births"), None)
 
 
 def _proc(pid: int, name: str) -> str:

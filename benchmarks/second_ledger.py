@@ -103,6 +103,9 @@ class Ledger:
                 self._has[worker] += 1
             case "stage_saved" if r and r.saved is not None and r.saved == has:
                 r.written.add(f["stage"])
+            case "save_failed" if worker == "controller":  # it was to be sealed, and could not be
+                self._sealed[self._newest].pop()
+                self._last, self._durable = self._before
 
     def _decision(self, f: Fact) -> None:
         r = self.replicas[f.get("replica", 0)]
@@ -140,5 +143,6 @@ class Ledger:
             held -= set(r.blocks[step - r.first :])
         if held != {*range(f["first_block"]), *f["blocks_ahead"]}:
             self.problems.append(f"{f['folder']}: names other samples than its writers had used")
+        self._newest, self._before = f["folder"], (self._last, self._durable)
         self._sealed.setdefault(f["folder"], []).append((held, self._size, steps))
         self._last, self._durable = held, self._durable if f["partial"] else {f["folder"]: steps}
