@@ -173,14 +173,17 @@ def _lasting(rng: random.Random, signal: str) -> Plain:
 
 
 def _outside(rng: random.Random, without: Collection[str]) -> Plain:
-    """A blow ``at`` a share of the run's steps, ``delay`` seconds later; ``pick`` chooses among those who are there."""
+    """A blow ``at`` a share of the run's steps, ``delay`` seconds later, or then ``upon`` a line of this kind in the
+    log; ``pick`` chooses among those who are there. A ``pair``: two workers, or the next controller too, as it starts.
+    """
     what = _one_of(rng, {k: w for k, w in OUTSIDE.items() if k not in without})
     return {
         "at": round(rng.uniform(0.03, 0.95), 3),
         "delay": round(rng.uniform(0.0, 0.5), 3),
+        "upon": rng.choice((None, None, "form", "save", "seal", "commit")),
         "what": what,
         "pick": round(rng.random(), 4),
-        "pair": what == "kill" and rng.random() < 0.2,
+        "pair": what in ("kill", "controller") and rng.random() < 0.25,
         "seconds": round(rng.uniform(1.0, 5.0), 2) if what in ("pause", "server") or rng.random() < 0.6 else None,
     }
 

@@ -16,16 +16,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from benchmarks.campaign_plan import Plain
+from benchmarks.campaign_sight import Tail, born, evidence, fork_server, living, proc, send
 
 ORPHANS_S = 15.0
 """how long after the end of a run's process its workers may still be there"""
 RESUMES = 25
-_LOOK_S = 0.05
-_PROGRESS = ('"kind":"commit"', '"kind":"form"', '"kind":"run_started"', '"kind":"seal"')
-"""lines of a log by which a run shows that it gets on"""
+_LOOK_S, _CLOSE_S = 0.05, 0.002
+"""between two looks at a run; where the next blow waits for a line of the log"""
 
 
 class Hang(Exception):
@@ -42,31 +42,8 @@ class Seen:
     orphans: int = 0
     slowest_end_s: float = 0.0
     parts: int = 0
-
-
-class Tail:
-    """Reads what was appended to a run's events since the last look, also when older parts were moved away."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file, self._torn = path, None, ""
-        self.progress, self.moved = 0, time.monotonic()
-
-    _file: TextIO | None
-
-    def look(self) -> None:
-        if self._file is None or (self._path.exists() and os.fstat(self._file.fileno()).st_ino != self._inode()):
-            if not self._path.exists():
-                return
-            self._file, self._torn = self._path.open(), ""
-        *lines, self._torn = (self._torn + self._file.read()).split("\n")
-        for line in lines:
-            if any(mark in line for mark in _PROGRESS):
-                self.moved = time.monotonic()
-            if '"kind":"commit"' in line:
-                self.progress = max(self.progress, json.loads(line)["decision"]["progress"])
-
-    def _inode(self) -> int:
-        return self._path.stat().st_ino
+    killed_last: bool = False
+    """was the controller killed in the part before? Then it may have been done, but for its farewell"""
 
 
 class Run:
@@ -79,7 +56,7 @@ class Run:
         self._blows, self._steps = [dict(blow) for blow in plan["outside"]], plan["sections"]["train"]["steps"]
         self._tail = Tail(self.folder / "events.jsonl")
         self._thaws: list[tuple[float, int, int | None]] = []
-        self._asked: set[str] = set()
+        self._asked: Counter[str] = Counter()
         """what was done to the controller that now lives"""
 
     def live(self) -> str:
@@ -105,19 +82,21 @@ class Run:
 
     def _is_over(self, code: int, errors: str) -> bool:
         """Is it, by an exit code and one line that what was done to it explains?"""
-        line = errors.strip()
+        line, stops = errors.strip(), self._asked["stopped"] + self._asked["hangup"]
         if "Traceback" in errors or "Error:" in errors or (code >= 0 and line.count("\n")):
             self.seen.wrong.append(f"exit code {code} with: {line[-600:]}")
-        elif code == 0 or (code == 2 and "steps are done" in line):
+        elif code == 0 or (code == 2 and "steps are done" in line and self.seen.killed_last):
+            self.seen.killed_last = code != 0
             return True
-        elif (code == -signal.SIGKILL and "controller" in self._asked) or (
-            code == 1 and "stopped by" in line and {"stopped", "hangup"} & self._asked
+        elif (code == -signal.SIGKILL and self._asked["controller"]) or (
+            (code == 1 and "stopped by" in line and stops) or (code == 130 and stops > 1)
         ):
-            return False  # to be resumed
+            pass  # to be resumed
         elif code in (1, 2) and line.startswith("planaria: ") and self._explained(line):
             self.seen.refusals.append(line.removeprefix("planaria: "))
         else:
             self.seen.wrong.append(f"exit code {code}, unexplained: {line[-600:] or 'no word'}")
+        self.seen.killed_last = code == -signal.SIGKILL
         return False
 
     def _explained(self, line: str) -> bool:
@@ -136,7 +115,7 @@ class Run:
 
     def _one_part(self, arguments: list[str]) -> tuple[int, str]:
         """One process from its start to its end: exit code and what it wrote to stderr."""
-        self._asked, self._tail.moved = set(), time.monotonic()
+        self._asked, self._tail.moved = Counter(), time.monotonic()
         with (self.base / "stdout.txt").open("a") as out, (self.base / "stderr.txt").open("a+") as err:
             said = err.tell()
             process = subprocess.Popen(
@@ -161,17 +140,25 @@ class Run:
             now = time.monotonic()
             for thaw in [thaw for thaw in self._thaws if thaw[0] <= now]:
                 self._thaws.remove(thaw)
-                _signal(thaw[1], signal.SIGCONT, thaw[2])
+                send(thaw[1], signal.SIGCONT, thaw[2])
             if self._blows and self._tail.progress >= self._blows[0]["at"] * self._steps:
                 blow = self._blows[0]
                 due = blow.setdefault("due", now + blow["delay"])
-                if now >= due and self._strike(process.pid, blow):
-                    self._blows.pop(0)
-                    self.seen.outside[blow["what"]] += 1 + blow["pair"]
+                waits = now < due or (blow["upon"] and blow["upon"] not in self._tail.kinds)
+                if not waits and self._strike(process.pid, blow):
+                    self._struck(self._blows.pop(0))
             if now - self._tail.moved > self._hang_s:
                 evidence(self.base / "hang.txt", self.folder, process.pid)
                 raise Hang(f"nothing has got on for {self._hang_s:.0f} s; see {self.base / 'hang.txt'}")
-            time.sleep(_LOOK_S)
+            time.sleep(_CLOSE_S if self._blows and "due" in self._blows[0] else _LOOK_S)
+
+    def _struck(self, blow: Plain) -> None:
+        self.seen.outside[blow["what"]] += 1
+        if blow["pair"] and blow["what"] == "kill":
+            self.seen.outside["kill"] += 1
+        elif blow["pair"]:  # the next controller too, as it starts
+            again = {"at": 0.0, "delay": 12 * blow["pick"], "upon": None, "pair": False}
+            self._blows.insert(0, {key: value for key, value in (blow | again).items() if key != "due"})
 
     def _strike(self, controller: int, blow: Plain) -> bool:
         """Strike from outside; False when nobody is there just now."""
@@ -179,18 +166,18 @@ class Run:
         if what in ("kill", "stop"):
             victims = self._workers(blow["pick"], 1 + blow["pair"])
             for pid, birth in victims:
-                _signal(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP, birth)
+                send(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP, birth)
                 if what == "stop" and seconds is not None:
                     self._thaws.append((time.monotonic() + seconds, pid, birth))
             return len(victims) == 1 + bool(blow["pair"])
         if what == "server":
-            server = _server(controller)
+            server = fork_server(controller)
             if server is None:
                 return False
-            _signal(server, signal.SIGKILL if blow["pick"] < 0.5 else signal.SIGSTOP, born(server))
+            send(server, signal.SIGKILL if blow["pick"] < 0.5 else signal.SIGSTOP, born(server))
             self._thaws.append((time.monotonic() + seconds, server, born(server)))
             return True
-        self._asked.add(what)
+        self._asked[what] += 1
         if what == "pause":
             os.kill(controller, signal.SIGSTOP)
             self._thaws.append((time.monotonic() + seconds, controller, None))
@@ -219,62 +206,9 @@ class Run:
         self.seen.slowest_end_s = max(self.seen.slowest_end_s, time.monotonic() - began)
         self.seen.orphans += len(left)
         for pid in left:
-            self.seen.wrong.append(f"process {pid} is left {ORPHANS_S:.0f} s after the end: {_proc(pid, 'cmdline')}")
+            self.seen.wrong.append(f"process {pid} is left {ORPHANS_S:.0f} s after the end: {proc(pid, 'cmdline')}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-# ---- processes
-
-
-def living(folder: Path) -> set[int]:
-    """Processes that write to a worker's log of this run, whether they ever joined or not."""
-    logs, found = str(folder.absolute() / "workers"), set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
-            if (process / "fd" / "1").readlink().is_relative_to(logs):
-                found.add(int(process.name))
-    return found
-
-
-def born(pid: int) -> int | None:
-    """Start of a process, in clock ticks after boot: tells it from a later one with the same number."""
-    stat = _proc(pid, "stat").rpartition(")")[2].split()
-    return int(stat[19]) if stat else None
-
-
-def _signal(pid: int, number: signal.Signals, birth: int | None) -> None:
-    """Unless the process is gone and its number is another's."""
-    if birth is None or born(pid) == birth:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _server(controller: int) -> int | None:
-    """The fork server of a controller."""
-    children = _proc(controller, f"task/{controller}/children").split()
-    return next((int(pid) for pid in children if _proc(int(pid), "comm").strip() == "planaria births"), None)
-
-
-def _proc(pid: int, name: str) -> str:
-    try:
-        return (Path("/proc") / str(pid) / name).read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def evidence(path: Path, folder: Path, controller: int) -> None:
-    """Write down what can be seen of a run that hangs: its last events, and where its processes are."""
-    said = [f"controller {controller}\n"]
-    for pid in [controller, *sorted(living(folder))]:
-        status = [line for line in _proc(pid, "status").splitlines() if line.startswith(("State", "Threads", "PPid"))]
-        said.append(f"{pid}: {_proc(pid, 'cmdline')[:90]} {status} wchan {_proc(pid, 'wchan')}\n")
-        for task in sorted((Path("/proc") / str(pid) / "task").glob("*")):
-            said.append(f"   {task.name} {_proc(pid, f'task/{task.name}/wchan')}\n")
-    with contextlib.suppress(OSError):
-        said += [line[:600] + "\n" for line in (folder / "events.jsonl").read_text().splitlines()[-80:]]
-        said.append((folder / "state.json").read_text())
-    path.write_text("".join(said))
 
 
 def carry_out(

@@ -20,7 +20,7 @@ def judge(run: Run, outcome: str, seconds: float) -> Plain:
     ledger = Ledger(log)
     struck = Counter(f"{f['signal']} {f['moment']}" for f in log if f["kind"] == "fault_injected")
     flipped = any(f["kind"] == "fault_injected" and f["signal"] == "flip" for f in log)
-    seen.wrong += [*(f"second ledger: {problem}" for problem in ledger.problems), *leftovers(folder, outcome, flipped)]
+    seen.wrong += [*(f"second ledger: {problem}" for problem in ledger.problems), *leftovers(run, outcome, flipped)]
     seen.wrong += [f"ledger or replay: {problem}" for problem in first_opinion(folder)]
     if outcome == "finished" and len(ledger.used) < ledger.total:
         seen.wrong.append(f"finished with {len(ledger.used)} of {ledger.total} blocks")
@@ -62,15 +62,16 @@ def first_opinion(folder: Path) -> list[str]:
         return [str(error)]
 
 
-def leftovers(folder: Path, outcome: str, flipped: bool) -> list[str]:
+def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
     """What a run that is over must not leave: tracebacks, doors, halves of files, checkpoints that cannot be read."""
     from planaria.checkpoint.store import CheckpointStore
     from planaria.checkpoint.whole import load_model
     from planaria.errors import UserError
 
+    folder = run.folder
     logs = [log for log in folder.glob("workers/*.log") if "Traceback" in log.read_text(errors="replace")]
     found = [f"{log.name}: {log.read_text(errors='replace')[-800:]}" for log in logs]
-    if outcome != "finished":
+    if outcome != "finished" or run.seen.killed_last:  # nobody was left to tidy up
         return found
     halves = [p for p in folder.rglob("*") if p.name.startswith(".") or "unfinished" in p.name or p.name == "door.json"]
     found += [f"{path.relative_to(folder)} is left" for path in halves]

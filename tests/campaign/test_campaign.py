@@ -20,13 +20,12 @@ from planaria.observe.ledger import prove_exactly_once
 from planaria.observe.logs import read_run
 
 ROOT = Path(__file__).parents[2]
-RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "45"]
-WITHOUT = ["disk_full", "flip", "lie", "pause", "hangup", "server"]
+RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]
 
 
 def sit(folder: Path) -> str:
     """One sitting of the small campaign; what it printed."""
-    command = [sys.executable, "-m", "benchmarks.campaign", *RUNS, "--folder", str(folder), "--without", *WITHOUT]
+    command = [sys.executable, "-m", "benchmarks.campaign", *RUNS, "--folder", str(folder)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert said.returncode == 0, said.stdout + said.stderr
     return said.stdout
@@ -38,7 +37,7 @@ def seat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("campaign")
     said = sit(folder)
     assert said.count("finished") >= 2 and "FAIL" not in said
-    return folder / "seed-45"
+    return folder / "seed-72"
 
 
 def test_all_is_well_and_a_second_sitting_has_nothing_to_do(seat: Path) -> None:
