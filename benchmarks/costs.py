@@ -38,7 +38,7 @@ from planaria.events import Event, Worked
 from planaria.network.costs import FP32_BYTES
 
 if TYPE_CHECKING:
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
 
 NAME = "costs"
 INLINE, FLEET, TIME = Claim(high=0.02), Claim(high=0.03), Claim(low=0.9, high=1.1)

@@ -33,7 +33,7 @@ from planaria import events as e
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
 
 if TYPE_CHECKING:
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
     from planaria.observe.logs import RunRecord
 
 NAME = "elastic"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,7 @@ from planaria.errors import RunStopped
 
 if TYPE_CHECKING:
     from planaria.chaos.trace import Trace
+    from planaria.control.statefile import StateFile
     from planaria.observe.logs import RunRecord
 
 NAME = "endurance"
@@ -63,7 +64,7 @@ class Sample:
     step: int
     pid: int
     role: str
-    """controller, helper (what it started) or worker (what its fork server started)"""
+    """controller, worker (of those that the run's state names) or helper (all others below the controller)"""
     own_kb: float
     """memory of its own, swapped out or not; what it shares with files comes and goes as the machine likes"""
     descriptors: int
@@ -122,10 +123,10 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
     try:
         while process.poll() is None:
             time.sleep(given.every)
-            step = step_of(folder)
-            if step is not None:
-                samples += looked_at(process.pid, step)
-                logs.append((step, log_bytes(folder)))
+            state = state_of(folder)
+            if state is not None:
+                samples += looked_at(process.pid, {worker.pid for worker in state.workers}, state.step)
+                logs.append((state.step, log_bytes(folder)))
     finally:
         process.terminate()
         process.wait()
@@ -134,8 +135,8 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
     return folder, samples, [*logs, (given.steps, log_bytes(folder))]
 
 
-def step_of(folder: Path) -> int | None:
-    """The run's step; None before it has begun and after it is over."""
+def state_of(folder: Path) -> StateFile | None:
+    """What the run says of itself; None before its first step and after it is over."""
     from planaria.control.statefile import read_state
     from planaria.errors import UserError
 
@@ -143,10 +144,10 @@ def step_of(folder: Path) -> int | None:
         state = read_state(folder)
     except UserError:
         return None
-    return None if state.phase == "over" or not state.step else state.step
+    return None if state.phase == "over" or not state.step else state
 
 
-def looked_at(controller: int, step: int) -> Iterator[Sample]:
+def looked_at(controller: int, workers: Set[int], step: int) -> Iterator[Sample]:
     """The controller, and everybody below it."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
@@ -155,10 +156,12 @@ def looked_at(controller: int, step: int) -> Iterator[Sample]:
         except OSError:  # gone meanwhile
             continue
         children[int(stat.rpartition(")")[2].split()[1])].append(int(entry.name))
-    helpers = children[controller]
-    roles = {controller: "controller", **dict.fromkeys(helpers, "helper")}
-    roles |= dict.fromkeys((pid for helper in helpers for pid in children[helper]), "worker")
-    for pid, role in roles.items():
+    below, seen = [controller], {controller}
+    for pid in below:  # grows as it is gone through
+        below += (child for child in children[pid] if child not in seen)
+        seen.update(children[pid])
+    for pid in below:
+        role = "controller" if pid == controller else "worker" if pid in workers else "helper"
         try:
             descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
             told = Path(f"/proc/{pid}/status").read_text()
@@ -185,10 +188,11 @@ def log_bytes(folder: Path) -> int:
     return found
 
 
-def growth(samples: Iterable[Sample]) -> float:
+def growth(samples: Iterable[Sample]) -> list[float]:
     """KB of memory in a thousand steps: the slope over the lives of those that were there for half of the run or more.
 
-    Each one's first fifth is left out. Whoever is young, or was a spare until lately, is still growing up.
+    Each one's first fifth is left out. Whoever is young, or was a spare until lately, is still growing up. Nothing
+    where nobody lived so long.
     """
     samples = list(samples)
     most = max((sample.step for sample in samples), default=0)
@@ -203,7 +207,7 @@ def growth(samples: Iterable[Sample]) -> float:
         step, own = statistics.fmean(s.step for s in life), statistics.fmean(s.own_kb for s in life)
         above += sum((s.step - step) * (s.own_kb - own) for s in life)
         below += sum((s.step - step) ** 2 for s in life)
-    return 1000 * above / below if below else 0.0
+    return [1000 * above / below] if below else []
 
 
 def more(numbers: Sequence[float]) -> float:
@@ -235,7 +239,7 @@ def grown(given: argparse.Namespace, samples: Sequence[Sample], logs: Sequence[t
         peak = max((sample.own_kb for sample in own), default=0.0) / 1024
         yield Row(
             what=f"{role}: memory, KB more in 1,000 steps",
-            values=[growth(own)],
+            values=growth(own),
             limit="0",
             claim=Claim(high=most) if long else None,
             beside={"peak": f"{peak:.0f} MB", "samples": len(own)},
@@ -245,7 +249,7 @@ def grown(given: argparse.Namespace, samples: Sequence[Sample], logs: Sequence[t
         least, most = min(numbers, default=0), max(numbers, default=0)
         yield Row(
             what=f"{what}, more at the end",
-            values=[more(numbers)],
+            values=[more(numbers)] if numbers else [],
             limit=f"0; there were {least:g} to {most:g}",
             claim=Claim(high=2.0) if long or what.startswith("controller") else None,
         )

@@ -29,7 +29,7 @@ from planaria.errors import RunStopped
 
 if TYPE_CHECKING:
     from planaria.chaos.trace import Fault
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
     from planaria.control.statefile import LiveWorker
     from planaria.observe.logs import RunRecord
 

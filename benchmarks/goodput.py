@@ -32,7 +32,7 @@ from planaria import decisions as d
 from planaria.errors import UserError
 
 if TYPE_CHECKING:
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
     from planaria.observe.logs import RunRecord
 
 NAME = "goodput"

@@ -25,7 +25,7 @@ from planaria import events as e
 from planaria.config import FleetConfig, NetworkConfig, RunConfig
 
 if TYPE_CHECKING:
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
     from planaria.observe.logs import RunRecord
 
 NAME = "ray_fleet"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from planaria.checkpoint.store import Saved
-    from planaria.control.controller import Observer
+    from planaria.control.protocols import Observer
     from planaria.observe.logs import RunRecord
 
 NAME = "rejoin"

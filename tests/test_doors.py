@@ -14,6 +14,7 @@ LEVELS = (
         "config",
         "errors",
         "started",
+        "work",
         "events",
         "decisions",
         "bounds",
@@ -108,7 +109,8 @@ def test_observe_reads_events_only(forbidden: str) -> None:
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", {"transport"}),
+        ("torch.distributed", set()),
+        ("ssl", {"fleet", "transport"}),
         ("multiprocessing", {"fleet", "engine", "swarm"}),
         ("ray", {"fleet"}),
         ("pickle", set()),

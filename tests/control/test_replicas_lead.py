@@ -31,7 +31,7 @@ def test_a_replica_that_leaves_while_it_is_being_saved_is_not_in_the_checkpoint(
     made = herd(2, "local", save_every=1, spares=0, replace=False)
     work_until(made, lambda run: all(r.phase == "save" for r in run.replicas.values()))
     made.lose(made.run.holders[1])
-    assert made.run.replicas[1].phase == "left"
+    work_until(made, lambda run: run.replicas[1].phase == "left", without=[0])
     work_until(made, lambda run: run.saving < 0)
     assert list(said(made, d.Seal)[-1].standings) == [0]
     assert finished(made)
@@ -114,14 +114,17 @@ def test_a_replica_with_something_to_save_does_not_go_before_one_that_has_nothin
 
 
 def test_what_was_written_for_a_checkpoint_that_was_given_up_does_not_count_for_the_next() -> None:
-    """The last replica cannot go on while it is being saved: it is saved anew, in the same generation."""
+    """The last replica cannot go on while it is being saved: when all have written, it is saved anew, in the same
+    generation."""
     made = herd(2, "local", stages=2, spares=0, replace=False, save_every=1)
     work_until(made, lambda run: run.replicas[0].step == 2 and run.replicas[0].phase == "save")
     work_until(made, lambda run: run.progress > run.saving, without=[0])
     old = next(w for w in made.run.replicas[0].waiting if w != made.run.holders[0])
     made.lose(*made.run.replicas[1].holders.values())
     made.lose(made.run.holders[0])
-    assert made.run.replicas[0].cannot and made.run.saving != said(made, d.Save)[-2].step
+    assert not made.run.replicas[0].cannot, "others still write"
+    work_until(made, lambda run: bool(run.replicas[0].cannot))
+    assert made.run.saving != said(made, d.Save)[-2].step
     made.work(old)
     made.behave()
     assert said(made, d.Seal)[-1].partial

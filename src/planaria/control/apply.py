@@ -204,8 +204,8 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
-    if fact.worker == e.CONTROLLER:
-        return run if run.unsealed is None else _unsaved(run.unsealed, fact, "")
+    if fact.worker == e.CONTROLLER:  # it says so before anything else happens
+        return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
     replica = _answering(run, fact, "save")
     if replica is None or replica.saved not in (fact.step, -1):
         return run

@@ -7,11 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from planaria import decisions as d
 from planaria import events as e
-from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
 from planaria.control.apply import apply
@@ -19,6 +17,7 @@ from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
 from planaria.control.fold import replica_of
+from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
 from planaria.control.state import RunState
@@ -36,46 +35,6 @@ AGAIN_S = 2.0
 
 PLANNING_S = 0.02
 """between two looks whether new routes have been found"""
-
-
-class Observer(Protocol):
-    """Is told everything, in order; has no influence, but that a run of which nothing can be noted any more stops."""
-
-    @property
-    def trouble(self) -> str:
-        """Why it cannot note what it is told; empty as long as it can."""
-
-    def on_event(self, t: float, event: e.Event) -> None: ...
-
-    def on_decision(self, t: float, decision: d.Decision) -> None: ...
-
-    def on_worked(self, t: float, worked: e.Worked) -> None: ...
-
-
-class FaultSource(Protocol):
-    """Chaos: looks at decisions, events and the clock, strikes workers, and tells what it did."""
-
-    def on_decision(self, decision: d.Decision, state: RunState) -> list[e.FaultInjected]:
-        """Called before the orders of ``decision`` go out."""
-        ...
-
-    def on_event(self, t: float, event: e.Event, state: RunState) -> list[e.FaultInjected]: ...
-
-    def add(self, fault: Fault) -> None:
-        """One more, to strike at the next occasion."""
-        ...
-
-    def strike(self, t: float) -> None: ...
-
-    def next_due(self) -> float | None: ...
-
-
-class Planner(Protocol):
-    """Finds routes for the nodes that are left, in its own time."""
-
-    def ask(self, request: d.Replan) -> None: ...
-
-    def answer(self) -> e.Replanned | None: ...
 
 
 class Controller:

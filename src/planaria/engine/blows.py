@@ -25,8 +25,8 @@ _PLACES = {
     "link": ("link",),
 }
 """moment of a fault → what the main thread is doing then; others fall on actions of the step's plan"""
-_TIMES, _HOLD_S = 5.0, 0.1
-"""unless a fault says otherwise: how many times as long a slow worker's actions take; how long a frame is held up"""
+_TIMES = 5.0
+"""unless a fault says otherwise: how many times as long a slow worker's actions take"""
 _FULL_BYTES = 4096
 """the largest file that can be written on a full disk"""
 
@@ -97,8 +97,3 @@ class Blows:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))
             case _:
                 self.effects[blow.signal](blow)
-
-
-def hold_s(blow: Blow) -> float:
-    """How long each frame is held up by a fault that delays a link."""
-    return _HOLD_S if blow.strength is None else blow.strength

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from planaria.chaos.trace import Trace
 from planaria.config import RunConfig
-from planaria.control.controller import Controller, Observer
+from planaria.control.controller import Controller
+from planaria.control.protocols import Observer
 from planaria.decisions import Finish
 from planaria.engine import worker
 from planaria.engine.chaos import TraceChaos

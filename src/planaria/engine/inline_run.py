@@ -15,7 +15,8 @@ from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
-from planaria.control.controller import AGAIN_S, Observer
+from planaria.control.controller import AGAIN_S
+from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name
 from planaria.data.shards import Dataset
 from planaria.data.stream import Stream

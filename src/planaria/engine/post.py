@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from planaria import events as e
-from planaria.decisions import BEFORE, Blow, Donate, Form, Introduce, Meet, Settle
-from planaria.engine.blows import hold_s
+from planaria.decisions import BEFORE, Donate, Form, Introduce, Meet, Settle
 from planaria.engine.circle import Circle
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
@@ -264,20 +262,6 @@ class Post:
         if self._itinerary.replicas > 1:
             return f"stage {stage} of replica {self._itinerary.replica_of(node)}"
         return f"stage {stage}" if stage == node else f"node {node} of stage {stage}"
-
-    def afflictions(self) -> dict[str, Callable[[Blow], None]]:
-        """How to bring about what edges and offers may suffer, by the kind of fault."""
-
-        def cut(blow: Blow) -> None:
-            self.links.port.shut(blow.seconds or math.inf)
-            self.links.reset(everywhere=True)
-
-        return {
-            "reset": lambda blow: self.links.reset(everywhere=False),
-            "cut": cut,
-            "delay": lambda blow: self.links.delay(hold_s(blow), blow.seconds or math.inf),
-            "lie": lambda blow: self.circle.lie(),
-        }
 
     def report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
         """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""

@@ -14,6 +14,7 @@ from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.shards import Dataset, Split
 from planaria.data.stream import Stream
+from planaria.engine.afflictions import afflictions
 from planaria.engine.batches import Batch, batches
 from planaria.engine.blows import SIGNALS, Blows
 from planaria.engine.desk import Desk, Interrupted
@@ -63,7 +64,7 @@ class Worker:
         self.post = Post(setup, self.itinerary, worker, self.desk, self.port)
         self.post.lend = self._lend
         self.desk.blows = Blows(self._struck)
-        self.desk.blows.effects = self.post.afflictions()
+        self.desk.blows.effects = afflictions(self.post.links, self.post.circle)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
         self.post.patience.warm_s = time.monotonic() - began
