@@ -114,9 +114,20 @@ def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
     return known[name]
 
 
+def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
+    """The run's last generation; 0 if it was never led by a controller.
+
+    :raises UserError: when its state file is damaged, or is gone: this part's workers could be taken for earlier ones.
+    """
+    path = folder / "state.json"
+    if saved is not None and config.engine == runs.config_of(folder).engine == "fleet" and not path.exists():
+        raise UserError(f"{path}: is gone; bring it back, or go on with --engine inline")
+    return read_state(folder).generation if path.exists() else 0
+
+
 def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig) -> Origin:
     """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
-    generation = read_state(folder).generation if (folder / "state.json").exists() else 0
+    generation = _generation(folder, saved, config)
     if saved is None:
         print(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
