@@ -59,7 +59,7 @@ def _chaos(given: argparse.Namespace) -> int:
     if given.strength is not None or given.moment is not None:
         raise UserError("--strength, --moment: a signal strikes at once, and has no strength")
     if given.resume_after is not None and action != "stop":
-        raise UserError("--resume-after: goes with what lasts; what is killed stays dead")
+        raise UserError("--resume-after: goes with --stop, or another fault that lasts; what is killed stays dead")
     print(strike(given.run, action, target, given.resume_after))
     return 0
 
