@@ -13,7 +13,10 @@ from planaria.chaos.trace import Fault
 LIMIT_S = 2.0
 
 
-@pytest.mark.parametrize("moment", ["forward", "commit", "save", "link", "transfer"])
+OFTEN, ALSO = ("forward", "commit", "save"), ("link", "transfer")
+
+
+@pytest.mark.parametrize("moment", [*OFTEN, *(pytest.param(moment, marks=pytest.mark.slow) for moment in ALSO)])
 def test_a_main_thread_that_is_stuck_is_replaced_like_any_other(tmp_path: Path, moment: str) -> None:
     """Wherever it sticks. Those that wait for it are not blamed, and every sample is used once: ``train`` checks it."""
     fault = Fault.model_validate({"step": 4, "stage": 2, "signal": "stuck", "moment": moment, "offset": 0.5})
