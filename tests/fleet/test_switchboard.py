@@ -106,6 +106,17 @@ def test_messages_are_whole_wherever_the_network_cuts_them(texts: list[bytes], c
     line.close()
 
 
+def test_a_worker_waits_for_the_rest_of_a_message(switchboard: Switchboard, answered: Answered) -> None:
+    worker = call(switchboard.address, switchboard.key, "w0", 1)
+    _, line = answered.get(timeout=10)
+    line._channel.write(memoryview(struct.pack("!i", 8) + b"half"))
+    threading.Timer(0.5, line._channel.write, (memoryview(b"more"),)).start()
+    assert not worker.poll(0.1)
+    assert worker.poll(10.0)
+    assert worker.recv_bytes() == b"halfmore"
+    worker.close()
+
+
 def test_half_a_message_stops_nobody_and_is_never_handed_over() -> None:
     theirs, line = ends()
     theirs.sendall(struct.pack("!i", 10) + b"half")

@@ -8,10 +8,12 @@ rest of a message: a host that vanishes in the middle of one must not stop the o
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -120,10 +122,12 @@ class WorkerLine(Line):
 
         :raises EOFError: when the other end has hung up.
         """
-        if not self._ready:
+        until = math.inf if patience_s is None else time.monotonic() + patience_s
+        while not self._ready:
             self._ready.extend(self.receive())
-        if not self._ready and self._channel.wait(select.POLLIN, patience_s):
-            self._ready.extend(self.receive())
+            # What has come may be a part of a message, or of a record.
+            if self._ready or not self._channel.wait(select.POLLIN, max(0.0, until - time.monotonic())):
+                break
         return bool(self._ready)
 
     def recv_bytes(self, maxlength: int = MAX_ORDER_BYTES) -> bytes:
@@ -132,8 +136,7 @@ class WorkerLine(Line):
         :raises EOFError: when the other end has hung up.
         """
         self._max_bytes = maxlength
-        while not self.poll(None):
-            pass
+        self.poll(None)
         return self._ready.popleft()
 
 
