@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Run:
         self.base, self.folder, self.plan, self._recipe = folder, folder / "runs" / "run", plan, recipe
         self.seen, self._hang_s, self._over = Seen(), hang_s, over
         self._blows, self._steps = [dict(blow) for blow in plan["outside"]], plan["sections"]["train"]["steps"]
+        self._faults = list(plan["faults"])
         self._tail = Tail(self.folder / "events.jsonl")
         self._thaws: list[tuple[float, int, int | None]] = []
         self._asked: Counter[str] = Counter()
@@ -76,9 +78,16 @@ class Run:
             if self.seen.wrong:
                 return "refused"
             if (self.folder / "config.json").exists():
-                arguments = ["--resume", str(self.folder)]
+                arguments = ["--resume", str(self.folder), "--chaos.trace", str(self._trace())]
         self.seen.wrong.append(f"not over after {RESUMES} resumptions")
         return "refused"
+
+    def _trace(self) -> Path:
+        """A trace of what has not struck yet: a bit that turns in every repeated step would let none of them pass."""
+        self._tail.look()
+        self._faults = [fault for number, fault in enumerate(self._faults) if number not in self._tail.struck]
+        self._tail.struck.clear()
+        return trace_of(self._faults, self.base / f"faults-{self.seen.parts}.json")
 
     def _is_over(self, code: int, errors: str) -> bool:
         """Is it, by an exit code and one line that what was done to it explains?"""
@@ -211,6 +220,14 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
 
+def trace_of(faults: Sequence[Plain], path: Path) -> Path:
+    """The file of a trace with these faults."""
+    from planaria.chaos.trace import Trace, write
+
+    write(Trace.model_validate({"faults": tuple(faults)}), path)
+    return path
+
+
 def carry_out(
     folder: Path, plan: Plain, data: Any, hang_s: float, over: threading.Event
 ) -> tuple[Run, str, float] | None:
@@ -219,13 +236,12 @@ def carry_out(
     None when the campaign ended before it.
     """
     from planaria import recipe
-    from planaria.chaos.trace import Trace, write
     from planaria.config import RunConfig
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write(Trace.model_validate({"faults": tuple(plan["faults"])}), folder / "faults.json")
-    sections = {**plan["sections"], "data": data, "chaos": {"trace": str(folder / "faults.json")}}
+    trace = trace_of(plan["faults"], folder / "faults-0.json")
+    sections = {**plan["sections"], "data": data, "chaos": {"trace": str(trace)}}
     config = RunConfig.model_validate({"name": "run", "out": str(folder / "runs"), **sections})
     (folder / "run.toml").write_text(recipe.dump(config))
     run, began = Run(folder, plan, folder / "run.toml", hang_s, over), time.monotonic()

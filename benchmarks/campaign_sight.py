@@ -24,6 +24,8 @@ class Tail:
         self.progress, self.moved = 0, time.monotonic()
         self.kinds: set[str] = set()
         """of the lines that were new at the last look"""
+        self.struck: set[int] = set()
+        """faults of the trace, by number, that have struck this process of the run"""
 
     _file: TextIO | None
 
@@ -39,6 +41,8 @@ class Tail:
         for line in lines:
             if '"kind":"commit"' in line:
                 self.progress = max(self.progress, json.loads(line)["decision"]["progress"])
+            elif '"kind":"fault_injected"' in line:
+                self.struck.add(json.loads(line)["event"]["number"])
 
     def _inode(self) -> int:
         return self._path.stat().st_ino

@@ -65,8 +65,7 @@ def same_block(log: list[Fact]) -> None:
 
 
 def unlike_resume(log: list[Fact]) -> None:
-    again = last(log, "run_started")
-    again["first_block"] = (again["first_block"] or again["first_step"] * again["replicas"]) - 1
+    last(log, "run_started")["blocks_ahead"].append(10**6)
 
 
 def larger_checkpoint(log: list[Fact]) -> None:
