@@ -107,7 +107,7 @@ def test_a_report_of_a_swarm_that_has_nothing_to_tell_is_a_mistake(
     (tmp_path / "config.json").write_bytes((there / "runs/tiny/config.json").read_bytes())
     assert "wait for its first evaluation" in refused(capsys, "report", str(tmp_path))
     (tmp_path / "config.json").write_text("{}}")
-    assert "cannot be read" in refused(capsys, "report", str(tmp_path))
+    assert "config.json: Invalid JSON" in refused(capsys, "report", str(tmp_path))
 
 
 def test_a_dry_run_prints_the_recipe_and_starts_nothing(there: Path, capsys: pytest.CaptureFixture[str]) -> None:

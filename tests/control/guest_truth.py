@@ -85,7 +85,7 @@ class GuestTruth:
         assert old.name in self.herd.leaving, "a stage is taken from a worker that stays"
         already = replica.holders.get(member.node) == member.worker
         assert already or member.worker not in self.herd.leaving, "a stage is given to a worker that is to leave"
-        host = self.herd.alive.get(member.worker, old).host
+        host = self.herd.run.workers[member.worker].host  # it may be dead, and nobody has heard so yet
         assert already or not host or self.herd.machines[host].open, (
             "a stage is given to a machine that takes no more workers"
         )

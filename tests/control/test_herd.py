@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from herd_steps import started
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
+
+pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
 EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "every": 1},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,6 +15,8 @@ from planaria import events as e
 from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
+
+pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
 STAGES = 4
 PAIRS = [(s, s + 1) for s in range(STAGES)] + [(0, STAGES)]

@@ -38,7 +38,7 @@ GROUND: dict[str, Any] = {}
 """where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""
 STORE = {"object_store_memory": 80 << 20}
 """for nodes of a Ray cluster: about the least that Ray allows"""
-ORPHANS_S = 5.0
+ORPHANS_S = 15.0
 """seconds after which no worker of a run that is over may be left"""
 
 

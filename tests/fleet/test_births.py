@@ -18,9 +18,9 @@ import pytest
 
 from planaria.fleet import births as module
 from planaria.fleet.base import Gone, Notice, Said
-from planaria.fleet.birth import STOPS
 from planaria.fleet.births import births
 from planaria.fleet.local import LocalFleet
+from planaria.signals import STOPS
 
 AT_ONCE_S = 1.0
 """on a machine on which a process may wait long for a processor"""

@@ -36,6 +36,6 @@ def costs(draw: st.DrawFn) -> Costs:
             forward_s=draw(seconds),
             backward_s=draw(seconds),
             latency_s=draw(st.integers(0, 20)) / 10,
-            bandwidth=draw(st.none() | st.sampled_from([0.4, 1.0, 10.0])),
+            bandwidth=draw(st.none() | st.sampled_from([1.0, 2.5, 10.0])),
         )
     )
