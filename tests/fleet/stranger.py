@@ -16,13 +16,15 @@ from planaria.transport.listener import connect
 from planaria.transport.secure import StrangerError, begin, new_key
 
 GREETINGS = [b"g1:state:1>2", b"g1:0-1", json.dumps(["w1", 1, 1]).encode(), json.dumps(["a machine", 0, 1]).encode()]
+FRAME = b"PLNR" + bytes(200)
+"""the beginning of what edges carry"""
 PATIENCE_S = 2.0
 
 
 def plain(address: tuple[str, int], greeting: bytes) -> bytes:
     """As edges between processes of one machine are, once they have proved the key."""
     with socket.create_connection(address, PATIENCE_S) as raw:
-        raw.sendall(len(greeting).to_bytes(2, "big") + greeting + b"PLNR" + bytes(200))
+        raw.sendall(len(greeting).to_bytes(2, "big") + greeting + FRAME)
         said = raw.recv(1 << 16)
     return b"" if said[:1] == b"\x15" else said  # an alert of TLS: not understood
 
