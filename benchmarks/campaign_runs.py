@@ -102,7 +102,7 @@ class Run:
         ):
             pass  # to be resumed
         elif code in (1, 2) and line.startswith("planaria: ") and self._explained(line):
-            self.seen.refusals.append(line.removeprefix("planaria: "))
+            self.seen.refusals.append(line.removeprefix("planaria: ").replace(f"{self.folder}/", ""))
         else:
             self.seen.wrong.append(f"exit code {code}, unexplained: {line[-600:] or 'no word'}")
         self.seen.killed_last = code == -signal.SIGKILL
