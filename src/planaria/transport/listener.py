@@ -31,8 +31,8 @@ Heard = Callable[[bytes, ssl.SSLSocket], None]
 class Listener:
     """Listens from the beginning to :meth:`close`."""
 
-    def __init__(self, host: str, port: int, key: bytes, heard: Heard, setting: str = "fleet") -> None:
-        """Listen at ``host``:``port`` (0: any free port), and there only; ``setting`` is the recipe's for these two.
+    def __init__(self, host: str, port: int, key: bytes, heard: Heard) -> None:
+        """Listen at ``host``:``port`` (0: any free port), and there only.
 
         :raises UserError: when the port is taken or the host is not an address of this machine.
         """
@@ -42,7 +42,7 @@ class Listener:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{setting}.host = {host!r}, {setting}.port = {port}: cannot listen there ({reason}); "
+                f"fleet.host = {host!r}, fleet.port = {port}: cannot listen there ({reason}); "
                 "choose another port, or 0 for any free one"
             ) from None
         self.host, self.port = self._server.getsockname()[:2]
