@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.model.stages import build_stage
 from planaria.transport.edge import Arrived, Edge, EdgeSpec, Opened
+from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header
@@ -133,7 +133,7 @@ class Member:
     def __init__(self, given: argparse.Namespace, key: bytes, me: int, other: Connection) -> None:
         torch.set_num_threads(1)
         self._given, self._me, self._other = given, me, other
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._inbox = Inbox()
         self._port = Port("127.0.0.1", key)
         other.send(self._port.address)
         self._there = other.recv() if me else (other.recv() and "")

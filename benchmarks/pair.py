@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -29,11 +28,12 @@ class End:
     def __init__(self, folder: Path, rank: int, key: bytes, max_bytes: int, told: Connection) -> None:
         import torch
 
+        from planaria.transport.inbox import Inbox
         from planaria.transport.port import Port
 
         torch.set_num_threads(1)
         self._rank, self._other, self._key = rank, 1 - rank, key
-        self._port, self._inbox = Port("127.0.0.1", key), SimpleQueue[Any]()
+        self._port, self._inbox = Port("127.0.0.1", key), Inbox()
         told.send(self._port.address)
         self._there = told.recv()
         self._group = _gloo(folder / "store", rank)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from planaria.engine.setup import Setup
 from planaria.events import REPORT, EdgeBroken
 from planaria.plan.actions import Action, Key
 from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
+from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header, WireError
@@ -93,7 +93,7 @@ class DeadEdge:
 
     spec: EdgeSpec
     port: Port
-    inbox: SimpleQueue[Any]
+    inbox: Inbox
     abandoned: bool = False
     sent_bytes: int = 0
     sent: list[Header] = field(default_factory=list)

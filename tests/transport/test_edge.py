@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from planaria.transport import channel
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
+from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
 from planaria.transport.wire import Content, Header
@@ -30,7 +31,7 @@ class End:
     """One end of an edge with an inbox of its own."""
 
     def __init__(self, spec: EdgeSpec, port: Port) -> None:
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.inbox = Inbox()
         self.edge = Edge(spec, port, self.inbox)
 
     def next(self, kind: type[Any]) -> Any:
@@ -76,23 +77,33 @@ def opened(spec: EdgeSpec, port: Port) -> Iterator[tuple[End, End]]:
     yield low, high
     low.edge.abandon()
     high.edge.abandon()
-    assert gone(spec), "an abandoned edge leaves a thread behind"
+    assert gone(low, high), "an abandoned edge leaves something behind"
 
 
-def gone(spec: EdgeSpec) -> bool:
-    """Do all threads of an edge end?"""
-    deadline = time.monotonic() + SOON_S
-    while any(thread.name.endswith(f" {spec.link_id}") for thread in threading.enumerate()):
+def gone(*ends: End) -> bool:
+    """Do all threads and sockets of these edges end? Nobody waits for them meanwhile."""
+    deadline, names = time.monotonic() + SOON_S, {f"open {end.edge.spec.link_id}" for end in ends}
+    while any(thread.name in names for thread in threading.enumerate()) or any(end.edge.fileno() >= 0 for end in ends):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
+    for end in ends:
+        end.inbox.close()
     return True
 
 
 def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> None:
     generator = torch.Generator().manual_seed(1)
     frames = [torch.randn(n + 1, 7, generator=generator) for n in range(20)]
-    frames += [torch.arange(5), torch.zeros(0, 3), torch.ones(2, 2, dtype=torch.bfloat16), torch.randn(6, 4).T]
+    frames += [
+        torch.randn(300, 301, generator=generator),
+        torch.arange(5),
+        torch.tensor(2.5),
+        torch.zeros(0),
+        torch.zeros(0, 3),
+        torch.ones(2, 2, dtype=torch.bfloat16),
+        torch.randn(6, 4).T,
+    ]
     for number, frame in enumerate(frames):
         for end in ends:
             end.send(frame, number)
@@ -129,8 +140,8 @@ def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec
     assert low.hears_nothing()
     assert high.hears_nothing()
     high.edge.abandon()
-    assert gone(spec)
     assert low.hears_nothing()
+    assert gone(low, high)
 
 
 @pytest.mark.parametrize("calling", [False, True])
@@ -141,15 +152,15 @@ def test_an_end_that_nobody_meets_is_reported_after_its_time_out(spec: EdgeSpec,
     assert "could not be opened" in broken.detail
     assert "\n" not in broken.detail
     assert time.monotonic() - start >= 0.45
-    assert gone(spec)
+    assert gone(alone)
 
 
 @pytest.mark.parametrize("calling", [False, True])
 def test_an_edge_that_is_abandoned_before_it_opens_stays_silent(spec: EdgeSpec, port: Port, calling: bool) -> None:
     alone = End(replace(spec, at=port.address if calling else ""), port)
     alone.edge.abandon()
-    assert gone(spec)
     assert alone.hears_nothing()
+    assert gone(alone)
 
 
 def test_emulated_latency_and_bandwidth_are_lower_bounds(spec: EdgeSpec, port: Port) -> None:
@@ -181,13 +192,13 @@ def test_what_was_sent_before_an_edge_was_given_up_still_arrives(spec: EdgeSpec,
     heir.next(Opened)
     assert torch.equal(heir.next(Arrived).payload, state)
     heir.edge.abandon()
-    assert gone(spec)
+    assert gone(lender, heir)
 
 
 def test_an_end_that_dies_breaks_the_edge_at_once(ends: tuple[End, End]) -> None:
     low, high = ends
     assert low.edge._channel is not None
-    low.edge._channel.close()  # as the system does for a process that is killed
+    low.edge._channel.hang_up()  # as the system does for a process that is killed
     assert high.next(Broken).edge is high.edge
 
 

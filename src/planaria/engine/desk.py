@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -18,6 +18,7 @@ from planaria.decisions import ORDER, Blow, Disband, Form, Leave, Order, Save
 from planaria.engine.blows import Blows
 from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import ControlLine
+from planaria.transport.inbox import Inbox
 
 MAX_ORDER_BYTES = 1 << 20
 
@@ -46,7 +47,7 @@ class Desk:
 
     def __init__(self, connection: ControlLine, heartbeat_s: float, orders: TypeAdapter[Any] = ORDER) -> None:
         """``orders`` are the types that the controller's words are checked against."""
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.inbox = Inbox()
         self._connection, self._heartbeat_s, self._orders = connection, heartbeat_s, orders
         self._speaking = threading.Lock()
         self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
@@ -104,11 +105,12 @@ class Desk:
             os._exit(0)  # never an orphan
 
     def _beat(self) -> None:
-        before, unheard_since = self._place, time.monotonic()
+        before, unheard_since = (self._place, self.inbox.rounds), time.monotonic()
         while True:
             place, now = self._place, time.monotonic()
-            if place is not before or self.inbox.empty():
-                before, unheard_since = place, now
+            at = place, self.inbox.rounds
+            if at != before or not self.inbox.unheard():
+                before, unheard_since = at, now
             # Who waits and does not take in what has come is stuck since then.
             waiting = place.waiting and unheard_since == now
             beat = Heartbeat(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from queue import SimpleQueue
-from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from planaria.model.stages import stage_parameters
 from planaria.network.costs import FP32_BYTES, message_bytes
 from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
+from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.wire import Header
 
@@ -24,7 +23,7 @@ from planaria.transport.wire import Header
 class Links:
     """A worker's edges by the node at the other end, and the short-lived ones that carry a lost stage's state."""
 
-    def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: SimpleQueue[Any]) -> None:
+    def __init__(self, setup: Setup, itinerary: Itinerary, port: Port, inbox: Inbox) -> None:
         self._setup, self._itinerary, self.port, self._inbox = setup, itinerary, port, inbox
         self._slots = recovery(setup.config.recovery, setup.config.pipeline.stages).slots
         self.edges: dict[int, Edge] = {}

@@ -17,7 +17,12 @@ from typing import Protocol
 from planaria.transport.secure import stays_here
 
 _RECORD = 1 << 14
-"""bytes of a TLS record; OpenSSL takes and gives one at a time"""
+"""bytes of a TLS record; OpenSSL gives one at a time"""
+_PIECE = 8 * _RECORD
+_AT_ONCE = 1 << 20
+"""bytes that are encrypted in one go"""
+_WORTH_READING = 1 << 17
+"""of a large frame; fewer bytes at a time would cost more in waking up than in reading"""
 _SLICE_S = 1.0
 SILENT_PEER_S = 60
 """what was sent and nobody has acknowledged for so long breaks the connection: a host that vanishes says nothing"""
@@ -28,64 +33,79 @@ class Closed(Exception):
 
 
 class Channel(Protocol):
-    """What edges and control lines are built on."""
+    """What edges are built on. Nothing here waits, but for another thread that is at it."""
 
-    def read_into(self, view: memoryview) -> None:
-        """Fill ``view`` (bytes), waiting for as long as it takes.
+    def fileno(self) -> int:
+        """What to ask the system whether there is something to read, or room to write."""
+        ...
+
+    def read_some(self, view: memoryview) -> int | None:
+        """Read what is there, at most ``view`` (bytes); None when nothing is.
 
         :raises Closed: when the other end has closed.
         :raises OSError: when the connection breaks.
         """
         ...
 
-    def write(self, *views: memoryview) -> None:
-        """Send these views (bytes), one after the other, waiting for as long as it takes.
+    def expect(self, size: int) -> None:
+        """Say how much is still to come, at least: the system need not tell of every bit of it."""
+        ...
+
+    def unseen(self) -> bool:
+        """Has something been taken from the socket that nobody has read yet? The system tells of the socket only."""
+        ...
+
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        """Send as much of these two (bytes), one after the other, as there is room for; how many bytes.
 
         :raises OSError: when the connection breaks, or is closed here.
         """
         ...
 
-    def write_now(self, first: memoryview, second: memoryview) -> int:
-        """Send as much of these two as there is room for; how many bytes. Never waits.
-
-        :raises OSError: as :meth:`write`.
-        """
+    def hang_up(self) -> None:
+        """End the connection for both ends, which find out; :meth:`close` is still to come."""
         ...
 
-    def close(self) -> None:
-        """Close; threads that wait on the channel get an error."""
-        ...
+    def close(self) -> None: ...
 
 
 class Plain:
     """A channel between processes of one machine."""
 
     def __init__(self, raw: socket.socket) -> None:
-        raw.setblocking(True)
-        self._raw = raw
+        raw.setblocking(False)
+        self._raw, self._threshold = raw, 1
+        self.fileno = raw.fileno
 
-    def read_into(self, view: memoryview) -> None:
-        while view:
-            got = self._raw.recv_into(view, len(view), socket.MSG_WAITALL)
-            if not got:
-                raise Closed("closed by the other end")
-            view = view[got:]
-
-    def write(self, *views: memoryview) -> None:
-        sent = self._raw.sendmsg(views)
-        for view in views:
-            self._raw.sendall(view[sent:])
-            sent = max(0, sent - len(view))
-
-    def write_now(self, first: memoryview, second: memoryview) -> int:
+    def read_some(self, view: memoryview) -> int | None:
         try:
-            return self._raw.sendmsg([first, second], (), socket.MSG_DONTWAIT)
+            got = self._raw.recv_into(view)
+        except BlockingIOError:
+            return None
+        if not got:
+            raise Closed("closed by the other end")
+        return got
+
+    def expect(self, size: int) -> None:
+        if (threshold := _threshold(size)) != self._threshold:
+            self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
+            self._threshold = threshold
+
+    def unseen(self) -> bool:
+        return False
+
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        try:
+            return self._raw.sendmsg((view, then))
         except BlockingIOError:
             return 0
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # it may be broken already
             self._raw.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
         self._raw.close()
 
 
@@ -94,7 +114,7 @@ class Secured:
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         tls.setblocking(False)
-        self._tls, self._turn = tls, threading.Lock()
+        self._tls, self._turn, self._threshold = tls, threading.Lock(), 1
 
     def fileno(self) -> int:
         return self._tls.fileno()
@@ -116,16 +136,22 @@ class Secured:
             raise Closed("closed by the other end")
         return got
 
-    def read_into(self, view: memoryview) -> None:
-        while view:
-            got = self.read_some(view)
-            if got is None:
-                self.wait(select.POLLIN)
-            else:
-                view = view[got:]
+    def expect(self, size: int) -> None:
+        # Of the record that comes now OpenSSL may already have a part.
+        if (threshold := _threshold(size - _RECORD)) != self._threshold:
+            self._tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, threshold)
+            self._threshold = threshold
+
+    def unseen(self) -> bool:
+        with self._turn:
+            return self._tls.pending() > 0
 
     def write(self, *views: memoryview, patience_s: float | None = None) -> None:
-        """As :meth:`Channel.write`; TimeoutError when nothing could be sent for ``patience_s``."""
+        """Send these views (bytes), one after the other, waiting for room.
+
+        :raises TimeoutError: when nothing could be sent for ``patience_s``.
+        :raises OSError: when the connection breaks, or is closed here.
+        """
         for view in views:
             while view:
                 sent = self._write_some(view)
@@ -133,13 +159,22 @@ class Secured:
                     raise TimeoutError(f"nothing could be sent for {patience_s:g} s")
                 view = view[sent:]
 
-    def write_now(self, first: memoryview, second: memoryview) -> int:
-        return 0  # encrypting is work for the thread that sends
+    def write_some(self, view: memoryview, then: memoryview) -> int:
+        """As :meth:`Channel.write_some`, but not all of a large one: encrypting takes its time."""
+        sent = 0
+        for rest in (view, then):
+            while rest and sent < _AT_ONCE:
+                sent += (size := self._write_some(rest))
+                if not size:
+                    return sent
+                rest = rest[size:]
+        return sent
 
     def _write_some(self, view: memoryview) -> int:
         with self._turn:
             try:
-                return self._tls.send(view[:_RECORD])
+                # What finds no room is offered again just as it was, as OpenSSL demands.
+                return self._tls.send(view[:_PIECE])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return 0
 
@@ -167,6 +202,11 @@ class Secured:
     def close(self) -> None:
         self.hang_up()
         self._tls.close()
+
+
+def _threshold(size: int) -> int:
+    """So many bytes must be there before the system tells of them, when ``size`` are to come."""
+    return _WORTH_READING if size >= _WORTH_READING else 1
 
 
 def keep_alive(tls: ssl.SSLSocket) -> None:

@@ -1,27 +1,28 @@
-"""One pipeline edge: one connection, a thread that receives, and a thread that sends what does not fit at once.
+"""One pipeline edge: one connection, served by the inbox beside everything else that the worker listens to.
 
-What arrives, and what goes wrong, lands in an inbox beside everything else that the worker listens to, so the main
-thread never waits for an edge. An edge that is given up says goodbye behind all that was sent before, and closes.
+What fits is sent at once, and the inbox sends the rest. What arrives, and what goes wrong, lands in the inbox, so the
+main thread never waits for one edge alone. An edge that is given up says goodbye behind all that was sent before, and
+closes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from planaria.transport.buffers import as_bytes, receive_buffer
 from planaria.transport.channel import Channel, Closed
+from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port, Unmet
 from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
 
 _GOODBYE = memoryview(pack(Header(Content.BYE, 0, 0, 0, 0, torch.uint8, (0,))))
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -66,49 +67,70 @@ class Broken:
 
 
 class Edge:
-    """A full-duplex edge. All methods are called by the worker's main thread."""
+    """A full-duplex edge. The inbox serves it; all else is called by the worker's main thread."""
 
-    def __init__(self, spec: EdgeSpec, port: Port, inbox: SimpleQueue[Any]) -> None:
+    def __init__(self, spec: EdgeSpec, port: Port, inbox: Inbox) -> None:
         self.spec = spec
         self.sent_bytes = 0
         self.hold_s, self.hold_until = 0.0, 0.0
         """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
         self._port, self._inbox = port, inbox
-        self._outbox: SimpleQueue[tuple[memoryview, memoryview] | None] = SimpleQueue()
+        self._unsent: deque[tuple[memoryview, memoryview]] = deque()
         self._sending = threading.Lock()
-        self._queued = 0
-        """frames that the sending thread has still to send"""
+        """held by who sends, or changes what the next four say"""
         self._channel: Channel | None = None
-        self._abandoned = False
+        self._abandoned = self._parted = self._over = False
+        self._raw = bytearray(HEADER_BYTES)
+        self._header: Header | None = None
+        self._payload = _NOTHING
+        self._missing = memoryview(self._raw)
+        """what is still to be filled, of a header or of the payload behind it"""
+        self._line_free = self._due = 0.0
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
     def send(self, header: Header, payload: Tensor) -> None:
         """Send a frame, or queue what does not fit at once; the payload must not change until it has left."""
         self.sent_bytes += header.nbytes
-        first, second = memoryview(pack(header)), as_bytes(payload.contiguous())
-        try:
-            with self._sending:  # never held while the sending thread waits
-                sent = 0 if self._channel is None or self._queued else self._channel.write_now(first, second)
-                if sent == len(first) + len(second):
-                    return
-                self._queued += 1
-        except OSError:
-            return  # the receiving thread finds out whether it broke or the other end said goodbye
-        self._outbox.put((first[sent:], second[max(0, sent - len(first)) :]))
+        with self._sending:
+            if not self._over:
+                self._unsent.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
+                if self._channel is not None and len(self._unsent) == 1 and not self._send_on(self._channel):
+                    self._inbox.want_room(self, True)
 
     def abandon(self) -> None:
         """Stop reporting; say goodbye to the other end, behind what was sent before, if it can still hear it."""
-        self._abandoned = True
-        self._outbox.put(None)
+        with self._sending:
+            self._abandoned = True
+            if self._channel is not None and not self._over:
+                self._inbox.want_room(self, True)
         self._port.look_up()
 
     def reset(self) -> None:
         """Break the connection without a word, as a network may: both ends find out."""
         if self._channel is not None:
-            self._channel.close()
+            self._channel.hang_up()
+
+    def fileno(self) -> int:
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def serve(self) -> None:
+        """Send what is left and read what has come. Called by the inbox."""
+        channel = self._channel
+        if channel is None or self._over:
+            return
+        try:
+            if self._unsent or self._abandoned:
+                with self._sending:
+                    if self._send_on(channel):
+                        self._inbox.want_room(self, False)
+            if (self._parted and not self._unsent) or self._read(channel):
+                self._close(channel)
+        except (Closed, WireError, OSError) as error:
+            self._close(channel)
+            self._tell(Broken(self, _reason(error)), self._due)
 
     def _open(self) -> None:
-        """Find the other end, then become the receiving thread."""
+        """Find the other end, then leave the edge to the inbox."""
         start, spec = time.monotonic(), self.spec
         try:
             # What was sent before it was given up (a state that is lent) must go out all the same.
@@ -121,59 +143,82 @@ class Edge:
             return
         if channel is None:
             return
-        self._channel = channel
-        threading.Thread(target=self._send_all, args=(channel,), name=f"send {spec.link_id}", daemon=True).start()
+        with self._sending:
+            self._channel = channel
         self._tell(Opened(self, time.monotonic() - start))
-        self._receive_all(channel)
+        self._inbox.watch(self)
+        with self._sending:  # what was wanted before it was watched
+            if self._unsent or self._abandoned:
+                self._inbox.want_room(self, True)
 
     def _needless(self) -> bool:
         """Given up, with nothing left to send?"""
-        return self._abandoned and not self._queued
+        return self._abandoned and not self._unsent
 
-    def _send_all(self, channel: Channel) -> None:
-        """Send what is queued, until the edge is given up. Whether it broke is the receiving thread's to find out."""
-        while (frame := self._outbox.get()) is not None:
-            with contextlib.suppress(OSError):
-                channel.write(*frame)
-            with self._sending:
-                self._queued -= 1
-        with contextlib.suppress(OSError):
-            channel.write(_GOODBYE)
+    def _send_on(self, channel: Channel) -> bool:
+        """Send what there is room for; is there nothing left? The reader finds out whether the connection broke."""
+        while True:
+            if not self._unsent:
+                if self._parted or not self._abandoned:
+                    return True
+                self._unsent.append((_GOODBYE, _GOODBYE[:0]))
+                self._parted = True
+            first, second = self._unsent[0]
+            try:
+                sent = channel.write_some(first, second)
+            except OSError:
+                self._unsent.clear()
+                self._parted = self._abandoned
+                return True
+            if sent < len(first) + len(second):
+                self._unsent[0] = first[sent:], second[max(0, sent - len(first)) :]
+                return False
+            self._unsent.popleft()
+
+    def _read(self, channel: Channel) -> bool:
+        """Read until nothing is there, or a frame is whole; has the other end said goodbye?"""
+        while (got := channel.read_some(self._missing)) is not None:
+            self._missing = self._missing[got:]
+            if self._missing:
+                continue
+            if self._header is None:
+                self._header = unpack(self._raw, self.spec.max_bytes)
+                if self._header.content is Content.BYE:
+                    return True
+                self._payload = receive_buffer(self._header)
+                self._missing = as_bytes(self._payload)
+            if not self._missing:
+                self._tell(Arrived(self, self._header, self._payload), self._emulate_link(self._header))
+                self._header, self._payload, self._missing = None, _NOTHING, memoryview(self._raw)
+                if not channel.unseen():
+                    break
+        channel.expect(len(self._missing))
+        return False
+
+    def _emulate_link(self, header: Header) -> float:
+        """When a link of the given latency and bandwidth would have delivered a frame (monotonic seconds).
+
+        Frames queue for the line (bandwidth) but overlap in flight (latency).
+        """
+        if (now := time.monotonic()) < self.hold_until:
+            self._due = max(self._due, now) + self.hold_s
+        if self.spec.latency_s or self.spec.bandwidth is not None:
+            self._line_free = max(self._line_free, header.sent_at)
+            if self.spec.bandwidth is not None:
+                self._line_free += header.nbytes / self.spec.bandwidth
+            self._due = max(self._due, self._line_free + self.spec.latency_s)
+        return self._due
+
+    def _close(self, channel: Channel) -> None:
+        with self._sending:
+            self._over = True
+            self._unsent.clear()
+        self._inbox.forget(self)
         channel.close()
 
-    def _receive_all(self, channel: Channel) -> None:
-        line_free, raw = 0.0, bytearray(HEADER_BYTES)
-        try:
-            while True:
-                channel.read_into(memoryview(raw))
-                header = unpack(raw, self.spec.max_bytes)
-                if header.content is Content.BYE:
-                    return
-                payload = receive_buffer(header)
-                channel.read_into(as_bytes(payload))
-                line_free = self._emulate_link(header, line_free)
-                self._tell(Arrived(self, header, payload))
-        except (Closed, WireError, OSError) as error:
-            self._tell(Broken(self, _reason(error)))
-
-    def _emulate_link(self, header: Header, line_free: float) -> float:
-        """Hold a frame until a link of the given latency and bandwidth would have delivered it.
-
-        Frames queue for the line (bandwidth) but overlap in flight (latency). Returns when the line is free again.
-        """
-        if time.monotonic() < self.hold_until:
-            time.sleep(self.hold_s)
-        if not self.spec.latency_s and self.spec.bandwidth is None:
-            return line_free
-        line_free = max(line_free, header.sent_at)
-        if self.spec.bandwidth is not None:
-            line_free += header.nbytes / self.spec.bandwidth
-        time.sleep(max(0.0, line_free + self.spec.latency_s - time.monotonic()))
-        return line_free
-
-    def _tell(self, item: Opened | Arrived | Broken) -> None:
+    def _tell(self, item: Opened | Arrived | Broken, due: float = 0.0) -> None:
         if not self._abandoned:
-            self._inbox.put(item)
+            self._inbox.put(item, due)
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,189 @@
+"""One queue for everything that reaches a process, and who reads and writes its edges.
+
+The thread that waits for the queue serves the edges itself: handing a frame from thread to thread would cost more than
+a small frame takes. While that thread is busy with other things, one of the inbox's own serves them in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from queue import Empty
+from typing import Any, Protocol
+
+_GRACE_S = 0.002
+"""how long the owner may be busy before the inbox's own thread takes over; each change of hands costs 0.05 ms"""
+_LOOKS = 25
+"""so often that thread finds the owner waiting before it goes to sleep"""
+_MS = 0.001
+"""the system's clock for waiting on sockets; what is due sooner is slept for"""
+
+
+class Served(Protocol):
+    """What an inbox serves: something with a socket."""
+
+    def fileno(self) -> int: ...
+
+    def serve(self) -> None:
+        """Read and write what can be read and written now. Only one thread at a time calls this."""
+        ...
+
+
+class Inbox:
+    """A queue with one owner, the thread that takes out; any thread may put in."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._held: list[tuple[float, int, Any]] = []
+        """a heap of what is not due yet"""
+        self._count = itertools.count()
+        self._served: dict[int, Served] = {}
+        self._epoll, self._bell = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._serving = threading.Lock()
+        """held by who serves the edges"""
+        self._waiting, self._closed = False, False
+        self._visits = 0
+        """how often the owner has waited"""
+        self.rounds = 0
+        """how often somebody has looked after the edges"""
+        self._busy, self._asleep = threading.Event(), False
+        self._starting = threading.Lock()
+        self._stand_in: threading.Thread | None = None
+        """serves while the owner is busy; there is none before there are edges"""
+
+    def put(self, item: Any, due: float = 0.0) -> None:
+        """Add an item, or have it wait until ``due`` (monotonic seconds); only who serves the edges may name a time."""
+        if due > time.monotonic() or (due and self._held):  # never past one that was to come before
+            heapq.heappush(self._held, (due, next(self._count), item))
+            return
+        self._items.append(item)
+        if self._waiting:
+            self._ring()
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next item. Called by the owner only.
+
+        :raises Empty: when there is none after ``timeout`` seconds.
+        """
+        if not self._items:
+            self._wait(math.inf if timeout is None else time.monotonic() + timeout)
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise Empty from None
+
+    def empty(self) -> bool:
+        """Is there nothing to take without waiting? Called by the owner only."""
+        if not self._items and self._serving.acquire(blocking=False):
+            try:
+                self._serve(0.0)
+            finally:
+                self._serving.release()
+        return not self._items
+
+    def unheard(self) -> bool:
+        """Is there something that the owner could take, or read, if it ran? Any thread may ask."""
+        return bool(self._items) or bool(self._epoll.poll(0))
+
+    def watch(self, served: Served) -> None:
+        """Serve this, from now on. Any thread may ask."""
+        with self._starting:
+            if self._stand_in is None:
+                self._stand_in = threading.Thread(target=self._replace, name="edges", daemon=True)
+                self._stand_in.start()
+        self._served[served.fileno()] = served
+        self._epoll.register(served.fileno(), select.EPOLLIN)
+
+    def want_room(self, served: Served, wanted: bool) -> None:
+        """Whether to serve this also when there is room to write."""
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            self._epoll.modify(served.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def forget(self, served: Served) -> None:
+        """Serve this no more; it is about to be closed."""
+        handle = served.fileno()
+        self._served.pop(handle, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(handle)
+
+    def close(self) -> None:
+        """End the inbox's own thread."""
+        self._closed = True
+        self._busy.set()
+        self._ring()
+
+    def _wait(self, until: float) -> None:
+        """Serve the edges until there is an item, or it is ``until``."""
+        self._waiting = True  # from here on who puts an item rings
+        try:
+            if not self._serving.acquire(blocking=False):
+                self._ring()
+                self._serving.acquire()
+            try:
+                while not self._items:
+                    self._serve(max(0.0, left := until - time.monotonic()))
+                    if left <= 0:
+                        break
+            finally:
+                self._serving.release()
+        finally:
+            self._waiting = False
+            self._visits += 1
+            if self._asleep:
+                self._busy.set()
+
+    def _replace(self) -> None:
+        """Serve the edges whenever the owner has been busy for a while."""
+        idle = 0
+        while not self._closed:
+            visits = self._visits
+            # Looking now and then is cheaper than being woken whenever the owner begins or ends something.
+            time.sleep(_GRACE_S)
+            if self._waiting:
+                idle += 1
+                if idle > _LOOKS:
+                    self._sleep()
+            elif self._visits == visits:
+                idle = 0
+                with self._serving:
+                    while not self._waiting and not self._closed:
+                        self._serve(math.inf)
+
+    def _sleep(self) -> None:
+        """Wait until the owner is busy again."""
+        self._asleep = True
+        if self._waiting and not self._closed:
+            self._busy.wait()
+        self._asleep = False
+        self._busy.clear()
+
+    def _serve(self, patience_s: float) -> None:
+        """Wait for something to do, at most so long, and do it."""
+        if self._held:
+            due_s = max(0.0, self._held[0][0] - time.monotonic())
+            if 0.0 < due_s < min(_MS, patience_s):
+                time.sleep(due_s)
+                due_s = 0.0
+            # Rather too early than too late: the system's clock would round up.
+            patience_s = min(patience_s, due_s // _MS * _MS)
+        self.rounds += 1
+        for handle, _ in self._epoll.poll(None if patience_s == math.inf else patience_s):
+            if handle == self._bell:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            elif (served := self._served.get(handle)) is not None:
+                served.serve()
+        while self._held and self._held[0][0] <= time.monotonic():
+            self._items.append(heapq.heappop(self._held)[2])
+
+    def _ring(self) -> None:
+        """Wake who serves the edges."""
+        os.eventfd_write(self._bell, 1)
