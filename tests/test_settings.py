@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
+from planaria.chaos.trace import Fault, Trace
 from planaria.commands.train import check
-from planaria.commands.unused import EXCHANGE_APART, RULES, require_used, unused
+from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used, unused
 from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig, Section
 from planaria.errors import UserError
 from planaria.exchange import EXCHANGES, exchange
@@ -109,3 +110,17 @@ def test_the_fleet_refuses_rounded_sums_of_gradients_and_one_process_more_replic
     check(growing)
     with pytest.raises(UserError, match=r"exchange\.most"):
         check(growing.model_copy(update={"engine": "inline"}))
+
+
+def test_what_is_said_for_other_runs_is_named() -> None:
+    quiet, trace = config(), Trace(faults=(Fault(step=1, stage=1, signal="slow"), Fault(step=2, stage=1)))
+    assert list(idle(quiet, trace)) == []
+    alone = config(exchange={"kind": "noloco", "every": 5}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]
+    lines = list(idle(alone, trace))
+    assert [line.partition(":")[0] for line in lines] == [
+        "exchange.kind, exchange.every",
+        "fleet.spares",
+        "faults left out",
+    ]
+    assert "1 slow" in lines[2] and "kill" not in lines[2]
+    assert list(idle(alone.model_copy(update={"engine": "fleet"}), trace)) == lines[:1]

@@ -18,7 +18,7 @@ from planaria.commands.export import export_run
 from planaria.commands.generate import complete
 from planaria.commands.plan import describe
 from planaria.commands.schedule import beside, on_schedule, with_schedule
-from planaria.commands.unused import require_used
+from planaria.commands.unused import idle, require_used
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.data.stream import Stream
@@ -60,6 +60,9 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
         print(describe(config))
         return 0
     prepared = prepare_run(config, quiet, recipe_file)
+    if not quiet:
+        for line in idle(config, prepared.trace):
+            print(line)
     parent = starting_weights(prepared.config, prepared.dataset)
     folder = runs.create(config)
     if config.routing.schedule is not None:

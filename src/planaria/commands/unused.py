@@ -1,12 +1,16 @@
-"""Settings that a recipe changes and nothing in its run would look at: refused, not ignored.
+"""Settings that a recipe changes and nothing in its run would look at: refused, or named, but not ignored in silence.
 
-For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more.
+For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more. What only a fleet
+looks at may stand in a recipe that one process trains, and what replicas need in one that has a single one: a study
+trains the same recipe with both.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+from planaria.chaos.trace import FATAL, Trace
 from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
@@ -70,6 +74,22 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield name, f"exchange.kind = {config.exchange.kind!r} makes no use of it"
         elif section.partition(".")[0] == "recovery" and not _says_recovery(config, name):
             yield name, f"recovery.strategy = {config.recovery.strategy!r} makes no use of it"
+
+
+def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
+    """What a recipe and its trace say for other runs than this; a line for each reason."""
+    usual = RunConfig()
+    names = [name for name, _ in fields() if _value(config, name) != _value(usual, name)]
+    exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
+    if exchanged and config.exchange.replicas == 1:
+        yield f"{', '.join(exchanged)}: for several replicas; this run has one"
+    fleet = [name for name in names if name.startswith("fleet.") or name == "network.emulate"]
+    if fleet and config.engine == "inline":
+        yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
+    left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in FATAL)
+    if left_out and config.engine == "inline":
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
+        yield f"faults left out: {kinds}; they strike workers, and engine 'inline' has none"
 
 
 def _says_exchange(config: ExchangeConfig, field: str) -> bool:

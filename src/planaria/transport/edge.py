@@ -127,7 +127,7 @@ class Edge:
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
             self._close(channel)
-            self._tell(Broken(self, _reason(error)), self._due)
+            self._deliver(Broken(self, _reason(error)), self._due)
 
     def _open(self) -> None:
         """Find the other end, then leave the edge to the inbox."""
@@ -139,13 +139,15 @@ class Edge:
             else:
                 channel = self._port.meet(spec.link_id, spec.open_timeout_s, self._needless)
         except Unmet as error:
-            self._tell(Broken(self, f"could not be opened: {error}"))
+            if not self._abandoned:
+                self._inbox.put(Broken(self, f"could not be opened: {error}"))
             return
         if channel is None:
             return
         with self._sending:
             self._channel = channel
-        self._tell(Opened(self, time.monotonic() - start))
+        if not self._abandoned:
+            self._inbox.put(Opened(self, time.monotonic() - start))
         self._inbox.watch(self)
         with self._sending:  # what was wanted before it was watched
             if self._unsent or self._abandoned:
@@ -188,7 +190,7 @@ class Edge:
                 self._payload = receive_buffer(self._header)
                 self._missing = as_bytes(self._payload)
             if not self._missing:
-                self._tell(Arrived(self, self._header, self._payload), self._emulate_link(self._header))
+                self._deliver(Arrived(self, self._header, self._payload), self._emulate_link(self._header))
                 self._header, self._payload, self._missing = None, _NOTHING, memoryview(self._raw)
                 if not channel.unseen():
                     break
@@ -216,9 +218,9 @@ class Edge:
         self._inbox.forget(self)
         channel.close()
 
-    def _tell(self, item: Opened | Arrived | Broken, due: float = 0.0) -> None:
+    def _deliver(self, item: Arrived | Broken, due: float) -> None:
         if not self._abandoned:
-            self._inbox.put(item, due)
+            self._inbox.deliver(item, due)
 
 
 def _reason(error: Exception) -> str:

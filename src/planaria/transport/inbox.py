@@ -59,14 +59,18 @@ class Inbox:
         self._stand_in: threading.Thread | None = None
         """serves while the owner is busy; there is none before there are edges"""
 
-    def put(self, item: Any, due: float = 0.0) -> None:
-        """Add an item, or have it wait until ``due`` (monotonic seconds); only who serves the edges may name a time."""
-        if due > time.monotonic() or (due and self._held):  # never past one that was to come before
-            heapq.heappush(self._held, (due, next(self._count), item))
-            return
+    def put(self, item: Any) -> None:
+        """Add an item. Any thread may."""
         self._items.append(item)
         if self._waiting:
             self._ring()
+
+    def deliver(self, item: Any, due: float = 0.0) -> None:
+        """Add what was read, or hold it until ``due`` (monotonic seconds). Only while being served."""
+        if due > time.monotonic() or (due and self._held):  # never past one that was to come before
+            heapq.heappush(self._held, (due, next(self._count), item))
+        else:
+            self._items.append(item)
 
     def get(self, timeout: float | None = None) -> Any:
         """The next item. Called by the owner only.

@@ -1,0 +1,136 @@
+"""The queue of a process, and who serves its edges: the owner while it waits, a thread while the owner is busy."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.transport.inbox import Inbox
+
+SOON_S = 20.0
+"""a busy machine's patience"""
+
+
+class Reader:
+    """Puts each byte that comes into the inbox, and remembers which thread read it."""
+
+    def __init__(self, end: socket.socket, inbox: Inbox) -> None:
+        end.setblocking(False)
+        self.fileno, self._end, self._inbox = end.fileno, end, inbox
+        self.read_by: list[str] = []
+
+    def serve(self) -> None:
+        for byte in self._end.recv(100):
+            self.read_by.append(threading.current_thread().name)
+            self._inbox.deliver(byte)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    inbox = Inbox()
+    yield inbox
+    inbox.close()
+
+
+@pytest.fixture
+def line(inbox: Inbox) -> Iterator[tuple[Reader, socket.socket]]:
+    here, there = socket.socketpair()
+    with here, there:
+        reader = Reader(here, inbox)
+        inbox.watch(reader)
+        yield reader, there
+        inbox.forget(reader)
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_owner_that_waits_reads_for_itself(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+    reader, there = line
+    threading.Timer(0.2, there.send, [b"\x07"]).start()
+    assert inbox.get(SOON_S) == 7
+    assert reader.read_by == [threading.current_thread().name]
+
+
+def test_while_the_owner_is_busy_somebody_else_reads(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+    reader, there = line
+    for number in range(3):
+        there.send(bytes([number]))
+        until(lambda wanted=number + 1: len(reader.read_by) == wanted)  # type: ignore[misc]
+        assert reader.read_by[-1] == "edges"
+    assert [inbox.get(0) for _ in range(3)] == [0, 1, 2]
+    threading.Timer(0.2, there.send, [b"\x03"]).start()
+    assert inbox.get(SOON_S) == 3
+    assert reader.read_by[-1] == threading.current_thread().name, "the owner takes over again as soon as it waits"
+
+
+def test_after_a_long_wait_the_other_thread_is_still_there(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+    reader, there = line
+    with pytest.raises(Empty):
+        inbox.get(0.5)  # long enough for it to go to sleep
+    there.send(b"\x01")
+    until(lambda: reader.read_by == ["edges"])
+
+
+def test_what_another_thread_puts_in_wakes_the_owner(inbox: Inbox) -> None:
+    threading.Timer(0.2, inbox.put, ["word"]).start()
+    start = time.monotonic()
+    assert inbox.get(SOON_S) == "word"
+    assert time.monotonic() - start < SOON_S / 2
+
+
+def test_no_word_is_lost_between_a_look_and_a_wait(inbox: Inbox) -> None:
+    """As many words as the owner takes out, put in whenever it suits the others."""
+    count, threads = 500, 4
+    for number in range(threads):
+        words = [(number, place) for place in range(count)]
+        threading.Thread(target=lambda words=words: [inbox.put(word) for word in words]).start()
+    taken = [inbox.get(SOON_S) for _ in range(threads * count)]
+    assert sorted(taken) == [(number, place) for number in range(threads) for place in range(count)]
+    for number in range(threads):
+        assert [place for who, place in taken if who == number] == list(range(count)), "each thread's in its order"
+    assert inbox.empty()
+
+
+def test_an_owner_that_does_not_want_to_wait_takes_what_is_there(
+    inbox: Inbox, line: tuple[Reader, socket.socket]
+) -> None:
+    assert inbox.empty()
+    with pytest.raises(Empty):
+        inbox.get(0)
+    line[1].send(b"\x05")
+    assert not inbox.empty()
+    assert inbox.get(0) == 5
+
+
+def test_what_lies_in_a_socket_is_unheard_until_it_is_read(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
+    with inbox._serving:  # an owner that hangs in the middle of it
+        assert not inbox.unheard()
+        line[1].send(b"\x05")
+        until(inbox.unheard)
+    assert inbox.get(SOON_S) == 5
+    assert not inbox.unheard()
+
+
+@given(st.lists(st.floats(0.0, 0.02), max_size=8))
+def test_what_is_held_comes_in_order_and_never_too_early(delays: list[float]) -> None:
+    inbox, now, due = Inbox(), time.monotonic(), 0.0
+    for number, delay in enumerate(delays):
+        due = max(due, now + delay)  # as an edge's frames are: none before the one before it
+        inbox.deliver((number, due), due)
+    for number in range(len(delays)):
+        found, due = inbox.get(SOON_S)
+        assert found == number
+        assert time.monotonic() >= due
+    inbox.close()
