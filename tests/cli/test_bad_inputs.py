@@ -347,6 +347,20 @@ def test_resume_of_a_finished_run(home: Path, run: Path, capfd: pytest.CaptureFi
     mistake(capfd, home, ["train", "--resume", run], "all 2 steps are done", "--train.steps")
 
 
+def test_a_run_that_was_killed_before_its_export_is_finished(
+    home: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "model")
+    (run / ".reserve").write_bytes(b"room")
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--resume", str(run)])
+    assert exit_.value.code == 0
+    assert str(run / "model") in capfd.readouterr().out
+    assert (run / "model" / "model.safetensors").read_bytes() == before
+    assert not (run / ".reserve").exists()
+
+
 def test_resume_with_another_model(home: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mistake(capfd, home, ["train", "--resume", run, "--model.dim", "64"], "--model.dim 64", "cannot change")
 

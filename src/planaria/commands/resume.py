@@ -12,13 +12,14 @@ from planaria.checkpoint.whole import check_stages
 from planaria.commands import runs
 from planaria.commands.branch import branch_off, starting_weights
 from planaria.commands.schedule import on_schedule
-from planaria.commands.train import Prepared, prepare_run, train_prepared
+from planaria.commands.train import MODEL, Prepared, conclude, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
 from planaria.control.statefile import read_state
 from planaria.data.shards import Meta
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.errors import UserError
+from planaria.observe.reserve import Reserve
 
 FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
 """what cannot change without making it another run"""
@@ -32,6 +33,11 @@ def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str 
     origin = _origin(store, folder, saved, config)
     for stage, name in origin.load.items():
         _check_fits(store.folder / name, stage, config)
+    if origin.step >= config.train.steps and not (folder / MODEL).exists():
+        with runs.held(folder):  # it was killed between its last step and its export
+            Reserve(folder).release()
+            conclude(config, folder)
+        return 0
     if origin.step >= config.train.steps:
         raise UserError(
             f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"

@@ -36,6 +36,9 @@ from planaria.plan.check import require
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.recovery import names, recovery
 
+MODEL = "model"
+"""the folder in a run's that a finished run is exported to"""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -173,7 +176,7 @@ def train_prepared(prepared: Prepared, folder: Path, origin: Origin, quiet: bool
     finally:
         watch.close()
     if ending.outcome == "finished":
-        _conclude(config, folder)
+        conclude(config, folder)
         return 0
     print(f"report        {_report(folder)}")
     print(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
@@ -190,8 +193,8 @@ def _report(folder: Path) -> str:
         return f"none: {error}"
 
 
-def _conclude(config: RunConfig, folder: Path) -> None:
-    """Tell what the run came to, then write down what can be written.
+def conclude(config: RunConfig, folder: Path) -> None:
+    """Tell what a finished run came to, then write down what can be written.
 
     :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
     """
@@ -201,9 +204,9 @@ def _conclude(config: RunConfig, folder: Path) -> None:
         print(f"completion    {complete(folder, config.prompt)}")
     print(f"report        {_report(folder)}")
     try:
-        model = export_run(folder, _cleared(folder / "model"))
+        model = export_run(folder, _cleared(folder / MODEL))
     except UserError as error:
-        mend = f"planaria export {folder} --to {folder / 'model'}"
+        mend = f"planaria export {folder} --to {folder / MODEL}"
         raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
     print(f"model         {model}")
 
