@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from planaria import digests, whole
+from planaria.checkpoint import tensor_file
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
@@ -71,14 +70,14 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Writt
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: t.contiguous() for k, t in tensors.items()}, unfinished, {"planaria": numbers.model_dump_json()})
-        with unfinished.open("rb") as file, ThreadPoolExecutor(1) as beside:
-            digest = beside.submit(digests.of_file, unfinished)  # from the page cache, while the disk is at work
+        with unfinished.open("wb") as file:
+            sha256 = tensor_file.write(file, tensors, {"planaria": numbers.model_dump_json()})
+            file.flush()
             os.fsync(file.fileno())
-            written = Written(os.fstat(file.fileno()).st_size, digest.result())
+            written = Written(os.fstat(file.fileno()).st_size, sha256)
         unfinished.replace(path)
         return written
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise OSError(whole.refused(path, error)) from None
