@@ -4,7 +4,8 @@ busy: a model with stages of 135M-parameter shapes trains beside 40 busy loops; 
 but the one that is killed, and its death is noticed within 1 s. paused: the controller of a small run is stopped by
 SIGSTOP for 1, 3 and 8 s; the claim: no worker is lost. strangers: 1,000 idle connections and 100 that send garbage are
 opened to all ports of a run; the claim: it keeps 95 % of its pace. stuck: main threads hang in a step, a commit, a
-save, a hand-over and a link; the claim: each is replaced within its limit and 3 s.
+save, a hand-over, a link and a round between replicas; disk: what a worker saves goes to a pipe that nobody reads, so
+that its write never ends; the claim for both: each is replaced within its limit and 3 s.
 """
 
 from __future__ import annotations
@@ -14,25 +15,24 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import bytes_data, require_finished, run_fleet
+from benchmarks.watched_run import training
 
 if TYPE_CHECKING:
     from planaria.config import RunConfig
     from planaria.observe.logs import RunRecord
 
 NAME = "hardships"
-PARTS = ("busy", "paused", "strangers", "stuck")
+PARTS = ("busy", "paused", "strangers", "stuck", "disk")
 PAUSES_S = (1.0, 3.0, 8.0)
 LIMIT_S = 3.0
-PLACES = ("forward", "commit", "save", "transfer", "link")
+PLACES = ("forward", "commit", "save", "transfer", "link", "settle")
+SAVED_EVERY = 50
 NOTICED, REPLACED, NOBODY, PACE = Claim(high=1.0), Claim(high=LIMIT_S + 3.0), Claim(high=0), Claim(low=0.95)
 
 
@@ -153,6 +153,7 @@ def stuck(given: argparse.Namespace) -> list[Row]:
             8 + 6 * given.stuck,
             fleet={"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2},
             checkpoint={"every": 3},
+            exchange={"replicas": 2, "kind": "noloco", "every": 3} if place == "settle" else {},
         )
         record = run_fleet(config, tuple(faults))
         require_finished(record)
@@ -176,62 +177,46 @@ def noticed_stuck(record: RunRecord) -> list[float]:
     return found
 
 
-class Training:
-    """A run that is trained by a process of its own."""
+def disk(given: argparse.Namespace) -> list[Row]:
+    """The stage file that one worker of a run is about to write is a pipe, again and again."""
+    from planaria import decisions as d
+    from planaria import events as e
+    from planaria.checkpoint.stage_file import stage_file
+    from planaria.checkpoint.store import CheckpointStore
+    from planaria.control.statefile import read_state
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self.process, self.folder = process, folder
+    found: list[float] = []
+    fleet = {"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2}
+    with training(recipe(f"{NAME}-disk", 10**6, fleet=fleet, checkpoint={"every": SAVED_EVERY})) as run:
+        store = CheckpointStore(run.folder / "checkpoints")
+        for _ in range(given.stuck):
+            state = read_state(run.folder)
+            holder = next(worker for worker in state.workers if worker.stage == 2)
+            before = store.reached()
+            while (reached := store.reached()) == before:  # sealing a checkpoint tidies up what is left of others
+                time.sleep(0.02)
+            step = reached + SAVED_EVERY
+            folder = store.unfinished(step, state.generation)
+            folder.mkdir(parents=True)
+            os.mkfifo(stage_file(folder, 2).with_suffix(f".{holder.pid}.unfinished"))
+            while not (lost := [t for t, fact in run.history() if _is_lost(fact, holder.worker, holder.incarnation)]):
+                time.sleep(0.3)
+            asked = [t for t, fact in run.history() if isinstance(fact, d.Save) and fact.step == step]
+            found.append(lost[0] - asked[0])
+            run.steps_more(2 * SAVED_EVERY)
+        stuck = [fact for fact in run.facts() if isinstance(fact, e.WorkerLost)]
+    others = sum(fact.cause != "stuck" for fact in stuck) + abs(len(stuck) - given.stuck)
+    what = f"disk hangs in a save, {len(found)} of {given.stuck} replaced: s until lost"
+    return [
+        Row(what, found, f"the limit: {LIMIT_S:g} s", REPLACED, judged="worst"),
+        Row("disk hangs: workers lost for another reason", [others], "none: 0", NOBODY),
+    ]
 
-    def facts(self) -> list[Any]:
-        from planaria.observe.logs import read_run
 
-        return [fact for _, fact in read_run(self.folder).history]
+def _is_lost(fact: object, worker: str, incarnation: int) -> bool:
+    from planaria import events as e
 
-    def commits(self) -> int:
-        from planaria import decisions as d
-
-        return sum(isinstance(fact, d.Commit) for fact in self.facts())
-
-    def steps_more(self, steps: int, seconds: float = 120.0) -> None:
-        """Wait until so many more steps are committed."""
-        wanted, until = self.commits() + steps, time.monotonic() + seconds
-        while self.commits() < wanted:
-            if time.monotonic() > until or self.process.poll() is not None:
-                raise RuntimeError(f"{self.folder}: no {steps} steps in {seconds:g} s")
-            time.sleep(0.2)
-
-    def pace(self, seconds: float) -> float:
-        """Steps a second, measured over so many seconds."""
-        before, began = self.commits(), time.monotonic()
-        time.sleep(seconds)
-        return (self.commits() - before) / (time.monotonic() - began)
-
-
-@contextmanager
-def training(config: RunConfig) -> Iterator[Training]:
-    """Train until this ends."""
-    import shutil
-
-    from planaria import recipe as recipes
-
-    folder = RUNS / config.name
-    shutil.rmtree(folder, ignore_errors=True)
-    file = RUNS / f"{config.name}.toml"
-    file.write_text(recipes.dump(config))
-    process = subprocess.Popen([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])
-    run = Training(process, folder)
-    try:
-        until = time.monotonic() + 120
-        while not (folder / "events.jsonl").exists() or run.commits() < 20:
-            if time.monotonic() > until or process.poll() is not None:
-                raise RuntimeError(f"{folder}: the run does not begin")
-            time.sleep(0.3)
-        yield run
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
+    return isinstance(fact, e.WorkerLost) and (fact.worker, fact.incarnation) == (worker, incarnation)
 
 
 def main() -> int:
@@ -246,7 +231,7 @@ def main() -> int:
     given = flags.parse_args()
     rows: list[Row] = []
     for part in given.parts:
-        rows += {"busy": busy, "paused": paused, "strangers": strangers, "stuck": stuck}[part](given)
+        rows += {"busy": busy, "paused": paused, "strangers": strangers, "stuck": stuck, "disk": disk}[part](given)
     notes = [f"recipe: fleet.timeout_s = fleet.disk_timeout_s = {LIMIT_S:g} where main threads hang, else as usual"]
     return conclude(NAME, given, rows, notes)
 

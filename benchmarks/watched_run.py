@@ -1,0 +1,77 @@
+"""A run that ``planaria train`` leads in a process of its own, watched by its log."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import RUNS
+
+if TYPE_CHECKING:
+    from planaria.config import RunConfig
+
+
+class Training:
+    """A run that is trained by a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process, self.folder = process, folder
+
+    def history(self) -> Sequence[tuple[float, Any]]:
+        """Events and decisions so far, each with its moment."""
+        from planaria.observe.logs import read_run
+
+        return read_run(self.folder).history
+
+    def facts(self) -> list[Any]:
+        return [fact for _, fact in self.history()]
+
+    def commits(self) -> int:
+        from planaria import decisions as d
+
+        return sum(isinstance(fact, d.Commit) for fact in self.facts())
+
+    def steps_more(self, steps: int, seconds: float = 120.0) -> None:
+        """Wait until so many more steps are committed."""
+        wanted, until = self.commits() + steps, time.monotonic() + seconds
+        while self.commits() < wanted:
+            if time.monotonic() > until or self.process.poll() is not None:
+                raise RuntimeError(f"{self.folder}: no {steps} steps in {seconds:g} s")
+            time.sleep(0.2)
+
+    def pace(self, seconds: float) -> float:
+        """Steps a second, measured over so many seconds."""
+        before, began = self.commits(), time.monotonic()
+        time.sleep(seconds)
+        return (self.commits() - before) / (time.monotonic() - began)
+
+
+@contextmanager
+def training(config: RunConfig) -> Iterator[Training]:
+    """Train until this ends."""
+    from planaria import recipe as recipes
+
+    folder = RUNS / config.name
+    shutil.rmtree(folder, ignore_errors=True)
+    file = RUNS / f"{config.name}.toml"
+    file.write_text(recipes.dump(config))
+    process = subprocess.Popen([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])
+    run = Training(process, folder)
+    try:
+        until = time.monotonic() + 120
+        while not (folder / "events.jsonl").exists() or run.commits() < 20:
+            if time.monotonic() > until or process.poll() is not None:
+                raise RuntimeError(f"{folder}: the run does not begin")
+            time.sleep(0.3)
+        yield run
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        process.kill()
