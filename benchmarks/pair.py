@@ -32,12 +32,15 @@ class End:
         from planaria.transport.port import Port
 
         torch.set_num_threads(1)
-        self._rank, self._other, self._key = rank, 1 - rank, key
+        self._rank, self._other, self._key, self._folder = rank, 1 - rank, key, folder
         self._port, self._inbox = Port("127.0.0.1", key), Inbox()
         told.send(self._port.address)
         self._there = told.recv()
         self._group = _gloo(folder / "store", rank)
-        self._raw = {"socket": _connected(folder / "socket", rank), "raw tls": _tls(folder / "tls", rank, key)}
+        self._raw = {
+            "socket": _connected(folder / "socket", rank),
+            "raw tls": _proved(_connected(folder / "tls", rank), rank, key),
+        }
         self._edges = {"edge": self._edge("edge", max_bytes), "edge tls": self._edge("edge tls", max_bytes)}
         self._buffer, self._ack = torch.zeros(max_bytes, dtype=torch.uint8), torch.zeros(ACK_BYTES, dtype=torch.uint8)
 
@@ -63,6 +66,15 @@ class End:
         took = time.monotonic() - began
         edge.abandon()
         return took
+
+    def prove(self, number: int) -> float:
+        """Seconds that the two ends of a new connection take to prove the run's key to each other."""
+        raw = _connected(self._folder / f"proof-{number}", self._rank)
+        began = time.monotonic()
+        with _proved(raw, self._rank, self._key) as tls:
+            tls.sendall(b"!")  # the calling end is through before the other has judged it
+            tls.recv(1)
+            return time.monotonic() - began
 
     def _edge(self, name: str, max_bytes: int) -> Any:
         from planaria.transport import channel
@@ -127,10 +139,10 @@ def _connected(meeting: Path, rank: int) -> socket.socket:
     return raw
 
 
-def _tls(meeting: Path, rank: int, key: bytes) -> socket.socket:
+def _proved(raw: socket.socket, rank: int, key: bytes) -> socket.socket:
     from planaria.transport.secure import begin, prove
 
-    tls = begin(_connected(meeting, rank), key, calling=rank == 1)
+    tls = begin(raw, key, calling=rank == 1)
     prove(tls, key, _TIMEOUT_S)
     tls.settimeout(None)
     return tls
@@ -151,6 +163,11 @@ class Pair:
         """Seconds that a new edge between the two takes, the proof of the key included."""
         self._orders.send(("link", name))
         return self._end.link(name)
+
+    def prove(self, number: int) -> float:
+        """Seconds that a proof of the key takes, on a new connection."""
+        self._orders.send(("prove", number))
+        return self._end.prove(number)
 
 
 @contextmanager
@@ -176,5 +193,7 @@ def _other(folder: Path, key: bytes, max_bytes: int, orders: Connection) -> None
     while (order := orders.recv()) is not None:
         if order[0] == "link":
             end.link(order[1])
+        elif order[0] == "prove":
+            end.prove(order[1])
         else:
             end.take(*order)

@@ -3,7 +3,7 @@
     T ≥ detect + decide + relink + 2 · S / B + redo of one microbatch
 
 detect: a killed process of the same weight, doing nothing, until its fleet says so; decide: arithmetic, taken as 0;
-relink: one new two-rank group; 2 · S / B: the state of both donors through one gloo pair; redo: each of one
+relink: one new edge; 2 · S / B: the state of both donors through one gloo pair; redo: each of one
 microbatch's passes at the fastest that the run ever did it, nothing else on the way.
 """
 
@@ -30,6 +30,12 @@ def parts(record: RunRecord, state_bytes: int) -> dict[str, float]:
         pair.transfer("gloo", state_bytes, 1)  # first touches
         transfer = min(pair.transfer("gloo", state_bytes, 2) for _ in range(_PASSES))
     return {"detect": detect_s(), "relink": relink, "2S/B": transfer, "redo": redo_s(record)}
+
+
+def proof_s() -> float:
+    """The two ends of a new edge prove the run's key to each other; a part of relink."""
+    with opened(1) as pair:
+        return min(pair.prove(number) for number in range(_PASSES))
 
 
 def redo_s(record: RunRecord) -> float:
