@@ -16,10 +16,10 @@ BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' b
 .PHONY: demo demo-swarm test bench clean
 
 demo: $(VENV)/.installed
-	$(BIN)/planaria train recipes/demo.toml
+	$(BIN)/planaria train demo
 
 demo-swarm: $(VENV)/.installed
-	$(BIN)/planaria swarm recipes/arithmetic_swarm.toml
+	$(BIN)/planaria swarm arithmetic_swarm
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
+from planaria import shipped
 from planaria.chaos.trace import per_step_probability
 from planaria.commands.advise import experience
 from planaria.commands.compare import clock_config
@@ -63,7 +64,7 @@ LESSONS = (0.05, 0.10, 0.16, 0.33)
 
 def main() -> int:
     flags = parser(NAME, __doc__)
-    flags.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "recovery.toml")
+    flags.add_argument("--recipe", type=Path, default=shipped.find("recovery"))
     flags.add_argument("--seeds", type=int, nargs="+", default=[7, 8])
     flags.add_argument("--steps", type=int, default=0, help="ticks of each race; the recipe's unless given")
     flags.add_argument(

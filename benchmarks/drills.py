@@ -1,4 +1,4 @@
-"""Who gets poisoned, and what helps: the drills in recipes/, and what must come of them.
+"""Who gets poisoned, and what helps: the drills that are shipped, and what must come of them.
 
 Each drill is resumable: what has been run is read again. ``--drills`` chooses among them; all of them take hours on two
 cores. Each is told, and saved, by itself. A row's values are one for each seed.
@@ -12,13 +12,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks import common
-from benchmarks.common import ROOT, RUNS, Claim, Row
+from benchmarks.common import RUNS, Claim, Row
+from planaria import shipped
 
 if TYPE_CHECKING:
     from planaria.swarm.drills.results import Drill, Drilled, Run
 
-RECIPES = {"drills": ROOT / "recipes" / "drills.toml"} | {
-    name: ROOT / "recipes" / "drills" / f"{name}.toml"
+RECIPES = {"drills": shipped.find("drills")} | {
+    name: shipped.find(f"drills/{name}")
     for name in ("layers", "mixed", "losses", "trio", "ratios", "claims", "length", "code", "alone")
 }
 

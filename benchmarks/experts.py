@@ -2,7 +2,7 @@
 
 Dialogue, encyclopaedia, Python code and law have an expert each; what nobody is trained on stands beside them. One
 value for each seed; all ratios are of perplexities on the same test text. Everything but the texts is from
-recipes/hdee.toml.
+the recipe hdee.
 
 The texts are folders and files below the one in PLANARIA_DATA: dialogue/ (Schema-Guided Dialogue), encyclopaedia/ (The
 World Factbook), law/ (Project Gutenberg 1404 and 2449), books/ (nine novels from there), wikitext2/ and mbpp/ (as
@@ -19,14 +19,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import common
-from benchmarks.common import ROOT, RUNS, Claim, Row
+from benchmarks.common import RUNS, Claim, Row
+from planaria import shipped
 
 if TYPE_CHECKING:
     from planaria.experts.budget import Spent
     from planaria.experts.results import ArmResult, Results, SeedResult
 
 NAME = "experts"
-RECIPE = ROOT / "recipes" / "hdee.toml"
+RECIPE = shipped.find("hdee")
 HAND = {"dialogue": 0, "encyclopaedia": 1, "law": 1, "code": 2}
 SOURCES = {"code": "stdlib"}
 """of domains; of the others, the folder of their name"""

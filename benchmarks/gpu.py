@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.common import ROOT, Claim, Row, conclude, interleaved, parser, start
+from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 from benchmarks.fleet_run import bytes_data
-from planaria import recipe
+from planaria import recipe, shipped
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
@@ -64,7 +64,7 @@ def preset(name: str, microbatches: int | None) -> RunConfig:
     flags |= {"train.eval_every": "0", "train.compile": "true"}
     if microbatches is not None:
         flags["pipeline.microbatches"] = str(microbatches)
-    return recipe.load(ROOT / "recipes" / f"{name}.toml", flags)
+    return recipe.load(shipped.find(name), flags)
 
 
 def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
@@ -102,7 +102,7 @@ def rows_of(config: RunConfig, repeats: int, peak: float) -> list[Row]:
 
 def main() -> int:
     flags = parser(NAME, __doc__)
-    flags.add_argument("--presets", nargs="+", default=["llama_124m", "llama_500m"], metavar="NAME", help="of recipes/")
+    flags.add_argument("--presets", nargs="+", default=["llama_124m", "llama_500m"], metavar="NAME", help="recipes")
     flags.add_argument("--repeats", type=int, default=10, help="steps of each side, warm-up apart")
     flags.add_argument("--microbatches", type=int, help="in a step; the preset's unless given")
     flags.add_argument(

@@ -193,7 +193,7 @@ def main() -> int:
     flags.add_argument("--stages", type=int, default=6, help="block stages of one layer each")
     flags.add_argument("--dim", type=int, default=96, help="width of the model; 96 is 0.8 million parameters")
     flags.add_argument(
-        "--vocab", type=int, default=1024, help="that of recipes/recovery.toml, whose tokenizer may be in the cache"
+        "--vocab", type=int, default=1024, help="that of the recipe recovery, whose tokenizer may be in the cache"
     )
     flags.add_argument("--samples", type=int, default=10, help="in one step, of 64 tokens each")
     flags.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")

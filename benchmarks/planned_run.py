@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, milliseconds, parser, start
+from benchmarks.common import RUNS, Claim, Row, conclude, milliseconds, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
-from planaria import recipe
+from planaria import recipe, shipped
 from planaria.chaos.trace import Fault
 from planaria.config import (
     CheckpointConfig,
@@ -64,7 +64,7 @@ def problem(skip: float) -> Problem:
         "network.forward_s": "[0.11, 0.44, 0.44, 0.44]", "network.backward_s": "[0.0, 0.66, 0.66, 0.66]",
         "routing.data_nodes": f"{DATA}", "routing.skip": f"{skip}",
     }  # fmt: skip
-    config = recipe.load(ROOT / "recipes" / "twelve_cities.toml", flags)
+    config = recipe.load(shipped.find("twelve_cities"), flags)
     network = config.network
     shorter = {
         "forward_s": [SCALE * s for s in network.forward_s],
@@ -73,7 +73,7 @@ def problem(skip: float) -> Problem:
         "entry_backward_s": SCALE * network.entry_backward_s,
     }
     config = config.model_copy(update={"network": network.model_copy(update=shorter)})
-    topology = read(ROOT / "recipes" / "topologies" / "twelve_cities.toml", SCALE)
+    topology = read(shipped.FOLDER / "topologies" / "twelve_cities.toml", SCALE)
     one_each = type(topology)(topology.nodes[:12], topology.links, topology.overhead_s, topology.queueing, SCALE)
     return problem_of(config, one_each)
 

@@ -23,8 +23,8 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.common import ROOT, Claim, Row, conclude, parser, start
-from planaria import recipe
+from benchmarks.common import Claim, Row, conclude, parser, start
+from planaria import recipe, shipped
 from planaria.network.topology import read
 from planaria.planner.baselines import baselines, random_skipping
 from planaria.planner.bound import certificate
@@ -40,8 +40,8 @@ PUBLISHED_DATA = (0, 3, 4, 10, 11)
 
 
 def published() -> Problem:
-    config = recipe.load(ROOT / "recipes" / "twelve_cities.toml", {})
-    return problem_of(config, read(ROOT / "recipes" / "topologies" / "twelve_cities.toml"))
+    config = recipe.load(shipped.find("twelve_cities"), {})
+    return problem_of(config, read(shipped.FOLDER / "topologies" / "twelve_cities.toml"))
 
 
 def with_data(problem: Problem, data: tuple[int, ...]) -> Problem:

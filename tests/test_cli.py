@@ -21,7 +21,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["train", "recipes/demo.toml", "--dry-run", "--model.dim", "64", "--optim.lr=1e-4"]) == 0
+    assert cli.run(["train", "demo", "--dry-run", "--model.dim", "64", "--optim.lr=1e-4"]) == 0
     out = capsys.readouterr().out
     assert "dim = 64" in out
     assert "lr = 0.0001" in out
@@ -30,13 +30,13 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["train", "recipes/demo.toml", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
-        (["train", "recipes/demo.toml", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
-        (["train"], "train: give a recipe such as recipes/demo.toml, or --resume runs/NAME"),
-        (["train", "recipes/demo.toml", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
-        (["train", "recipes/demo.toml", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
-        (["train", "recipes/demmo.toml"], "recipes/demmo.toml: no such recipe; did you mean 'demo.toml'?"),
-        (["train", "recipes/demo.toml", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
+        (["train", "demo", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
+        (["train", "demo", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
+        (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
+        (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
+        (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
+        (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
+        (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
         (["trian"], "invalid choice: 'trian'"),
         (["chaos", "nowhere", "--kill", "stage=1"], "nowhere"),
         (["generate", "nowhere", "--prompt", "x"], "nowhere"),

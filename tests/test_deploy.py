@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planaria import recipe
+from planaria import recipe, shipped
 from planaria.config import RunConfig
 from planaria.engine.itinerary import Itinerary
 
@@ -23,13 +23,13 @@ SPOT: Any = yaml.safe_load(FILES["spot.yaml"])
 
 
 def trained(file: str) -> RunConfig:
-    """The run that a file's ``planaria train`` command starts, its recipe read from this repository."""
+    """The run that a file's ``planaria train`` command starts, of a recipe that comes with planaria."""
     text = re.sub(r"\n\s*#?\s*", " ", FILES[file])
-    found = re.search(r"planaria train (/shared/\S+)((?: --[\w.]+(?: [^-\s'][^\s']*)?)*)", text)
+    found = re.search(r"planaria train (\w+)((?: --[\w.]+(?: [^-\s'][^\s']*)?)*)", text)
     assert found is not None
-    path, words = Path(found[1]), shlex.split(found[2].replace("--quiet", ""))
+    words = shlex.split(found[2].replace("--quiet", ""))
     flags = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
-    return recipe.load(ROOT / "recipes" / path.name, flags)
+    return recipe.load(shipped.find(found[1]), flags)
 
 
 def crew(config: RunConfig) -> int:

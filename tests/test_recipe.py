@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria import recipe
+from planaria import recipe, shipped
 from planaria.config import RunConfig
 from planaria.errors import UserError
 
 SWARMS = ("arithmetic_swarm.toml", "drills.toml")
 """recipes of swarms: `tests/swarm/test_setting.py` reads them"""
-RECIPES = sorted(p for p in (Path(__file__).parents[1] / "recipes").glob("*.toml") if p.name not in SWARMS)
+RECIPES = sorted(p for p in shipped.FOLDER.glob("*.toml") if p.name not in SWARMS)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_what_is_no_recipe_is_named(write: Path, tmp_path: Path) -> None:
         recipe.load(write, {})
     with pytest.raises(UserError, match=r"miine.toml: no such recipe; did you mean 'mine.toml'\?"):
         recipe.load(tmp_path / "miine.toml", {})
-    with pytest.raises(UserError, match="no such recipe; give the path of a TOML file"):
+    with pytest.raises(UserError, match="no such recipe; known here: "):
         recipe.load(tmp_path / "nowhere" / "mine.toml", {})
     write.write_text("#" * (recipe.MAX_RECIPE_BYTES + 1))
     with pytest.raises(UserError, match="bytes is no recipe"):

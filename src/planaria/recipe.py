@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from planaria import documents
+from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 
@@ -122,8 +122,8 @@ def read(recipe: Path) -> dict[str, Any]:
     """The tables of a recipe, not yet checked; UserError when there is no such file, or it is not TOML."""
     if not recipe.is_file():
         known = [p.name for p in recipe.parent.glob("*.toml")] if recipe.parent.is_dir() else []
-        mend = f" {nearest(recipe.name, known)}" if known else ""
-        raise UserError(f"{recipe}: no such recipe;{mend or ' give the path of a TOML file'}")
+        mend = nearest(recipe.name, known) if recipe.suffix and known else nearest(str(recipe), shipped.names())
+        raise UserError(f"{recipe}: no such recipe; {mend}")
     if recipe.stat().st_size > MAX_RECIPE_BYTES:
         raise UserError(f"{recipe}: {recipe.stat().st_size} bytes is no recipe (at most {MAX_RECIPE_BYTES})")
     return documents.toml(recipe, MAX_RECIPE_BYTES)

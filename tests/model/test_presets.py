@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from planaria.config import RunConfig
 from planaria.model.stages import build_stage, parameter_count
-
-RECIPES = Path(__file__).parents[2] / "recipes"
+from planaria.shipped import FOLDER as RECIPES
 
 
 @pytest.mark.parametrize(

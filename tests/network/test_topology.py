@@ -8,8 +8,8 @@ import pytest
 from planaria.errors import UserError
 from planaria.network import cities
 from planaria.network.topology import Topology, read
+from planaria.shipped import FOLDER as RECIPES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MBIT = 125_000
 """bytes per second"""
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
-from planaria import recipe
+from planaria import recipe, shipped
 from planaria.network import topology
 from planaria.planner.problem import ROLES, Problem, Solution, problem_of
 from planaria.planner.start import random_routes
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "twelve_cities.toml"
+RECIPE = shipped.find("twelve_cities")
 
 STAGES = ((0, 3, 4, 10, 11), (15, 8, 14), (1, 9, 6), (16, 12, 13), (5, 18, 7), (17, 2, 19))
 """the published arrangement: data nodes, and the nodes of the five block stages"""
@@ -52,7 +51,7 @@ SKIP: Paths = {
 
 
 def published(visits: int = 3) -> Problem:
-    """The twenty nodes of ``recipes/twelve_cities.toml``; with five visits nothing is skipped."""
+    """The twenty nodes of the recipe ``twelve_cities``; with five visits nothing is skipped."""
     config = recipe.load(RECIPE, {})
     assert config.network.topology
     problem = problem_of(config, topology.read(RECIPE.parent / config.network.topology))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planaria import shipped
 from planaria.errors import UserError
 from planaria.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
@@ -98,19 +99,16 @@ def test_the_support_scales_with_the_vocabulary(vocab: int, k: int) -> None:
     assert SamplingConfig().support(vocab) == k and SamplingConfig(top_k=8).support(vocab) == 8
 
 
-HOUSE = Path(__file__).parents[2] / "recipes"
-DRILLS = [HOUSE / "drills.toml", *sorted((HOUSE / "drills").glob("*.toml"))]
+DRILLS = [shipped.find(name) for name in shipped.names() if name.startswith("drills")]
 
 
 def test_the_swarm_of_the_house_loads_and_survives_dump_and_load(tmp_path: Path) -> None:
-    config = load(HOUSE / "arithmetic_swarm.toml", {})
+    config = load(shipped.find("arithmetic_swarm"), {})
     (tmp_path / "again.toml").write_text(dump(config))
     assert load(tmp_path / "again.toml", {}) == config
 
 
-@pytest.mark.parametrize(
-    "file", [HOUSE / "drills.toml", *sorted((HOUSE / "drills").glob("*.toml"))], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("file", DRILLS, ids=lambda f: f.name)
 def test_the_drills_of_the_house_load_and_every_attacked_arm_has_its_control(file: Path) -> None:
     spec, arms = load_drill(file, {})
     assert len(spec.seeds) >= 3 and len(arms) >= 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria import recipe
-from planaria.cli.flags import add_fields, command, flagged
+from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
 
 
@@ -18,14 +18,12 @@ def add(commands: Any) -> None:
 
 def _add_comparisons(commands: Any) -> None:
     compare = command(commands, "compare", "race recovery strategies on the same failures; resumable", _compare)
-    compare.add_argument("recipe", type=Path, help="a TOML file with a [compare] table")
+    add_recipe(compare, " with a [compare] table")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
 
     advise = command(commands, "advise", "which recovery strategy suits a recipe, and how sure that is", _advise)
-    advise.add_argument(
-        "recipe", type=Path, help="a TOML file whose [network] says what things cost and how often they fail"
-    )
+    add_recipe(advise, " whose [network] says what things cost and how often they fail")
     add_fields(advise, RunConfig)
 
 
@@ -33,7 +31,7 @@ def _add_networks(commands: Any) -> None:
     topology = commands.add_parser("topology", help="measure a network for `planaria plan`", allow_abbrev=False)
     whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
     measure = command(whats, "measure", "time the links between nodes, and write the topology", _measure)
-    measure.add_argument("recipe", type=Path, help="a TOML file; its network.topology names the nodes, if given")
+    add_recipe(measure, "; its network.topology names the nodes, if given")
     measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for the topology's files")
     measure.add_argument("--nodes", type=int, metavar="N", help="without a topology; one for each stage unless given")
     measure.add_argument("--quiet", action="store_true", help="no progress display")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import add_fields, command, flagged
+from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
 
 
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         "experts for domains of unequal difficulty, as one model; also: add, remove",
         _experts,
     )
-    experts.add_argument("recipe", type=Path, help="a TOML file with an [experts] table")
+    add_recipe(experts, " with an [experts] table")
     experts.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     experts.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(experts, RunConfig)

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, ensembles, faults, models, swarms, training
+from planaria.cli import comparing, ensembles, faults, models, shelf, swarms, training
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
@@ -90,6 +90,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, comparing, models, faults, ensembles, swarms):
+    for room in (training, comparing, models, faults, ensembles, swarms, shelf):
         room.add(commands)
     return parser

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from planaria import recipe
 from planaria.config import Section
+from planaria.shipped import find
 
 
 def command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
@@ -14,6 +15,12 @@ def command(commands: Any, name: str, what: str, action: Any) -> argparse.Argume
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
     parser.set_defaults(action=action, root=None)
     return parser
+
+
+def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = True) -> None:
+    """The recipe that a command is about, as its path; ``what`` it has or says, for the help."""
+    told = f"a TOML file{what}, or a name that `planaria recipes` lists"
+    parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=told)
 
 
 def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:

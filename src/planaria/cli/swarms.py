@@ -6,19 +6,19 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import add_fields, command, flagged
+from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
     swarm = command(commands, "swarm", "peers that learn from each other's completions; also: join, explain", _swarm)
-    swarm.add_argument("recipe", type=Path, help="a TOML file")
+    add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(swarm, SwarmConfig)
 
     join = command(commands, "swarm join", "be one peer of a swarm, wherever its board is", _swarm_join)
-    join.add_argument("recipe", nargs="?", type=Path, help="a TOML file; what the board has agreed on goes before it")
+    add_recipe(join, "; what the board has agreed on goes before it", needed=False)
     join.add_argument("--model", metavar="PATH", help="the same as --policy.path")
     join.add_argument("--task", metavar="NAME", help="the same as --task.name")
     join.add_argument(
@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     explain.add_argument("--refused", action="store_true", help="what was refused only")
 
     drill = command(commands, "drill", "attack a swarm of one's own, with and without defences", _drill)
-    drill.add_argument("recipe", type=Path, help="a TOML file with a [drill] table")
+    add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(drill, SwarmConfig)
 

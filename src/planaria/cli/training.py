@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from planaria import recipe
-from planaria.cli.flags import add_fields, command, flagged
+from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
 from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
     train = command(commands, "train", "train a recipe, or resume a run", _train)
-    train.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    add_recipe(train, needed=False)
     train.add_argument("--resume", type=Path, metavar="RUN", help="train on where this run stopped")
     train.add_argument("--checkpoint", metavar="NAME", help="with --resume: from this checkpoint, not the newest")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         "draw the plan of one step; on a topology, search for an arrangement of its nodes and for routes",
         _plan,
     )
-    plan.add_argument("recipe", nargs="?", type=Path, help="a TOML file")
+    add_recipe(plan, needed=False)
     plan.add_argument("--skip", metavar="SHARE", help="the same as --routing.skip")
     plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
     plan.add_argument("--to", type=Path, metavar="FILE", help="the schedule; a page of the same name lies beside it")
@@ -59,7 +59,7 @@ def _train(given: argparse.Namespace) -> int:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
         return resume(given.resume, flagged(given), given.quiet, given.checkpoint)
     if given.recipe is None:
-        raise UserError("train: give a recipe such as recipes/demo.toml, or --resume runs/NAME")
+        raise UserError("train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME")
     return train.start(given.recipe, flagged(given), given.dry_run, given.quiet)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from planaria import shipped
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.network.topology import Topology, read
@@ -56,7 +57,7 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
     if config.network.topology is None:
         raise UserError(
             "network.topology: not given; to plan routes, name a TOML file of sites and nodes, such as "
-            "recipes/topologies/twelve_cities.toml"
+            f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
         )
     return read(beside(recipe, config.network.topology), config.network.scale)
 

@@ -1,0 +1,31 @@
+"""Commands on recipes themselves: recipes, init."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planaria.cli.flags import command
+
+
+def add(commands: Any) -> None:
+    command(commands, "recipes", "list the recipes that come with planaria", _recipes)
+
+    init = command(commands, "init", "write a copy of a recipe, to be changed", _init)
+    init.add_argument("file", type=Path, help="where to write it, such as my.toml")
+    init.add_argument("--from", dest="source", default="demo", metavar="RECIPE", help="(default %(default)s)")
+
+
+def _recipes(given: argparse.Namespace) -> int:
+    from planaria.commands.shelf import listing
+
+    print("\n".join(listing()))
+    return 0
+
+
+def _init(given: argparse.Namespace) -> int:
+    from planaria.commands.shelf import copy
+
+    print("\n".join(str(path) for path in copy(given.source, given.file)))
+    return 0

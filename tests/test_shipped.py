@@ -1,0 +1,106 @@
+"""Recipes that come with planaria: found by name from anywhere, listed, copied to be changed; and all in the wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planaria import cli, recipe, shipped
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_name_means_a_shipped_recipe_unless_there_is_such_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped.find("demo") == shipped.FOLDER / "demo.toml"
+    assert shipped.find("drills/alone").is_file()
+    Path("demo").write_text("name = 'own'\n")
+    assert shipped.find("demo") == Path("demo")
+    for name in ("nothing", "../recipes/demo", "topologies/twelve_cities", "", "."):
+        assert shipped.find(name) == Path(name)
+
+
+def test_all_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == shipped.names()
+    kinds = {line.split()[0]: line.split()[1] for line in lines}
+    expected = {
+        "demo": "train",
+        "recovery": "compare",
+        "hdee": "experts",
+        "drills": "drill",
+        "arithmetic_swarm": "swarm",
+    }
+    assert expected.items() <= kinds.items()
+    assert all(len(line.split()) > 4 for line in lines), "each says in a sentence what it is"
+
+
+@pytest.mark.parametrize("name", [name for name in shipped.names() if "drill" not in name and "swarm" not in name])
+def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "mine.toml"
+    assert cli.run(["init", str(copy), "--from", name]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(written)
+    mine, theirs = recipe.read(copy), recipe.read(shipped.find(name))
+    assert mine == theirs
+
+
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "demo.trace.json").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["init", str(tmp_path / "mine.toml")])
+    assert ended.value.code == 2
+    assert "demo.trace.json: is there already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.trace.json"]
+
+
+def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
+    """Built from the sources, put into an empty folder, tried from another."""
+    sources, site, elsewhere = tmp_path / "sources", tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    sources.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    shutil.copytree(ROOT / "src", sources / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, sources]
+    subprocess.run([*pip, *build], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("planaria-*.whl")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True, capture_output=True
+    )
+
+    def planaria(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "planaria", *arguments],
+            cwd=elsewhere,
+            env=os.environ | {"PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = [sys.executable, "-c", "import planaria; print(planaria.__file__)"]
+    found = subprocess.run(
+        where, cwd=elsewhere, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert Path(found.stdout.strip()).is_relative_to(site)
+    assert "demo" in planaria("recipes")
+    planaria("init", "my.toml")
+    assert "dim = 128" in planaria("train", "my.toml", "--dry-run")
+    (elsewhere / "text").write_text((ROOT / "README.md").read_text())
+    model = ["--model.dim", "32", "--model.hidden", "64", "--model.vocab", "300", "--data.source", "text"]
+    steps = ["--engine", "inline", "--train.steps", "2", "--train.eval_every", "0", "--data.validation", "0.1"]
+    assert "completion" in planaria("train", "demo", *model, *steps, "--quiet")
+    planaria("report", "runs/demo")
+    assert "checkpoint" in planaria("advise", "llama_500m", "--train.device", "cpu", "--train.precision", "fp32")
