@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
@@ -70,26 +70,28 @@ def one_line(message: str) -> str:
 
 def run(arguments: list[str]) -> int:
     """Parse and carry out one command; its exit code."""
-    parser = make_parser()
+    parser, known = make_parser()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     if " ".join(arguments[:2]) in SECOND_WORDS:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     given, rest = parser.parse_known_args(arguments)
     if rest:
         flag = rest[0].partition("=")[0]
-        known = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
+        settings = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
         see = f"see `planaria {given.command} --help`"
-        mend = nearest(flag, known) if flag.startswith("--") and known else see
+        mend = nearest(flag, settings) if flag.startswith("--") and settings else see
         raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else see}")
     code: int = given.action(given)
     return code
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The parser of all commands, and their names."""
     parser = _Parser(prog="planaria", description="Trains language models on machines that fail, lag and lie.")
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     for room in (training, comparing, models, faults, ensembles, swarms, shelf):
         room.add(commands)
-    return parser
+    return parser, commands.choices
