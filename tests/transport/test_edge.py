@@ -211,3 +211,36 @@ def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -
     for number, frame in enumerate(frames):
         assert torch.equal(high.next(Arrived).payload, frame)
         assert low.next(Arrived).header.microbatch == number
+
+
+def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tuple[End, End]) -> None:
+    """To close a connection while something lies unread would take back what was sent and has not arrived."""
+    low, high = ends
+    frames = [torch.full((1 << 18,), float(number)) for number in range(8)]
+    for number, frame in enumerate(frames):
+        high.send(frame[:5])
+        low.send(frame, number)
+    low.edge.abandon()
+    for number, frame in enumerate(frames):
+        high.send(frame[:5])
+        arrived = high.next(Arrived)
+        assert arrived.header.microbatch == number and torch.equal(arrived.payload, frame)
+    assert high.hears_nothing(), "a goodbye is no break"
+
+
+def test_frames_are_held_no_longer_than_the_fault_lasts(ends: tuple[End, End]) -> None:
+    low, high = ends
+    high.edge.hold_s, high.edge.hold_until = 0.1, time.monotonic() + 0.5
+    start = time.monotonic()
+    for number in range(100):
+        low.send(torch.zeros(3), number)
+    assert [high.next(Arrived).header.microbatch for _ in range(100)] == list(range(100))
+    assert 0.45 < time.monotonic() - start < 5.0, "one hold after the other would take 10 s"
+
+
+def test_a_large_frame_leaves_others_their_turn(spec: EdgeSpec, port: Port) -> None:
+    for low, high in opened(replace(spec, max_bytes=1 << 26), port):
+        before = high.inbox.rounds
+        low.send(torch.zeros(1 << 24))
+        assert high.next(Arrived).payload.nbytes == 1 << 26
+        assert high.inbox.rounds - before > 5, "4 MB at a time, and what a socket's buffer holds beside that"

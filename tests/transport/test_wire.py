@@ -65,6 +65,7 @@ def test_a_header_announces_what_its_tensor_takes(header: Header) -> None:
         (forged(60, "<Q", 2**64 - 1), "announces 18446744073709551615 bytes"),
         (forged(28, "<4QQ", 2**62, 4, 2**62, 0, 4), "shape"),
         (forged(28, "<4QQ", 2**63, 0, 1, 0, 0), "at most"),  # no bytes, but no tensor either
+        (forged(28, "<4QQ", 2**22, 2**22, 0, 2**22, 0), "at most"),
         (forged(68, "<d", math.nan), "nan"),
         (forged(68, "<d", math.inf), "inf"),
         (bytearray(HEADER_BYTES), "not a planaria frame"),

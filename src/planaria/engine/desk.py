@@ -82,7 +82,7 @@ class Desk:
         :raises Interrupted: when it is an order to drop what is under way.
         """
         place = self._place
-        self._place = place._replace(waiting=True, since=time.monotonic())
+        self._place = place._replace(waiting=True, since=time.monotonic(), cpu=time.thread_time())
         try:
             item = self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:

@@ -23,6 +23,8 @@ from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pa
 
 _GOODBYE = memoryview(pack(Header(Content.BYE, 0, 0, 0, 0, torch.uint8, (0,))))
 _NOTHING = torch.empty(0)
+_TURN_BYTES = 4 << 20
+"""of a large frame that are read before orders and other edges have their turn"""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class Edge:
                 with self._sending:
                     if self._send_on(channel):
                         self._inbox.want_room(self, False)
-            if (self._parted and not self._unsent) or self._read(channel):
+            # Closing with something unread would take back what was sent: the other end hangs up after the goodbye.
+            if self._read(channel):
                 self._close(channel)
         except (Closed, WireError, OSError) as error:
             self._close(channel)
@@ -150,7 +153,7 @@ class Edge:
             self._inbox.put(Opened(self, time.monotonic() - start))
         self._inbox.watch(self)
         with self._sending:  # what was wanted before it was watched
-            if self._unsent or self._abandoned:
+            if not self._over and (self._unsent or self._abandoned):
                 self._inbox.want_room(self, True)
 
     def _needless(self) -> bool:
@@ -178,10 +181,13 @@ class Edge:
             self._unsent.popleft()
 
     def _read(self, channel: Channel) -> bool:
-        """Read until nothing is there, or a frame is whole; has the other end said goodbye?"""
+        """Read until nothing is there, a frame is whole, or others want a turn; has the other end said goodbye?"""
+        read = 0
         while (got := channel.read_some(self._missing)) is not None:
-            self._missing = self._missing[got:]
+            self._missing, read = self._missing[got:], read + got
             if self._missing:
+                if read >= _TURN_BYTES and not channel.unseen():
+                    break
                 continue
             if self._header is None:
                 self._header = unpack(self._raw, self.spec.max_bytes)
@@ -202,8 +208,8 @@ class Edge:
 
         Frames queue for the line (bandwidth) but overlap in flight (latency).
         """
-        if (now := time.monotonic()) < self.hold_until:
-            self._due = max(self._due, now) + self.hold_s
+        if (begin := max(self._due, time.monotonic())) < self.hold_until:
+            self._due = begin + self.hold_s
         if self.spec.latency_s or self.spec.bandwidth is not None:
             self._line_free = max(self._line_free, header.sent_at)
             if self.spec.bandwidth is not None:

@@ -22,8 +22,6 @@ _GRACE_S = 0.002
 """how long the owner may be busy before the inbox's own thread takes over; each change of hands costs 0.05 ms"""
 _LOOKS = 25
 """so often that thread finds the owner waiting before it goes to sleep"""
-_MS = 0.001
-"""the system's clock for waiting on sockets; what is due sooner is slept for"""
 
 
 class Served(Protocol):
@@ -171,13 +169,10 @@ class Inbox:
 
     def _serve(self, patience_s: float) -> None:
         """Wait for something to do, at most so long, and do it."""
-        if self._held:
-            due_s = max(0.0, self._held[0][0] - time.monotonic())
-            if 0.0 < due_s < min(_MS, patience_s):
-                time.sleep(due_s)
-                due_s = 0.0
-            # Rather too early than too late: the system's clock would round up.
-            patience_s = min(patience_s, due_s // _MS * _MS)
+        due_s = self._held[0][0] - time.monotonic() if self._held else math.inf
+        if due_s < patience_s:  # epoll itself counts in whole milliseconds
+            select.select([self._epoll], [], [], max(0.0, due_s))
+            patience_s = 0.0
         self.rounds += 1
         for handle, _ in self._epoll.poll(None if patience_s == math.inf else patience_s):
             if handle == self._bell:

@@ -97,6 +97,7 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     header = Header(Content(content), generation, step, microbatch, hop, _DTYPES[code], shape[:dims], sent_at)
     if header.nbytes != nbytes or not math.isfinite(sent_at):
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
-    if max((nbytes, *shape)) > max_bytes:  # a side may be absurd although another one is 0
+    sides = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
+    if sides * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header
