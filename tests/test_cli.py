@@ -58,7 +58,9 @@ def test_every_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, planaria.cli.entry as cli; cli.make_parser()[0].format_help(); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, planaria.cli.entry as cli; cli.make_parser()[0].format_help(); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -21,6 +21,7 @@ LEVELS = (
         "documents",
         "digests",
         "recipe",
+        "shipped",
         "whole",
         "signals",
         "outlet",
