@@ -1,6 +1,6 @@
 """Two processes that each have one replica's stage and meet over planaria edges: what exchanges are measured on.
 
-Bytes are what the kernel has sent on a process's TCP sockets (TCP_INFO): headers of frames, gloo's own messages and
+Bytes are what the kernel has sent on a process's TCP sockets (TCP_INFO): headers of frames and
 whatever was sent twice included, headers of IP and TCP not. Unlike an interface's counters they see nobody else.
 """
 
