@@ -33,7 +33,8 @@ def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str 
     origin = _origin(store, folder, saved, config)
     for stage, name in origin.load.items():
         _check_fits(store.folder / name, stage, config)
-    if origin.step >= config.train.steps and not (folder / MODEL).exists():
+    unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
+    if origin.step >= config.train.steps and unexported and not flags:
         with runs.held(folder):  # it was killed between its last step and its export
             Reserve(folder).release()
             conclude(config, folder)
