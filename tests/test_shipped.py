@@ -51,6 +51,8 @@ def test_a_copy_is_the_same_recipe(name: str, tmp_path: Path, capsys: pytest.Cap
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(written)
     mine, theirs = recipe.read(copy), recipe.read(shipped.find(name))
     assert mine == theirs
+    clock = mine.get("compare", {}).get("clock")
+    assert clock is None or (tmp_path / clock).is_file()
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, ensembles, faults, models, shelf, swarms, training
+from planaria.cli import comparing, ensembles, faults, models, recipes, swarms, training
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
@@ -92,6 +92,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, comparing, models, faults, ensembles, swarms, shelf):
+    for room in (training, comparing, models, faults, ensembles, swarms, recipes):
         room.add(commands)
     return parser, commands.choices

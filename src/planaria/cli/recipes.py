@@ -18,14 +18,14 @@ def add(commands: Any) -> None:
 
 
 def _recipes(given: argparse.Namespace) -> int:
-    from planaria.commands.shelf import listing
+    from planaria.commands.recipes import listing
 
     print("\n".join(listing()))
     return 0
 
 
 def _init(given: argparse.Namespace) -> int:
-    from planaria.commands.shelf import copy
+    from planaria.commands.recipes import copy
 
     print("\n".join(str(path) for path in copy(given.source, given.file)))
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 from planaria import recipe, shipped, whole
 from planaria.errors import UserError
 
-BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"))
+BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
 """settings that name a file, relative to the recipe"""
 
 
