@@ -19,7 +19,7 @@ from queue import Empty
 from typing import Any, Protocol
 
 _GRACE_S = 0.002
-"""how long the owner may be busy before the inbox's own thread takes over; each change of hands costs 0.05 ms"""
+"""how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
 _LOOKS = 25
 """so often that thread finds the owner waiting before it goes to sleep"""
 
@@ -43,8 +43,8 @@ class Inbox:
         """a heap of what is not due yet"""
         self._count = itertools.count()
         self._served: dict[int, Served] = {}
-        self._epoll, self._bell = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._epoll, self._wakeup = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
         self._serving = threading.Lock()
         """held by who serves the edges"""
         self._waiting, self._closed = False, False
@@ -54,14 +54,14 @@ class Inbox:
         """how often somebody has looked after the edges"""
         self._busy, self._asleep = threading.Event(), False
         self._starting = threading.Lock()
-        self._stand_in: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         """serves while the owner is busy; there is none before there are edges"""
 
     def put(self, item: Any) -> None:
         """Add an item. Any thread may."""
         self._items.append(item)
         if self._waiting:
-            self._ring()
+            self._wake()
 
     def deliver(self, item: Any, due: float = 0.0) -> None:
         """Add what was read, or hold it until ``due`` (monotonic seconds). Only while being served."""
@@ -98,9 +98,9 @@ class Inbox:
     def watch(self, served: Served) -> None:
         """Serve this, from now on. Any thread may ask."""
         with self._starting:
-            if self._stand_in is None:
-                self._stand_in = threading.Thread(target=self._replace, name="edges", daemon=True)
-                self._stand_in.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve_meanwhile, name="edges", daemon=True)
+                self._thread.start()
         self._served[served.fileno()] = served
         self._epoll.register(served.fileno(), select.EPOLLIN)
 
@@ -120,14 +120,14 @@ class Inbox:
         """End the inbox's own thread."""
         self._closed = True
         self._busy.set()
-        self._ring()
+        self._wake()
 
     def _wait(self, until: float) -> None:
         """Serve the edges until there is an item, or it is ``until``."""
-        self._waiting = True  # from here on who puts an item rings
+        self._waiting = True  # from here on who puts an item wakes it
         try:
             if not self._serving.acquire(blocking=False):
-                self._ring()
+                self._wake()
                 self._serving.acquire()
             try:
                 while not self._items:
@@ -142,7 +142,7 @@ class Inbox:
             if self._asleep:
                 self._busy.set()
 
-    def _replace(self) -> None:
+    def _serve_meanwhile(self) -> None:
         """Serve the edges whenever the owner has been busy for a while."""
         idle = 0
         while not self._closed:
@@ -175,14 +175,14 @@ class Inbox:
             patience_s = 0.0
         self.rounds += 1
         for handle, _ in self._epoll.poll(None if patience_s == math.inf else patience_s):
-            if handle == self._bell:
+            if handle == self._wakeup:
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._bell)
+                    os.eventfd_read(self._wakeup)
             elif (served := self._served.get(handle)) is not None:
                 served.serve()
         while self._held and self._held[0][0] <= time.monotonic():
             self._items.append(heapq.heappop(self._held)[2])
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Wake who serves the edges."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
