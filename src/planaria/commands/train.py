@@ -63,9 +63,8 @@ def start(recipe_file: Path | None, flags: Mapping[str, str], dry_run: bool, qui
         print(describe(config))
         return 0
     prepared = prepare_run(config, quiet, recipe_file)
-    if not quiet:
-        for line in idle(config, prepared.trace):
-            print(line)
+    for line in idle(config, prepared.trace):
+        print(line)
     parent = starting_weights(prepared.config, prepared.dataset)
     folder = runs.create(config)
     if config.routing.schedule is not None:
