@@ -193,14 +193,15 @@ def disk(given: argparse.Namespace) -> list[Row]:
             state = read_state(run.folder)
             holder = next(worker for worker in state.workers if worker.stage == 2)
             before = store.reached()
-            while (reached := store.reached()) == before:  # sealing a checkpoint tidies up what is left of others
-                time.sleep(0.02)
-            step = reached + SAVED_EVERY
+            # Sealing a checkpoint tidies up what is left of others.
+            run.wait(lambda before=before: store.reached() != before, "a checkpoint", every=0.02)  # type: ignore[misc]
+            step = store.reached() + SAVED_EVERY
             folder = store.unfinished(step, state.generation)
             folder.mkdir(parents=True)
             os.mkfifo(stage_file(folder, 2).with_suffix(f".{holder.pid}.unfinished"))
-            while not (lost := [t for t, fact in run.history() if _is_lost(fact, holder.worker, holder.incarnation)]):
-                time.sleep(0.3)
+            who = holder.worker, holder.incarnation
+            run.wait(lambda who=who: any(_is_lost(fact, *who) for fact in run.facts()), "a loss")  # type: ignore[misc]
+            lost = [t for t, fact in run.history() if _is_lost(fact, *who)]
             asked = [t for t, fact in run.history() if isinstance(fact, d.Save) and fact.step == step]
             found.append(lost[0] - asked[0])
             run.steps_more(2 * SAVED_EVERY)

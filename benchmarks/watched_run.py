@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,13 +37,18 @@ class Training:
 
         return sum(isinstance(fact, d.Commit) for fact in self.facts())
 
-    def steps_more(self, steps: int, seconds: float = 120.0) -> None:
-        """Wait until so many more steps are committed."""
-        wanted, until = self.commits() + steps, time.monotonic() + seconds
-        while self.commits() < wanted:
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 120.0, every: float = 0.2) -> None:
+        """Wait until ``condition``, looking ``every`` so often; RuntimeError after so many seconds, or when it ends."""
+        until = time.monotonic() + seconds
+        while not condition():
             if time.monotonic() > until or self.process.poll() is not None:
-                raise RuntimeError(f"{self.folder}: no {steps} steps in {seconds:g} s")
-            time.sleep(0.2)
+                raise RuntimeError(f"{self.folder}: no {what} in {seconds:g} s")
+            time.sleep(every)
+
+    def steps_more(self, steps: int) -> None:
+        """Wait until so many more steps are committed."""
+        wanted = self.commits() + steps
+        self.wait(lambda: self.commits() >= wanted, f"{steps} steps")
 
     def pace(self, seconds: float) -> float:
         """Steps a second, measured over so many seconds."""
@@ -64,11 +69,7 @@ def training(config: RunConfig) -> Iterator[Training]:
     process = subprocess.Popen([sys.executable, "-m", "planaria", "train", str(file), "--quiet"])
     run = Training(process, folder)
     try:
-        until = time.monotonic() + 120
-        while not (folder / "events.jsonl").exists() or run.commits() < 20:
-            if time.monotonic() > until or process.poll() is not None:
-                raise RuntimeError(f"{folder}: the run does not begin")
-            time.sleep(0.3)
+        run.wait(lambda: (folder / "events.jsonl").exists() and run.commits() >= 20, "20 steps")
         yield run
     finally:
         process.terminate()
