@@ -195,6 +195,7 @@ def disk(given: argparse.Namespace) -> list[Row]:
             before = store.reached()
             # Sealing a checkpoint tidies up what is left of others.
             run.wait(lambda before=before: store.reached() != before, "a checkpoint", every=0.02)  # type: ignore[misc]
+            time.sleep(0.3)  # it tidies up after the checkpoint has appeared; the next one takes seconds
             step = store.reached() + SAVED_EVERY
             folder = store.unfinished(step, state.generation)
             folder.mkdir(parents=True)
