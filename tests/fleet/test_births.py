@@ -41,7 +41,7 @@ class Scene:
         self.until(lambda: Said(worker, 1, b"here") in self.heard)
         return next(pid for pid in children() if named(pid) == f"planaria {worker}.1")
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.heard
@@ -109,6 +109,7 @@ def test_a_server_that_is_dead_or_stuck_is_replaced_and_nobody_dies_with_it(
     scene: Scene, number: signal.Signals, middle: bool
 ) -> None:
     older, old = scene.spawn("w1"), server()
+    scene.until(lambda: children(old, "S"))  # one that is forked only now would be spared, and bear w2
     for pid in children(old) if middle else [old, *children(old)]:
         os.kill(pid, number)
     younger = scene.spawn("w2")
