@@ -44,7 +44,7 @@ class Seen:
     slowest_end_s: float = 0.0
     parts: int = 0
     killed_last: bool = False
-    """was the controller killed in the part before? Then it may have been done, but for its farewell"""
+    """was the controller killed in the part before? Then it may have been done, but for its goodbye"""
 
 
 class Run:

@@ -52,8 +52,8 @@ def first_opinion(folder: Path) -> list[str]:
     """What planaria's own ledger and replay find wrong with the log."""
     from planaria.control.replay import replay
     from planaria.errors import UserError
-    from planaria.observe.ledger import prove_exactly_once
-    from planaria.observe.logs import read_run
+    from planaria.observe.run.ledger import prove_exactly_once
+    from planaria.record.logs import read_run
 
     try:
         record = read_run(folder)
@@ -64,8 +64,8 @@ def first_opinion(folder: Path) -> list[str]:
 
 def leftovers(run: Run, outcome: str, flipped: bool) -> list[str]:
     """What a run that is over must not leave: tracebacks, doors, halves of files, checkpoints that cannot be read."""
+    from planaria.checkpoint.loading import load_model
     from planaria.checkpoint.store import CheckpointStore
-    from planaria.checkpoint.whole import load_model
     from planaria.errors import UserError
 
     folder = run.folder

@@ -143,10 +143,10 @@ def save(name: str, flags: Mapping[str, object], rows: Sequence[Row], notes: Seq
 
 def write(path: Path, text: str) -> None:
     """The file with this text, whole or not at all."""
-    from planaria import whole
+    from planaria import atomic
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole.write_text(path, text)
+    atomic.write_text(path, text)
 
 
 def text(cell: Cell) -> str:

@@ -33,9 +33,9 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.decisions import Decision
-from planaria.events import Event, Worked
 from planaria.network.costs import FP32_BYTES
+from planaria.record.decisions import Decision
+from planaria.record.events import Event, Worked
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer

@@ -28,13 +28,13 @@ from benchmarks.common import RUNS, Cell, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet
 from benchmarks.linked_run import add_flags, final_loss, recipe
 from benchmarks.unrest import GUESTS, Deed, Driver, deeds
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
 
 NAME = "elastic"
 STRIKING = 0.85
@@ -93,9 +93,9 @@ class Outcome:
 
 
 def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
-    from planaria.observe.ledger import prove_exactly_once, sample_ledger
-    from planaria.observe.recoveries import recoveries
-    from planaria.observe.rounds import gatherings, totals
+    from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.round_history import gatherings, totals
 
     drivers: list[Driver] = []
 
@@ -175,7 +175,7 @@ def happened(record: RunRecord, ended: float) -> Counter[str]:
 
 def least_lost(outcome: Outcome, step_s: float) -> float:
     """Seconds that the faults must cost their replicas at least: half a step done again, and a freeze's silence."""
-    from planaria.observe.recoveries import recoveries
+    from planaria.observe.run.recoveries import recoveries
 
     fleet = outcome.record.config.fleet
     lost = 0.0

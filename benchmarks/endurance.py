@@ -44,8 +44,8 @@ from planaria.errors import RunStopped
 
 if TYPE_CHECKING:
     from planaria.chaos.trace import Trace
-    from planaria.control.statefile import StateFile
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
+    from planaria.record.statefile import StateFile
 
 NAME = "endurance"
 STAGES = 3
@@ -137,8 +137,8 @@ def trained(given: argparse.Namespace) -> tuple[Path, list[Sample], list[tuple[i
 
 def state_of(folder: Path) -> StateFile | None:
     """What the run says of itself; None before its first step and after it is over."""
-    from planaria.control.statefile import read_state
     from planaria.errors import UserError
+    from planaria.record.statefile import read_state
 
     try:
         state = read_state(folder)
@@ -265,8 +265,8 @@ def grown(given: argparse.Namespace, samples: Sequence[Sample], logs: Sequence[t
 def told(given: argparse.Namespace, record: RunRecord) -> Iterator[Row]:
     """What the run's log says of it."""
     from planaria.control.replay import replay
-    from planaria.observe.ledger import prove_exactly_once
-    from planaria.observe.recoveries import recoveries
+    from planaria.observe.run.ledger import prove_exactly_once
+    from planaria.observe.run.recoveries import recoveries
 
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)
@@ -298,7 +298,7 @@ def main() -> int:
     flags.add_argument("--every", type=float, default=2.0, help="seconds between two looks at the processes")
     flags.add_argument("--out", type=Path, default=RUNS, help="folder for the run")
     given = flags.parse_args()
-    from planaria.observe.logs import read_run
+    from planaria.record.logs import read_run
 
     began = time.monotonic()
     folder, samples, logs = trained(given)

@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
-from benchmarks.meeting import ARMS, EIGHT, FOUR, FULL, HALF, LINKS, ONE, Meeting, Pair, TwoTensors, opened
+from benchmarks.meeting import ARMS, EIGHT, FOUR, FULL, HALF, LINKS, ONE, OpenRound, Pair, TwoTensors, opened
 from planaria.errors import UserError
 from planaria.transport.wire import HEADER_BYTES
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "exchange_wire"
-Found = dict[str, dict[str, list[Meeting]]]
+Found = dict[str, dict[str, list[OpenRound]]]
 """link → arm → its rounds"""
 
 
@@ -52,7 +52,7 @@ def measure(given: argparse.Namespace, pair: Pair) -> tuple[Found, dict[str, lis
     return found, apart
 
 
-def byte_rows(rounds: Mapping[str, list[Meeting]], weights: int) -> list[Row]:
+def byte_rows(rounds: Mapping[str, list[OpenRound]], weights: int) -> list[Row]:
     """Ratios of bytes that the kernel counted; beside them the payload that one member sends."""
     both = zip(rounds[ONE], rounds[FULL], strict=True)
     rows = [Row(f"all bytes: {ONE} / {FULL}", [a.sent / b.sent for a, b in both], "0.5", Claim(0.48, 0.52))]
@@ -62,8 +62,8 @@ def byte_rows(rounds: Mapping[str, list[Meeting]], weights: int) -> list[Row]:
             if arm == HALF:
                 continue
             both = zip(rounds[arm], rounds[HALF], strict=True)
-            ratios = [a.late / b.late if late else a.sent / b.sent for a, b in both]
-            payload, reference = (m.stated_late if late else m.payload for m in (rounds[arm][0], rounds[HALF][0]))
+            ratios = [a.blocking / b.blocking if late else a.sent / b.sent for a, b in both]
+            payload, reference = (m.stated_blocking if late else m.payload for m in (rounds[arm][0], rounds[HALF][0]))
             beside: dict[str, Cell] = {"bytes a weight": f"{payload / 2 / weights:.3f}"}
             what = f"{'waited for' if late else 'all bytes'}: {arm} / {HALF}"
             limit = f"{payload / reference:.3f}: payload"
@@ -71,17 +71,17 @@ def byte_rows(rounds: Mapping[str, list[Meeting]], weights: int) -> list[Row]:
     return rows
 
 
-def count_rows(rounds: Mapping[str, list[Meeting]], shapes: Mapping[str, torch.Size]) -> list[Row]:
+def count_rows(rounds: Mapping[str, list[OpenRound]], shapes: Mapping[str, torch.Size]) -> list[Row]:
     """The kernel's count against the edges', and against what the exchanges state."""
     meetings = [meeting for arm in ARMS for meeting in rounds[arm]]
     framed = [m.sent / m.payload for m in meetings]
-    headers = [(m.sent - m.payload) / (4 if m.early else 2) for m in meetings]
+    headers = [(m.sent - m.payload) / (4 if m.prefetched else 2) for m in meetings]
     stated = []
     for arm, made in ARMS.items():
         if not isinstance(made, TwoTensors):
             cost = made.cost(shapes, 2)
             stated += [m.sent / (2 * cost.total) for m in rounds[arm]]
-            stated += [m.late / (2 * cost.critical) for m in rounds[arm]]
+            stated += [m.blocking / (2 * cost.critical) for m in rounds[arm]]
     return [
         Row("the kernel's count / the edges'", framed, "1: payload alone"),
         Row("bytes a frame beside its payload", headers, f"{HEADER_BYTES}: planaria's header"),
@@ -111,13 +111,13 @@ def time_rows(found: Found) -> list[Row]:
     for link, (latency, bandwidth) in LINKS.items():
         for arm, meetings in found[link].items():
             ratios = [a.waited_s / b.waited_s for a, b in zip(meetings, found[link][ONE], strict=True)]
-            line = meetings[0].stated_late / 2 / bandwidth + latency if bandwidth else 0.0
+            line = meetings[0].stated_blocking / 2 / bandwidth + latency if bandwidth else 0.0
             waits = [1e3 * m.waited_s for m in meetings]
             beside: dict[str, Cell] = {
                 "wait ms": f"{median(waits):.0f}",
                 "from … to": f"{min(waits):.0f} … {max(waits):.0f}",
                 "computing": f"{median(1e3 * m.computed_s for m in meetings):.0f}",
-                "φ ahead": f"{median(1e3 * m.ahead_s for m in meetings):.0f}" if meetings[0].early else "",
+                "φ ahead": f"{median(1e3 * m.ahead_s for m in meetings):.0f}" if meetings[0].prefetched else "",
             }
             rows.append(Row(f"{link}: {arm} / {ONE}", ratios, f"the line: {1e3 * line:.0f} ms", None, beside))
     return rows

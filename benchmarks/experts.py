@@ -96,9 +96,9 @@ def budget(found: Results) -> Iterator[Row]:
 
 def ensembles(found: Results) -> Iterator[Row]:
     """H2, H3: equal experts, each by itself and together."""
-    from planaria.experts.budget import ALIKE
+    from planaria.experts.budget import SYNCHRONISED
 
-    runs = [(run, run.arms[ALIKE]) for run in found.runs]
+    runs = [(run, run.arms[SYNCHRONISED]) for run in found.runs]
     over = [min(s.averaged - s.loss for arm in r.arms.values() for s in arm.scores.values()) for r in found.runs]
     yield row("mean of the experts' losses less the mixture's, least", over, Claim(low=0.0))
     for name in found.trained:
@@ -133,7 +133,7 @@ def allotted(found: Results) -> Iterator[Row]:
     What more steps bring is measured by the probe, what size brings by seed models of all sizes. The claim is about
     domains that have experts: neither knows anything of texts that nobody is trained on.
     """
-    from planaria.experts.budget import ALIKE, LARGER, LONGER
+    from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED
 
     for arm, measures in ((LONGER, ("probe",)), (LARGER, ("probe", "sizes"))):
         for measure in measures:
@@ -144,14 +144,15 @@ def allotted(found: Results) -> Iterator[Row]:
                 yield row(f"{arm}: the same, never trained domains too", found.overall(ours, other))
         for by in ("sizes", "hand", "seed_loss"):
             yield row(
-                f"{arm}, by {by}: over equal experts, trained", found.overall(f"{arm}, by {by}", ALIKE, found.trained)
+                f"{arm}, by {by}: over equal experts, trained",
+                found.overall(f"{arm}, by {by}", SYNCHRONISED, found.trained),
             )
             yield row(f"{arm}, by {by}: over equal experts, all", found.overall(f"{arm}, by {by}"))
 
 
 def beliefs(found: Results) -> Iterator[Row]:
     """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
-    from planaria.experts.budget import ALIKE
+    from planaria.experts.budget import SYNCHRONISED
     from planaria.experts.reading import Texts
     from planaria.experts.scoring import arm_result
     from planaria.experts.spec import MixtureSpec, load
@@ -162,7 +163,7 @@ def beliefs(found: Results) -> Iterator[Row]:
         other = spec.model_copy(update={"mixture": MixtureSpec(prior=prior)})
         texts, ratios = Texts(folder, other, base), {"all": list[float](), "top-1": list[float]()}
         for run in found.runs:
-            arm, own = run.arms[ALIKE], folder / f"seed-{run.seed}" / "experts"
+            arm, own = run.arms[SYNCHRONISED], folder / f"seed-{run.seed}" / "experts"
             readings = {job.name: texts.read(own / job.name / "model") for job in arm.experts}
             again = arm_result(arm.experts, _spent(arm), readings, other, texts.places)
             for k, mine, theirs in (
@@ -176,9 +177,9 @@ def beliefs(found: Results) -> Iterator[Row]:
 
 def fewer(found: Results) -> Iterator[Row]:
     """What letting only the strongest go on after the prefix costs, and saves."""
-    from planaria.experts.budget import ALIKE
+    from planaria.experts.budget import SYNCHRONISED
 
-    arms = [run.arms[ALIKE] for run in found.runs]
+    arms = [run.arms[SYNCHRONISED] for run in found.runs]
     for k in arms[0].fewer:
         worse = [math.exp(fmean(a.fewer[k][d].loss - a.scores[d].loss for d in found.domains)) for a in arms]
         yield row(f"{k}: perplexity over all speaking", worse)
@@ -187,10 +188,10 @@ def fewer(found: Results) -> Iterator[Row]:
 
 def one_lost(found: Results) -> Iterator[Row]:
     """H5: each expert of the even arm lost in turn; the worst change on any other trained domain."""
-    from planaria.experts.budget import ALIKE
+    from planaria.experts.budget import SYNCHRONISED
 
     worst = []
-    for arm in (run.arms[ALIKE] for run in found.runs):
+    for arm in (run.arms[SYNCHRONISED] for run in found.runs):
         worst.append(
             max(
                 math.exp(arm.without[lost.name][job.domain] - arm.scores[job.domain].loss)
@@ -209,9 +210,9 @@ def _spent(arm: ArmResult) -> Spent:
 
 
 def _expert(run: SeedResult, domain: str) -> str:
-    from planaria.experts.budget import ALIKE
+    from planaria.experts.budget import SYNCHRONISED
 
-    return next(job.name for job in run.arms[ALIKE].experts if job.domain == domain)
+    return next(job.name for job in run.arms[SYNCHRONISED].experts if job.domain == domain)
 
 
 def _over_best(arm: ArmResult, domain: str) -> float:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import RUNS
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import (
     CheckpointConfig,
     DataConfig,
@@ -26,12 +24,14 @@ from planaria.config import (
     TrainConfig,
 )
 from planaria.errors import RunStopped
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 if TYPE_CHECKING:
     from planaria.chaos.trace import Fault
     from planaria.control.protocols import Observer
-    from planaria.control.statefile import LiveWorker
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
+    from planaria.record.statefile import LiveWorker
 
 VOCAB = 512
 """rows of the embedding table that ids of bytes need, and some"""
@@ -91,9 +91,9 @@ def run_fleet(
     from planaria.commands import runs
     from planaria.commands.train import prepare_run
     from planaria.engine import fleet
-    from planaria.observe.logs import read_run
-    from planaria.observe.progress import Quiet
-    from planaria.observe.watch import Watch
+    from planaria.observe.live.progress import Quiet
+    from planaria.observe.live.watch import Watch
+    from planaria.record.logs import read_run
 
     prepared = prepare_run(config, quiet=True)
     folder = runs.create(config)
@@ -145,7 +145,7 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     """SIGCONT after so many seconds, unless the process is gone by then and its number is another's."""
 
     def thaw() -> None:
-        from planaria.control import statefile
+        from planaria.record import statefile
 
         if worker.born is not None and statefile.born(worker.pid) == worker.born:
             os.kill(worker.pid, signal.SIGCONT)

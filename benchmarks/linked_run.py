@@ -29,7 +29,7 @@ from planaria.config import (
 )
 
 if TYPE_CHECKING:
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
 
 WORKERS = 2
 """of a replica: the ends and one block stage"""
@@ -74,7 +74,7 @@ def recipe(
 
 def final_loss(record: RunRecord) -> float:
     """Validation loss in nats of what the run ended with: of several replicas, of the one model that they make."""
-    from planaria.checkpoint.whole import load_model
+    from planaria.checkpoint.loading import load_model
     from planaria.commands import runs
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream

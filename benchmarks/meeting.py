@@ -84,7 +84,7 @@ LINKS: dict[str, tuple[float, float | None]] = {
 
 
 @dataclass(frozen=True)
-class Meeting:
+class OpenRound:
     """One round, as one member or both together saw it: bytes sent, by the kernel's count and the edge's; seconds."""
 
     early: int
@@ -108,10 +108,10 @@ class Meeting:
         """All bytes, by the edges' count."""
         return self.stated_early + self.stated_late
 
-    def with_other(self, other: Meeting) -> Meeting:
+    def with_other(self, other: OpenRound) -> OpenRound:
         """Bytes of both; the time of whoever took longer."""
         ours, theirs = vars(self), vars(other)
-        return Meeting(**{key: (max if key.endswith("_s") else sum)((ours[key], theirs[key])) for key in ours})
+        return OpenRound(**{key: (max if key.endswith("_s") else sum)((ours[key], theirs[key])) for key in ours})
 
 
 def sent_on_tcp() -> int:
@@ -156,7 +156,7 @@ class Member:
         self._edge = self._edges[link]
         self._of = {arm: replicas(made, self._weights, 1)[0] for arm, made in ARMS.items()}
 
-    def meet(self, arm: str) -> Meeting:
+    def meet(self, arm: str) -> OpenRound:
         """An inner phase and the round after it, together with the other process."""
         made, replica, clock = ARMS[arm], self._of[arm], time.monotonic
         marks = [self._together()]
@@ -176,7 +176,9 @@ class Member:
         waited, computed = clock() - began, clock() - arrived + offered - began
         marks.append(self._together())
         tcp, edge = zip(*marks, strict=True)
-        return Meeting(tcp[1] - tcp[0], tcp[2] - tcp[1], edge[1] - edge[0], edge[2] - edge[1], ahead, waited, computed)
+        return OpenRound(
+            tcp[1] - tcp[0], tcp[2] - tcp[1], edge[1] - edge[0], edge[2] - edge[1], ahead, waited, computed
+        )
 
     def difference(self, arm: str) -> float:
         """The largest between a weight of this arm and the same weight of two tensors in fp32."""
@@ -219,7 +221,7 @@ class Pair:
         self._orders.send(("begin", link))
         self.member.begin(link)
 
-    def meet(self, arm: str) -> Meeting:
+    def meet(self, arm: str) -> OpenRound:
         self._orders.send(("meet", arm))
         ours = self.member.meet(arm)
         return ours.with_other(self._orders.recv())

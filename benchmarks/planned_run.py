@@ -35,11 +35,9 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
-from planaria.events import Replanned
 from planaria.network.costs import Prices
 from planaria.network.topology import read
-from planaria.observe.logs import RunRecord
-from planaria.observe.recoveries import recoveries
+from planaria.observe.run.recoveries import recoveries
 from planaria.plan.planned import first_come
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken
@@ -47,6 +45,8 @@ from planaria.planner.problem import Problem, Solution, central_first, problem_o
 from planaria.planner.replan import remaining
 from planaria.planner.schedule import Bound, Search, schedule_of, write
 from planaria.planner.search import Budget, search
+from planaria.record.events import Replanned
+from planaria.record.logs import RunRecord
 
 NAME = "planned_run"
 SCALE = 0.02

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import Claim, Row, conclude, milliseconds, parser, start
 from benchmarks.fleet_run import add_model_flags, real_stages, require_finished, run_fleet, step_seconds
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import FleetConfig, NetworkConfig, RunConfig
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 if TYPE_CHECKING:
     from planaria.control.protocols import Observer
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
 
 NAME = "ray_fleet"
 SETTINGS = {
@@ -166,7 +166,7 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
 
 def incident(given: argparse.Namespace, made: Any, kind: str) -> tuple[float, float | None]:
     """Strike a node of its own with one worker: seconds to the notice, and to the end of the next microbatch."""
-    from planaria.observe.recoveries import recoveries
+    from planaria.observe.run.recoveries import recoveries
 
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid

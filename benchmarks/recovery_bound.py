@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from benchmarks.pair import opened
-from planaria import decisions as d
-from planaria import events as e
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 if TYPE_CHECKING:
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
 
 _PASSES = 5
 

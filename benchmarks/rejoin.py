@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import Once, require_finished, run_fleet
 from benchmarks.linked_run import WORKERS, Guest, add_flags, final_loss, recipe
-from planaria import decisions as d
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
 from planaria.errors import RunStopped
+from planaria.record import decisions as d
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from planaria.checkpoint.store import Saved
     from planaria.control.protocols import Observer
-    from planaria.observe.logs import RunRecord
+    from planaria.record.logs import RunRecord
 
 NAME = "rejoin"
 VICTIM = 1
@@ -114,8 +114,8 @@ def run_struck(given: argparse.Namespace, seed: int) -> Struck:
 
 
 def judged(record: RunRecord) -> Struck:
-    from planaria.observe.ledger import prove_exactly_once
-    from planaria.observe.rounds import gatherings
+    from planaria.observe.run.ledger import prove_exactly_once
+    from planaria.observe.run.round_history import gatherings
 
     gone = next((t for t, fact in record.history if isinstance(fact, d.Disband)), math.inf)
     back = next((t for t, fact in record.history if isinstance(fact, d.Found)), math.inf)

@@ -11,7 +11,6 @@ import statistics
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet
-from planaria import decisions as d
 from planaria.config import (
     CheckpointConfig,
     ExchangeConfig,
@@ -23,6 +22,7 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
+from planaria.record import decisions as d
 
 NAME = "stragglers"
 CLAIM = Claim(low=1.10)

@@ -13,9 +13,11 @@ from hypothesis import settings
 # One thread per process: with two and a busy neighbour, steps take many times as long.
 torch.set_num_threads(1)
 
-# On a busy machine, how long one example took says nothing.
-settings.register_profile("planaria", deadline=None)
-settings.load_profile("planaria")
+# On a busy machine, how long one example took says nothing. The examples are the same in every run; `make hunt` looks
+# for new ones.
+settings.register_profile("planaria", deadline=None, derandomize=True)
+settings.register_profile("hunt", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("PLANARIA_EXAMPLES", "planaria"))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ def trained(file: str) -> RunConfig:
     return recipe.load(shipped.find(found[1]), flags)
 
 
-def crew(config: RunConfig) -> int:
+def own_workers(config: RunConfig) -> int:
     return len(Itinerary(config).arrangement.stage) + config.fleet.spares
 
 
@@ -47,9 +47,9 @@ def test_the_command_is_one_that_planaria_understands(file: str) -> None:
 def test_the_workers_of_the_run_find_room_on_the_nodes_that_are_there_from_the_start() -> None:
     (group,) = KUBERAY["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
-    assert group["minReplicas"] * int(container["resources"]["requests"]["cpu"]) >= crew(trained("kuberay.yaml"))
+    assert group["minReplicas"] * int(container["resources"]["requests"]["cpu"]) >= own_workers(trained("kuberay.yaml"))
     spot = SPOT["available_node_types"]["spot"]
-    assert spot["min_workers"] * spot["resources"]["CPU"] >= crew(trained("spot.yaml"))
+    assert spot["min_workers"] * spot["resources"]["CPU"] >= own_workers(trained("spot.yaml"))
     assert spot["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
 
 

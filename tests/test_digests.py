@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria import digests, whole
+from planaria import atomic, digests
 from planaria.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_whoever_is_killed_while_writing_leaves_nothing_that_looks_changed(
 ) -> None:
     """Writes: the list with both digests, two files, the list with the new ones. Any number of them may be made."""
     digests.put(tmp_path, {"a": b"one", "b": b"two"})
-    left, real = [after], whole.replacing
+    left, real = [after], atomic.replacing
 
     def until_killed(path: Path):  # type: ignore[no-untyped-def]
         if not left[0]:
@@ -40,7 +40,7 @@ def test_whoever_is_killed_while_writing_leaves_nothing_that_looks_changed(
         left[0] -= 1
         return real(path)
 
-    monkeypatch.setattr(whole, "replacing", until_killed)
+    monkeypatch.setattr(atomic, "replacing", until_killed)
     try:
         digests.put(tmp_path, {"a": b"ONE", "b": b"TWO"})
     except KeyboardInterrupt:

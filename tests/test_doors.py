@@ -13,16 +13,12 @@ LEVELS = (
     (
         "config",
         "errors",
-        "started",
-        "work",
-        "events",
-        "decisions",
         "bounds",
         "documents",
         "digests",
         "recipe",
         "shipped",
-        "whole",
+        "atomic",
         "signals",
         "outlet",
         "model",
@@ -32,6 +28,7 @@ LEVELS = (
     ("routing", "recovery", "exchange", "chaos"),
     ("plan",),
     ("planner",),
+    ("record",),
     ("fleet", "transport", "checkpoint"),
     ("engine", "control"),
     ("compare", "experts", "swarm"),
@@ -142,7 +139,7 @@ def test_ray_is_known_to_one_file_which_is_imported_only_when_it_is_asked_for() 
 def test_strategies_know_no_process_socket_clock_or_file() -> None:
     outside = {"time", "threading", "subprocess", "socket", "queue", "os", "shutil", "signal"}
     pure = [m for m in MODULES if m != "planaria" and room(m) in ("routing", "recovery", "exchange", "plan")]
-    pure += ["planaria.control.apply", "planaria.control.decide", "planaria.control.state", "planaria.control.replay"]
+    pure += ["planaria.record.apply", "planaria.control.decide", "planaria.record.state", "planaria.control.replay"]
     assert not [f"{m} imports {n}" for m in pure for n in imported(MODULES[m]) if n.partition(".")[0] in outside]
 
 

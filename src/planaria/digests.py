@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from planaria import documents, whole
+from planaria import atomic, documents
 from planaria.errors import UserError
 
 FILE = "planaria.sha256"
@@ -56,7 +56,7 @@ def read(folder: Path) -> Sums:
 def write(folder: Path, sums: Mapping[str, Iterable[str]]) -> None:
     """Replace the list of a folder."""
     body = "".join(f"{digest}  {name}\n" for name, digests in sorted(sums.items()) for digest in digests)
-    whole.write_text(folder / FILE, f"{_head(body)}\n{body}")
+    atomic.write_text(folder / FILE, f"{_head(body)}\n{body}")
 
 
 def put(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -68,7 +68,7 @@ def put(folder: Path, files: Mapping[str, bytes]) -> None:
     before = read(folder)
     write(folder, before | {name: (*before.get(name, ()), *digest) for name, digest in new.items()})
     for name, content in files.items():
-        whole.write_bytes(folder / name, content)
+        atomic.write_bytes(folder / name, content)
     write(folder, before | new)
 
 

@@ -16,8 +16,8 @@ from benchmarks.second_ledger import Fact, Ledger
 from planaria.chaos.trace import Trace
 from planaria.commands.train import check
 from planaria.config import RunConfig
-from planaria.observe.ledger import prove_exactly_once
-from planaria.observe.logs import read_run
+from planaria.observe.run.ledger import prove_exactly_once
+from planaria.record.logs import read_run
 
 ROOT = Path(__file__).parents[2]
 RUNS = ["--only", "checkfree, checkpoint", "noloco", "--faults-a-run", "7", "--faults", "5", "--seed", "72"]

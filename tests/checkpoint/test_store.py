@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
-from planaria.checkpoint.whole import load_model
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.stages import Llama, build_stage

@@ -24,7 +24,7 @@ from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
 from planaria.experts.results import Results
 from planaria.model.generate import generate
-from planaria.observe.experts_report import show_results, write_experts_report
+from planaria.observe.trials.experts_report import show_results, write_experts_report
 
 pytestmark = pytest.mark.timeout(300)
 """a dozen processes are started one after the other, on whatever else the machine does"""

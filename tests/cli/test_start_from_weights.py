@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from planaria import cli
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.checkpoint.whole import load_model
 from planaria.commands.generate import open_model
 from planaria.errors import UserError
-from planaria.events import StageReady
-from planaria.observe.logs import read_run
+from planaria.record.events import StageReady
+from planaria.record.logs import read_run
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it again and again\n" * 200
 RECIPE = """

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from herd_worker import Content, HerdWorker
 
-from planaria import decisions as d
 from planaria.control.staffing import MAX_STILLBORN
-from planaria.control.state import ReplicaState, RunState
+from planaria.record import decisions as d
+from planaria.record.state import ReplicaState, RunState
 
 if TYPE_CHECKING:
     from open_herd import OpenHerd
@@ -46,7 +46,7 @@ class GuestTruth:
             case d.TurnAway():
                 machine = self.herd.machines[decision.host]
                 assert machine.failed or machine.stillborn >= MAX_STILLBORN, "a good machine is turned away"
-                assert machine.open or self.herd.crew(decision.host), "a machine is turned away that is gone"
+                assert machine.open or self.herd.workers_of(decision.host), "a machine is turned away that is gone"
             case d.Finish():
                 assert not before.failed, "a guest's trouble ends the run"
 
@@ -56,9 +56,9 @@ class GuestTruth:
 
     def _judge_spawn(self, spawn: d.Spawn) -> None:
         herd = self.herd
-        there = [name for name in herd.crew(spawn.host) if name not in herd.leaving]
+        there = [name for name in herd.workers_of(spawn.host) if name not in herd.leaving]
         if not spawn.host:
-            assert len(there) < herd.started.crew, "a worker more than the run's own machines have room for"
+            assert len(there) < herd.started.own_workers, "a worker more than the run's own machines have room for"
             assert herd.started.replace or not self.complete, "a worker takes another's place, which must not be"
             return
         machine = herd.machines[spawn.host]
@@ -123,8 +123,10 @@ class GuestTruth:
         herd = self.herd
         if any(not w.joined and w.name not in herd.leaving for w in herd.alive.values()):
             return True
-        room = {host: machine.room for host, machine in herd.machines.items() if machine.open} | {"": herd.started.crew}
-        staying = {host: len([w for w in herd.crew(host) if w not in herd.leaving]) for host in room}
+        room = {host: machine.room for host, machine in herd.machines.items() if machine.open} | {
+            "": herd.started.own_workers
+        }
+        staying = {host: len([w for w in herd.workers_of(host) if w not in herd.leaving]) for host in room}
         return any(staying[host] < room[host] for host in room)
 
     def _judge_release(self, release: d.Release, before: RunState) -> None:

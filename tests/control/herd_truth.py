@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from herd_worker import Content, HerdWorker
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.state import ReplicaState, RunState
-from planaria.events import Standing
 from planaria.exchange import exchange
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.events import Standing
+from planaria.record.state import ReplicaState, RunState
 
 Ledger = dict[int, list[int]]
 """replica → the blocks that count as committed by it, in order"""
@@ -34,7 +34,7 @@ class Truth:
         self.started = started
         floor, beyond = started.used
         self.before = {*range(floor), *beyond}
-        self.ledger: Ledger = {r: [] for r in range(started.places)}
+        self.ledger: Ledger = {r: [] for r in range(started.most_replicas)}
         standings = {r: started.standing(r) for r in range(started.replicas)}
         self.durable = Saved(standings, {r: [] for r in range(started.replicas)})
         self.sealed_over: tuple[Saved, Saved | None] = self.durable, None
@@ -44,7 +44,7 @@ class Truth:
         """step's name, replica and generation → stage → what was written, its step, and where its worker knew
         to be; None where it cannot know"""
         self.folders: dict[str, Saved] = {}
-        self.generations: dict[int, int] = dict.fromkeys(range(started.places), started.first_generation)
+        self.generations: dict[int, int] = dict.fromkeys(range(started.most_replicas), started.first_generation)
         self.taken: dict[int, int] = {}
         """replica → block of the step that it was told to run last"""
         self.ending: d.Finish | None = None
@@ -182,7 +182,7 @@ class Truth:
         replica = before.replicas[decision.replica]
         there, lost = set(replica.stateful.stages), set(replica.arrangement.stages)
         others = [set(r.stateful.stages) for n, r in before.live.items() if n != decision.replica]
-        if not exchange(self.started.exchange).alike:
+        if not exchange(self.started.exchange).synchronised:
             assert not any(lost - there <= other for other in others), "a replica gives up beside one that could help"
 
     def _judge_finish(self, finish: d.Finish, before: RunState) -> None:
@@ -194,9 +194,9 @@ class Truth:
                 assert self.durable.standings[number] == replica.standing, "the end is not saved"
                 assert self.durable.ledger[number] == self.ledger[number]
 
-    def check_alike(self, run: RunState, workers: Mapping[str, HerdWorker]) -> None:
-        """With an exchange that keeps replicas alike, the same rounds make the same outer state."""
-        if run.over or not exchange(self.started.exchange).alike:
+    def check_synchronised(self, run: RunState, workers: Mapping[str, HerdWorker]) -> None:
+        """With an exchange that keeps replicas synchronised, the same rounds make the same outer state."""
+        if run.over or not exchange(self.started.exchange).synchronised:
             return
         outer: dict[tuple[int, int], tuple[object, ...]] = {}
         for replica in run.live.values():

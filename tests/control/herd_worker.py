@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from planaria import decisions as d
+from planaria.record import decisions as d
 
 
 @dataclass(frozen=True)

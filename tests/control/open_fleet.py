@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pretend_fleet import PretendFleet
 
-from planaria import decisions as d
-from planaria import events as e
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 
 class OpenFleet(PretendFleet):
@@ -25,7 +25,7 @@ class OpenFleet(PretendFleet):
         self.rooms[host] = room
         self.happened(e.HostJoined(host=host, workers=room, detail="called"))
 
-    def crew(self, host: str) -> list[str]:
+    def workers_of(self, host: str) -> list[str]:
         """The living workers on a machine; without a name, those on the run's own."""
         return [name for name, worker in self.alive.items() if worker.host == host]
 
@@ -34,7 +34,7 @@ class OpenFleet(PretendFleet):
         if self.rooms[host] and not self.run.over:
             self.rooms[host] = 0
             self.happened(e.HostLeft(host=host, detail="gone"))
-        for worker in self.crew(host):
+        for worker in self.workers_of(host):
             self.drain(worker) if politely else self.lose(worker)
 
     def drain(self, worker: str) -> None:
@@ -67,8 +67,8 @@ class OpenFleet(PretendFleet):
         super().carry_out(decision)
         match decision:
             case d.Spawn(host=host):
-                there = [name for name in self.crew(host) if name not in self.leaving]
-                assert len(there) <= (self.rooms[host] if host else self.started.crew), "there is no room for it"
+                there = [name for name in self.workers_of(host) if name not in self.leaving]
+                assert len(there) <= (self.rooms[host] if host else self.started.own_workers), "there is no room for it"
             case d.Release(worker=worker):
                 assert worker in self.leaving and worker not in self.state.holders.values()
                 self.alive[worker].orders.append(d.Leave())

@@ -8,9 +8,9 @@ from guest_truth import GuestTruth
 from herd_worker import HerdWorker
 from pretend_herd import PretendHerd
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.state import RunState
 
 
 @dataclass
@@ -47,7 +47,7 @@ class OpenHerd(PretendHerd):
         self.happened(e.HostJoined(host=host, workers=room, detail="called"))
         return host
 
-    def crew(self, host: str) -> list[str]:
+    def workers_of(self, host: str) -> list[str]:
         """The living workers on a machine; without a name, those on the run's own."""
         return [name for name, worker in self.alive.items() if worker.host == host]
 
@@ -60,7 +60,7 @@ class OpenHerd(PretendHerd):
     def leave(self, host: str) -> None:
         """A machine is to go, in good order."""
         self._shut(host)
-        for worker in self.crew(host):
+        for worker in self.workers_of(host):
             self.drain(worker)
 
     def drain(self, worker: str) -> None:
@@ -72,7 +72,7 @@ class OpenHerd(PretendHerd):
 
     def vanish(self, host: str, turned: int = 0) -> None:
         """A machine is gone, and its workers with it, which is told in some order."""
-        workers = self.crew(host)
+        workers = self.workers_of(host)
         self.kill(*workers)
         self._shut(host)
         turned = turned % len(workers) if workers else 0

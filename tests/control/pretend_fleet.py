@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from pretender import Gift, Pretender, is_whole
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
 from planaria.control.saving import LAST_TRIES, resting
-from planaria.control.state import ReplicaState, RunState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.state import ReplicaState, RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from herd_truth import Truth
 from herd_worker import Content, HerdWorker, Loan, lends
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.decide import decide
-from planaria.control.fold import replica_of
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.fold import replica_of
+from planaria.record.state import RunState
 
 MOST_DECISIONS = 80
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""
@@ -168,7 +168,7 @@ class PretendHerd:
             decision = decide(self.run)
             assert decision == decide(self.run), "decide is not a function of the state"
             if decision is None:
-                self.truth.check_alike(self.run, {**self.alive, **self.unknown})
+                self.truth.check_synchronised(self.run, {**self.alive, **self.unknown})
                 self.sound = True
                 return
             before, self.run = self.run, apply(decision, self.run)
@@ -285,7 +285,9 @@ class PretendHerd:
             whole = [o for o in others if o.content is not None and not o.content.is_made_up]
             for other in (o for o in whole if o.generation <= form.generation):
                 begun = self.truth.beginnings(mine.source, form.replica, other.stage)
-                assert other.content in begun, "a stage begins anew beside others that have moved on"
+                assert other.content is not None
+                lent = not set(other.content.blocks) & set(self.truth.ledger[form.replica])  # by a replica ahead of it
+                assert other.content in begun or lent, "a stage begins anew beside others that have moved on"
         if me.owes and not me.wants:
             self.gifts |= me.pay()
         for peer in [peer for peer, link in me.links.items() if link in self.dead_links]:
@@ -337,7 +339,7 @@ class PretendHerd:
         me.content = replace(me.content, outer=(*me.content.outer, (order.round, *order.members)))
         me.rounds = order.round + 1
         me.drop_round()
-        self.report(me, e.RoundMade, round=order.round, late_bytes=0, early_bytes=0, apart=0.0)
+        self.report(me, e.RoundMade, round=order.round, blocking_bytes=0, prefetched_bytes=0, apart=0.0)
 
     def _report_broken(self, me: HerdWorker, peer: int) -> None:
         self.report(me, e.EdgeBroken, peer=peer, detail="reset")

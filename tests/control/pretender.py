@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from planaria import decisions as d
 from planaria.config import RecoveryConfig
+from planaria.record import decisions as d
 
 Gift = tuple[int, int, int]
 """generation, lost node, donor node or who stood there before"""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
@@ -18,8 +16,10 @@ from planaria.control import controller as module
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
-from planaria.control.state import RunState
 from planaria.fleet.base import Gone, Said
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.state import RunState
 
 CONFIG = RunConfig.model_validate(
     {"model": {"layers": 3}, "pipeline": {"stages": 3}, "train": {"steps": 2, "eval_every": 0}, "fleet": {"spares": 0}}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from pretend_fleet import PretendFleet
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.state import RunState
 
 STAGES = 4
 

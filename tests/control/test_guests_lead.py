@@ -7,9 +7,9 @@ from typing import Any
 from herd_steps import finished, said, started, work_until
 from open_herd import OpenHerd
 
-from planaria import decisions as d
 from planaria.control.staffing import MAX_STILLBORN
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record.state import RunState
 
 
 def open_herd(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenHerd:
@@ -22,7 +22,7 @@ def joined(made: OpenHerd, room: int) -> str:
     """A machine joins a run that moves; its name, once all its workers are ready."""
     work_until(made, moving)
     host = made.join(room)
-    work_until(made, lambda run: all(made.alive[worker].joined for worker in made.crew(host)))
+    work_until(made, lambda run: all(made.alive[worker].joined for worker in made.workers_of(host)))
     return host
 
 
@@ -140,7 +140,7 @@ def test_it_disbands_when_the_machine_leaves_and_nobody_can_take_over() -> None:
     work_until(made, lambda run: 2 in run.live and run.replicas[2].step > run.replicas[2].formed >= 0)
     made.leave(host)
     work_until(made, lambda run: 2 not in run.live)
-    work_until(made, lambda run: not made.crew(host))
+    work_until(made, lambda run: not made.workers_of(host))
     assert made.truth.ledger[2]
     assert finished(made)
 
@@ -151,7 +151,7 @@ def test_the_last_replica_stays_though_its_machine_is_to_go() -> None:
     handing(made, 0)
     work_until(made, lambda run: run.replicas[0].phase == "run")
     made.leave(host)
-    last = made.crew(host)
+    last = made.workers_of(host)
     assert last == [made.run.holders[0]]
     assert finished(made)
     assert last[0] not in [release.worker for release in said(made, d.Release)]
@@ -161,9 +161,9 @@ def test_a_machine_on_which_workers_die_at_birth_is_turned_away() -> None:
     made = open_herd(2)
     host = made.join(1)
     for _ in range(MAX_STILLBORN):
-        made.lose(*made.crew(host))
+        made.lose(*made.workers_of(host))
     assert [away.host for away in said(made, d.TurnAway)] == [host]
-    assert not made.crew(host)
+    assert not made.workers_of(host)
     assert finished(made)
 
 
@@ -213,7 +213,7 @@ def test_a_worker_that_dies_when_the_run_was_asked_to_stop_is_replaced_on_the_sa
     host = joined(made, 2)
     work_until(made, lambda run: 2 in run.live and run.replicas[2].phase == "run")
     made.stop()
-    made.lose(made.crew(host)[0])
+    made.lose(made.workers_of(host)[0])
     made.behave()
     assert made.truth.ending and made.truth.ending.outcome == "stopped"
 
@@ -236,7 +236,7 @@ def test_a_replica_is_not_founded_with_those_who_are_to_take_over() -> None:
     host = made.join(2)
     for node in (0, 1):
         made.drain(made.run.holders[node])
-    for worker in made.crew(host):
+    for worker in made.workers_of(host):
         made.work(worker)
     work_until(made, lambda run: all(run.workers[worker].host for worker in (run.holders[0], run.holders[1])))
     assert not said(made, d.Disband)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from open_herd import OpenHerd
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
 
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
@@ -182,11 +182,11 @@ class HerdMachine(RuleBasedStateMachine):
         there = [host for host, machine in self.herd.machines.items() if machine.open]
         self.herd.leave(there[pick % len(there)])
 
-    @precondition(lambda self: any(self.herd.crew(host) for host in self.herd.machines))
+    @precondition(lambda self: any(self.herd.workers_of(host) for host in self.herd.machines))
     @rule(pick=st.integers(0, 5), turned=st.integers(0, 4))
     def a_machine_vanishes(self, pick: int, turned: int) -> None:
         """It may be one that has been turned away, or is leaving."""
-        there = [host for host in self.herd.machines if self.herd.crew(host)]
+        there = [host for host in self.herd.machines if self.herd.workers_of(host)]
         self.herd.vanish(there[pick % len(there)], turned)
 
     @precondition(lambda self: self.herd.alive)
@@ -219,7 +219,7 @@ class HerdMachine(RuleBasedStateMachine):
     def workers_of_a_guest_die_at_birth(self, pick: int, times: int) -> None:
         hosts = sorted({worker.host for worker in self.herd.alive.values() if worker.host and not worker.joined})
         for _ in range(times):
-            born = [w for w in self.herd.crew(hosts[pick % len(hosts)]) if not self.herd.alive[w].joined]
+            born = [w for w in self.herd.workers_of(hosts[pick % len(hosts)]) if not self.herd.alive[w].joined]
             if born:
                 self.herd.lose(born[0])
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from open_fleet import OpenFleet
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.replay import replay
 from planaria.control.saving import resting
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
 
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
@@ -138,10 +138,10 @@ class ControlMachine(RuleBasedStateMachine):
     def a_machine_joins(self, room: int) -> None:
         self.fleet.join(room)
 
-    @precondition(lambda self: any(self.fleet.crew(host) for host in self.fleet.rooms))
+    @precondition(lambda self: any(self.fleet.workers_of(host) for host in self.fleet.rooms))
     @rule(pick=st.integers(0, 2), politely=st.booleans())
     def a_machine_leaves(self, pick: int, politely: bool) -> None:
-        there = [host for host in self.fleet.rooms if self.fleet.crew(host)]
+        there = [host for host in self.fleet.rooms if self.fleet.workers_of(host)]
         self.fleet.leave(there[pick % len(there)], politely)
 
     @precondition(lambda self: self.fleet.state.holders and not self.fleet.run.over)

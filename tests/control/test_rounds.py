@@ -6,10 +6,10 @@ import pytest
 from herd_steps import finished, herd, relink, said, work_until
 from pretend_herd import PretendHerd
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.control.state import RunState
-from planaria.events import Standing
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.events import Standing
+from planaria.record.state import RunState
 
 STREAMING = {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from test_decide import fleet, work_until
 
-from planaria.control.statefile import describe, read_state, write_state
 from planaria.errors import UserError
+from planaria.record.statefile import describe, read_state, write_state
 
 
 def test_the_state_file_tells_who_holds_what(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pretend_fleet import PretendFleet
 from test_decide import STAGES, fleet, last, work_until
 
-from planaria import decisions as d
+from planaria.record import decisions as d
 
 
 def test_with_checkpoints_everyone_goes_back_to_the_last_one() -> None:

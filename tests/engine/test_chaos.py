@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault, Trace
-from planaria.control.state import ReplicaState, RunState, WorkerState
-from planaria.engine.chaos import TraceChaos
+from planaria.engine.injector import TraceChaos
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.state import ReplicaState, RunState, WorkerState
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planaria.config import ExchangeConfig, ModelConfig, RunConfig
-from planaria.engine.circle import Circle
+from planaria.engine.exchange_round import RoundMember
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
 from planaria.transport.wire import Content
@@ -16,16 +16,16 @@ PAIRS = ExchangeConfig(replicas=2, kind="noloco", every=2)
 CODED = ExchangeConfig(replicas=2, kind="noloco", every=2, bits=8)
 
 
-def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[Circle, StageRunner]:
+def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, StageRunner]:
     """A block stage that has trained: its weights have moved by ``shift`` since the last round."""
-    runner, circle = StageRunner(RECIPE, 1), Circle(config)
+    runner, circle = StageRunner(RECIPE, 1), RoundMember(config)
     circle.begin({}, runner, rounds=3)
     runner.put({name: weight + shift for name, weight in runner.state().weights.items()})
     return circle, runner
 
 
-def pass_on(offer: Offer, circle: Circle, node: int) -> None:
-    for content, part in ((Content.EARLY, offer.early), (Content.LATE, offer.late)):
+def pass_on(offer: Offer, circle: RoundMember, node: int) -> None:
+    for content, part in ((Content.PREFETCHED, offer.early), (Content.BLOCKING, offer.late)):
         if part is not None:
             circle.hear(node, content, part)
 
@@ -48,16 +48,16 @@ def test_two_that_meet_go_on_with_the_same_pull_towards_each_other(config: Excha
     assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
     assert torch.allclose(some_weight(low), before + 0.7 * 0.05, atol=1e-3), "β times the mean drift"
     assert made.apart == pytest.approx(0.1 / 2**0.5, rel=0.05)
-    assert made.late_bytes == (first.late.nbytes if first.late is not None else 0)
+    assert made.blocking_bytes == (first.late.nbytes if first.late is not None else 0)
     assert one.rounds == 4
 
 
 def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
     circle, runner = worker(CODED, 0.1)
-    early = circle.foretell(3)
+    early = circle.prefetch(3)
     assert early is not None
-    circle.hear(7, Content.EARLY, early)
-    circle.hear(7, Content.LATE, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
+    circle.hear(7, Content.PREFETCHED, early)
+    circle.hear(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
     offer = circle.offer(3, runner)
     assert offer.early is early
@@ -76,10 +76,10 @@ def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
             late = late.to(torch.float16)
         case "not finite":  # a number, or the scale of a group of coded ones
             late[:2] = torch.tensor([0x00, 0x7C], dtype=torch.uint8) if late.dtype == torch.uint8 else torch.nan
-    early = [] if offer.early is None else [(Content.EARLY, offer.early)]
+    early = [] if offer.early is None else [(Content.PREFETCHED, offer.early)]
     if kind == "too much":
-        early = [(Content.EARLY, torch.full((5,), 1.0))]
-    return [*early, (Content.LATE, late)]
+        early = [(Content.PREFETCHED, torch.full((5,), 1.0))]
+    return [*early, (Content.BLOCKING, late)]
 
 
 @pytest.mark.parametrize("config", [PAIRS, CODED], ids=["one part", "two parts"])
@@ -118,12 +118,12 @@ def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_it
     circle.whole()
     circle.settle(3, 0, {1: 7}, runner)
     assert any(name.startswith("residual/") and tensor.any() for name, tensor in circle.outer.items())
-    copy = Circle(CODED)
+    copy = RoundMember(CODED)
     copy.begin(circle.given(to_successor=False), runner, rounds=4)
     assert not any(name.startswith("residual/") and tensor.any() for name, tensor in copy.outer.items())
     slow = [name for name in circle.outer if name.startswith("slow/")]
     assert slow and all(torch.equal(copy.outer[name], circle.outer[name]) for name in slow)
-    successor = Circle(CODED)
+    successor = RoundMember(CODED)
     successor.begin(circle.given(to_successor=True), runner, rounds=4)
     assert successor.outer.keys() == circle.outer.keys()
     assert all(torch.equal(successor.outer[name], tensor) for name, tensor in circle.outer.items())
@@ -134,4 +134,4 @@ def test_alone_a_replica_follows_its_own_drift() -> None:
     before = some_weight(runner) - 0.1
     made = circle.settle(3, 0, {}, runner)
     assert torch.allclose(some_weight(runner), before + 0.7 * 0.1, atol=1e-5)
-    assert (made.late_bytes, made.early_bytes, made.apart) == (0, 0, 0.0)
+    assert (made.blocking_bytes, made.prefetched_bytes, made.apart) == (0, 0, 0.0)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from tiny import dataset_of
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage, stage_file
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.engine import inline_run
 from planaria.engine.origin import START, Origin
-from planaria.observe.ledger import prove_exactly_once
-from planaria.observe.logs import RunRecord
+from planaria.observe.run.ledger import prove_exactly_once
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 
 Recipe = Callable[..., RunConfig]
 STAGES = range(5)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from planaria.config import RunConfig
-from planaria.decisions import Replan
 from planaria.engine import replanner
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.replanner import Replanner
-from planaria.events import Replanned
+from planaria.record.decisions import Replan
+from planaria.record.events import Replanned
 from schedules import on_schedule, shape
 
 

@@ -12,18 +12,18 @@ import torch
 from tiny import dataset_of, engine_of, losses
 
 from planaria.chaos.trace import Fault, Trace
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.stage_file import read_stage
-from planaria.checkpoint.whole import load_model
 from planaria.commands import runs
 from planaria.config import RunConfig
 from planaria.engine import inline_run
 from planaria.engine.inline import InlineEngine
 from planaria.engine.origin import Origin
-from planaria.events import ReplicasEvaluated, RoundSettled
-from planaria.observe.ledger import prove_exactly_once, sample_ledger
-from planaria.observe.logs import RunRecord, read_run
-from planaria.observe.progress import Quiet
-from planaria.observe.watch import Watch
+from planaria.observe.live.progress import Quiet
+from planaria.observe.live.watch import Watch
+from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+from planaria.record.events import ReplicasEvaluated, RoundSettled
+from planaria.record.logs import RunRecord, read_run
 
 Recipe = Callable[..., RunConfig]
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
@@ -79,7 +79,7 @@ def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
     assert gossip.replicas is not None and local.replicas is not None
     assert 0 < gossip.replicas.spread() < local.replicas.spread()
     size = sum(w.nbytes for node in gossip.replicas.nodes(0) for w in weights(gossip, node))
-    assert all(round.late_bytes == 4 * size and round.early_bytes == 0 for round in rounds)
+    assert all(round.blocking_bytes == 4 * size and round.prefetched_bytes == 0 for round in rounds)
 
 
 def test_mixing_routes_brings_replicas_together_without_sending_weights(config: Recipe) -> None:

@@ -25,7 +25,7 @@ BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, members: int) -> None:
     made = make(kind, bits=bits, group=3) if kind != "local" else make(kind)
     of = replicas(made, weights(0), members)
-    late = total = 0
+    blocking = total = 0
     rounds = 12
     for round in range(rounds):
         drift(of, round)
@@ -33,11 +33,11 @@ def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, member
         for member, group in heard.items():
             said = group[member]
             peers = len(group) - 1
-            late += peers * (said.late.nbytes if said.late is not None else 0)
-            total += peers * sum(part.nbytes for part in (said.late, said.early) if part is not None)
+            blocking += peers * (said.blocking.nbytes if said.blocking is not None else 0)
+            total += peers * sum(part.nbytes for part in (said.blocking, said.prefetched) if part is not None)
         settle(made, of, heard)
     stated = made.cost(SHAPES, members)
-    assert stated.critical == pytest.approx(late / members / rounds)
+    assert stated.critical == pytest.approx(blocking / members / rounds)
     assert stated.total == pytest.approx(total / members / rounds)
 
 
@@ -57,11 +57,11 @@ def test_one_tensor_is_half_of_the_two_and_few_bits_are_fewer_to_wait_for() -> N
 def test_the_early_part_is_known_when_the_round_before_is_settled() -> None:
     made = make("noloco", prefetch=True)
     of = apart(made, 4)
-    early = {i: made.early(r.outer) for i, r in of.items()}
+    prefetched = {i: made.prefetched(r.outer) for i, r in of.items()}
     drift(of, 0)
     for i, replica in of.items():
-        assert torch.equal(made.offer(replica.outer, replica.fast).early, early[i])  # type: ignore[arg-type]
-    assert make("noloco").early(of[0].outer) is None
+        assert torch.equal(made.offer(replica.outer, replica.fast).prefetched, prefetched[i])  # type: ignore[arg-type]
+    assert make("noloco").prefetched(of[0].outer) is None
 
 
 @given(st.sampled_from([32, 16, 8, 4]), st.integers(0, 99))
@@ -105,11 +105,11 @@ def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int)
         heard = offers(made, of, round, 0)
         for i, replica in of.items():
             sign = {"diloco": -1.0}.get(kind, 1.0)
-            late = unpack(heard[i][i].late, replica.fast, bits)
+            blocking = unpack(heard[i][i].blocking, replica.fast, bits)
             for k in SHAPES:
                 origin = replica.outer.slow.get(k, torch.zeros(SHAPES[k]))
                 exact[i][k] += replica.fast[k] - origin
-                said[i][k] += sign * late[k].double()
+                said[i][k] += sign * blocking[k].double()
         settle(made, of, heard)
         for i, replica in of.items():
             # Telescoping: all that was meant is what was said plus the one residual that is left.
@@ -279,7 +279,7 @@ def test_an_offer_without_its_early_part_is_refused() -> None:
     made = make("noloco", prefetch=True)
     of = apart(made, 2)
     said = {i: made.offer(r.outer, r.fast) for i, r in of.items()}
-    said[1] = replace(said[1], early=None)
+    said[1] = replace(said[1], prefetched=None)
     with pytest.raises(ValueError, match="lacks a part"):
         made.settle(of[0].outer, of[0].fast, said, 0)
     with pytest.raises(ValueError, match="lacks a part"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.experts.budget import ALIKE, LARGER, LONGER, Job, allot, bills, spent
+from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED, Job, allot, bills, spent
 from planaria.experts.difficulty import tiers
 from planaria.model.stages import flops_per_token, parameter_count
 
@@ -21,7 +21,7 @@ STEPS = [150, 200, 250]
 
 def test_the_arms_of_three_domains() -> None:
     arms = allot({"easy": 0, "middle": 1, "hard": 2}, list(SIZES), STEPS)
-    assert [job.name for job in arms[ALIKE]] == ["easy-M-200", "middle-M-200", "hard-M-200"]
+    assert [job.name for job in arms[SYNCHRONISED]] == ["easy-M-200", "middle-M-200", "hard-M-200"]
     assert [job.name for job in arms[LONGER]] == ["easy-M-150", "middle-M-200", "hard-M-250"]
     assert [job.name for job in arms[LARGER]] == ["easy-S-200", "middle-M-200", "hard-L-200"]
 

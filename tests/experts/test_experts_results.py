@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from planaria.experts.budget import ALIKE, LARGER, LONGER, Job
+from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED, Job
 from planaria.experts.results import ArmResult, Results, Score, SeedResult
 
 
@@ -46,8 +46,8 @@ def run(seed: int, **arms: dict[str, float]) -> SeedResult:
 def results() -> Results:
     even = {"law": 8.0, "code": 4.0}
     runs = [
-        run(1, **{ALIKE: even, LONGER: {"law": 7.0, "code": 4.0}, LARGER: {"law": 7.9, "code": 4.4}}),
-        run(2, **{ALIKE: even, LONGER: {"law": 7.6, "code": 4.01}, LARGER: {"law": 8.4, "code": 4.2}}),
+        run(1, **{SYNCHRONISED: even, LONGER: {"law": 7.0, "code": 4.0}, LARGER: {"law": 7.9, "code": 4.4}}),
+        run(2, **{SYNCHRONISED: even, LONGER: {"law": 7.6, "code": 4.01}, LARGER: {"law": 8.4, "code": 4.2}}),
     ]
     return Results(name="x", trained=["law"], untrained=["code"], runs=runs)
 
@@ -66,7 +66,7 @@ def test_one_seed_that_is_exactly_even_makes_a_tie_of_the_others_wins_and_losses
         name="x",
         trained=["law"],
         untrained=["code"],
-        runs=[run(seed, **{ALIKE: even, LONGER: other}) for seed, other in enumerate(unlike)],
+        runs=[run(seed, **{SYNCHRONISED: even, LONGER: other}) for seed, other in enumerate(unlike)],
     )
     assert [found.verdict(LONGER, domain) for domain in found.domains] == ["tie", "tie"]
 

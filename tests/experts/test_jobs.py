@@ -10,7 +10,7 @@ import pytest
 
 from planaria.config import RunConfig
 from planaria.experts.jobs import Training, configured, train_all
-from planaria.observe.logs import read_run
+from planaria.record.logs import read_run
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from planaria.engine.desk import Desk
-from planaria.events import Span, Worked
+from planaria.record.events import Span, Worked
 
 HEARTBEAT_S, BUSY_S = 0.25, 2.0
 

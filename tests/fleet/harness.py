@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria import recipe
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
@@ -29,10 +27,12 @@ from planaria.engine import fleet
 from planaria.engine.inline import InlineEngine
 from planaria.engine.runner import StageRunner
 from planaria.model.state import StageState
-from planaria.observe.ledger import prove_exactly_once
-from planaria.observe.logs import RunRecord, read_run
-from planaria.observe.progress import Quiet
-from planaria.observe.watch import Watch
+from planaria.observe.live.progress import Quiet
+from planaria.observe.live.watch import Watch
+from planaria.observe.run.ledger import prove_exactly_once
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord, read_run
 
 GROUND: dict[str, Any] = {}
 """where the workers of tiny runs are, as fields of the recipe's section on the fleet (set by fixtures)"""

@@ -23,7 +23,7 @@ def main(setup: Setup, connection: Connection, name: str, incarnation: int) -> N
     truth = Post._say
 
     def lie(self: Post, edge: Edge, content: Content, part: Tensor | None) -> None:
-        if self.replica == LIAR and content is Content.LATE and part is not None and self.circle.round < 2:
+        if self.replica == LIAR and content is Content.BLOCKING and part is not None and self.circle.round < 2:
             part = part[:-1].contiguous() if self.circle.round else torch.full_like(part, torch.nan)
         truth(self, edge, content, part)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from harness import RunRecord, ending, facts, live, living, losses, outcomes, resume, tiny, train
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands import chaos
 from planaria.errors import UserError
 from planaria.fleet.door import FILE
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 FOREVER = 10_000
 STOPPED_S = 3.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe.logs import read_run
-from planaria.observe.recoveries import faults_summary
+from planaria.observe.run.recoveries import faults_summary
+from planaria.record.logs import read_run
 
 ROOT = Path(__file__).parents[2]
 

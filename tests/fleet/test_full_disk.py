@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from harness import Crew, ending, facts, folder_of, losses, reason, resume, tiny, train
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria import recipe
 from planaria.checkpoint.store import CheckpointStore
 from planaria.cli import main
@@ -20,7 +18,9 @@ from planaria.commands import export
 from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.engine import inline_run
-from planaria.observe.logs import read_run
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import read_run
 
 ROOM = 64 << 10
 """bytes that are left on a full disk: enough for lines of a log, not for a stage"""

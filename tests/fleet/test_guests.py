@@ -19,8 +19,8 @@ from planaria.fleet.visit import (
     Beat,
     Departing,
     Failed,
-    Farewell,
-    Knock,
+    Goodbye,
+    JoinRequest,
     Settled,
     Signal,
     Start,
@@ -46,13 +46,13 @@ class Scene:
         self.fleet = RemoteFleet("127.0.0.1", 0, new_key(), 5.0, 4, guests)
         self.guests, self.heard = made[0], list[Notice]()
 
-    def knock(self, workers: int = 2, version: str = planaria.__version__) -> WorkerLine:
+    def ask_to_join(self, workers: int = 2, version: str = planaria.__version__) -> WorkerLine:
         line = call(self.guests.address, self.guests.key, "a machine", VISITOR)
-        say(line, Knock(called="a\x1b[31m machine", version=version, workers=workers))
+        say(line, JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return line
 
     def join(self, workers: int = 2) -> WorkerLine:
-        line = self.knock(workers)
+        line = self.ask_to_join(workers)
         assert isinstance(hear(line), Welcome)
         say(line, Settled())
         count = len([n for n in self.heard if isinstance(n, Joined)])
@@ -90,7 +90,7 @@ def scene() -> Iterator[Scene]:
 
 
 def test_a_machine_is_told_the_setup_and_starts_what_it_is_told_to(scene: Scene) -> None:
-    line = scene.knock(workers=3)
+    line = scene.ask_to_join(workers=3)
     assert hear(line) == Welcome(host="g1", setup='{"setup": 1}', cwd=str(Path.cwd()))
     scene.heard += scene.fleet.poll(0.1)
     assert not scene.heard, "its workers are not wanted before it has looked at the folders"
@@ -130,7 +130,7 @@ def test_a_birth_that_fails_is_a_death_and_one_of_anybody_else_is_none(scene: Sc
 
 
 def test_one_that_leaves_before_it_has_settled_was_never_there(scene: Scene) -> None:
-    line = scene.knock()
+    line = scene.ask_to_join()
     assert isinstance(hear(line), Welcome)
     say(line, Departing(detail="SIGTERM"))
     with pytest.raises((EOFError, OSError)):
@@ -162,7 +162,7 @@ def test_one_that_falls_silent_is_gone_and_one_that_beats_is_not(scene: Scene) -
 
 @pytest.mark.parametrize(
     "words",
-    [[b"{"], [b'{"kind": "root"}'], [b'{"kind": "knock", "called": "x", "version": "1", "workers": 100000}'],
+    [[b"{"], [b'{"kind": "root"}'], [b'{"kind": "join", "called": "x", "version": "1", "workers": 100000}'],
      [Settled().model_dump_json().encode()], [b"[" * 100_000],
      [b'{"kind":"departing","detail":"' + b"x" * 300 + b'"}']],
 )  # fmt: skip
@@ -178,9 +178,9 @@ def test_nonsense_ends_a_line_and_nothing_else(scene: Scene, words: list[bytes])
 
 
 def test_another_version_is_told_so(scene: Scene) -> None:
-    farewell = hear(scene.knock(version="0.0.1"))
-    assert isinstance(farewell, Farewell) and not farewell.welcome
-    assert "has planaria 0.0.1, the run " in farewell.reason
+    goodbye = hear(scene.ask_to_join(version="0.0.1"))
+    assert isinstance(goodbye, Goodbye) and not goodbye.welcome
+    assert "has planaria 0.0.1, the run " in goodbye.reason
 
 
 def test_one_that_is_turned_away_is_told_why_and_its_workers_count_as_dead(scene: Scene) -> None:
@@ -188,7 +188,7 @@ def test_one_that_is_turned_away_is_told_why_and_its_workers_count_as_dead(scene
     scene.spawn("w1", "g1")
     assert isinstance(hear(line), Start)
     scene.guests.turn_away("g1", "its disk is full")
-    assert hear(line) == Farewell(reason="its disk is full", welcome=False)
+    assert hear(line) == Goodbye(reason="its disk is full", welcome=False)
     scene.until(lambda: bool(scene.told(Gone)))
     assert scene.told(Gone) == [Gone("w1", 1, "exit", "machine g1: its disk is full")]
 
@@ -196,4 +196,4 @@ def test_one_that_is_turned_away_is_told_why_and_its_workers_count_as_dead(scene
 def test_at_the_end_all_are_told(scene: Scene) -> None:
     line = scene.join()
     scene.fleet.close(patience_s=0.0)
-    assert hear(line) == Farewell(reason="the run is over")
+    assert hear(line) == Goodbye(reason="the run is over")

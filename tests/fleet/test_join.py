@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from harness import Live, apart, checked, ending, facts, live, losses, tiny, training
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
-from planaria.observe.logs import RunRecord
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 
 FOREVER = 10_000
 PACE: dict[str, Any] = {"emulate": "links", "latency_s": 0.02}

@@ -27,11 +27,11 @@ from harness import (
     train,
 )
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
-from planaria.observe.logs import RunRecord
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 
 TOLERANCE = 1e-5
 PACE: dict[str, Any] = {"network": {"emulate": True, "forward_s": [0.004], "backward_s": [0.008]}}
@@ -113,7 +113,7 @@ def test_an_actor_that_is_killed_takes_its_nodes_workers_along_and_another_takes
 
     def strike() -> None:
         (worker,) = struck_workers
-        struck.append(nursery(worker))
+        struck.append(pool(worker))
         os.kill(struck[0], signal.SIGKILL)
 
     struck_workers: set[int] = set()
@@ -200,7 +200,7 @@ def raylet(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
-def nursery(worker: int) -> int:
+def pool(worker: int) -> int:
     """The process that a worker dies with."""
     return parents()[worker]
 

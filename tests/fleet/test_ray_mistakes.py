@@ -18,7 +18,7 @@ import planaria
 from planaria import recipe
 from planaria.errors import UserError
 from planaria.fleet import cluster_errors
-from planaria.fleet.nursery import Facts, facts
+from planaria.fleet.process_pool import Facts, facts
 
 
 def refused(tmp_path: Path, address: str, **environment: str) -> str:
@@ -103,7 +103,7 @@ def test_a_cluster_without_room_for_the_crew_is_refused(
     tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("planaria.fleet.ray._ROOM_S", 1)
-    with pytest.raises(UserError, match=r"has 16 CPUs, 16 of them free; this run needs 35, one for each stage and"):
+    with pytest.raises(UserError, match=r"has 16 CPUs, 16 of them free; this run needs 35, one a stage and"):
         train(tiny(tmp_path, fleet={"spares": 30}))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from harness import apart, ending, facts, inline, losses, once, outcomes, tiny, train, validation_losses
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 TOLERANCE = 1e-5
 

@@ -13,18 +13,18 @@ import pytest
 import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.checkpoint.whole import load_model
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import worker
 from planaria.engine.inline import InlineEngine
-from planaria.observe.logs import RunRecord
-from planaria.observe.narrate import story
+from planaria.observe.run.narrate import story
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 
 TOLERANCE = 1e-5
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.stage_file import read_stage
-from planaria.observe.logs import RunRecord
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 from planaria.recovery.checkpoint import best_steps
 
 TOLERANCE = 1e-5

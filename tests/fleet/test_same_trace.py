@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
-from planaria import events as e
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
 from planaria.commands import runs
@@ -17,8 +16,9 @@ from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.engine import inline_run
 from planaria.model.packing import pack
-from planaria.observe.progress import Quiet
-from planaria.observe.watch import Watch
+from planaria.observe.live.progress import Quiet
+from planaria.observe.live.watch import Watch
+from planaria.record import events as e
 
 STEPS = 12
 BLOWS = [

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
 from planaria.config import RunConfig
-from planaria.observe.logs import RunRecord
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.replan import remaining
 from planaria.planner.schedule import Schedule, read
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
 from schedules import ONE_EACH, on_schedule, shape
 
 TOLERANCE = 1e-5

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.engine import links
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.mail import Mail
 from planaria.engine.post import Post
 from planaria.engine.setup import Setup
-from planaria.events import REPORT, EdgeBroken
 from planaria.plan.actions import Action, Key
+from planaria.record.decisions import Form, Keep, Link, Member, Rebuild, Source
+from planaria.record.events import REPORT, EdgeBroken
 from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port

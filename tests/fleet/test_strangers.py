@@ -18,9 +18,9 @@ import pytest
 import stranger
 from harness import checked, ending, facts, live, tiny
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.fleet.door import read_door
+from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.transport.listener import MOST_UNPROVEN, Listener, connect
 from planaria.transport.secure import new_key
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from harness import Live, checked, ending, facts, folder_of, live, losses, outcomes, resume, tiny
 
-from planaria import events as e
 from planaria import recipe
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.fleet.door import FILE
-from planaria.observe.logs import read_run
+from planaria.record import events as e
+from planaria.record.logs import read_run
 
 FOREVER = 10_000
 

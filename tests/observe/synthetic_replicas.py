@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import ExchangeConfig, RunConfig
-from planaria.decisions import Decision, Keep, Member, Rebuild
-from planaria.events import Event
-from planaria.observe.logs import Metric, RunRecord
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.decisions import Decision, Keep, Member, Rebuild
+from planaria.record.events import Event
+from planaria.record.logs import Metric, RunRecord
 
 SAMPLES = 8
 """of a replica's step"""
@@ -81,10 +81,10 @@ def settle(round: int, *members: int) -> d.Settle:
     return d.Settle(round=round, members=list(members), generations=[1] * len(members))
 
 
-def made(worker: str, node: int, round: int, late: int = 0, early: int = 0, apart: float = 0.0) -> e.RoundMade:
+def made(worker: str, node: int, round: int, blocking: int = 0, ahead: int = 0, apart: float = 0.0) -> e.RoundMade:
     return e.RoundMade(
-        worker=worker, node=node, stage=node % 2, generation=1, round=round, late_bytes=late, early_bytes=early,
-        apart=apart,
+        worker=worker, node=node, stage=node % 2, generation=1, round=round, blocking_bytes=blocking,
+        prefetched_bytes=ahead, apart=apart,
     )  # fmt: skip
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.config import PipelineConfig, RunConfig, TrainConfig
-from planaria.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
-from planaria.events import (
+from planaria.plan.actions import Key, Plan
+from planaria.plan.build import plan_for
+from planaria.record.decisions import Commit, Finish, Form, Keep, Link, Member, Rebuild, RunStep
+from planaria.record.events import (
     EdgeBroken,
     FaultInjected,
     Linked,
@@ -22,10 +24,8 @@ from planaria.events import (
     WorkerJoined,
     WorkerLost,
 )
-from planaria.observe.logs import RunLog
-from planaria.observe.segments import FULL
-from planaria.plan.actions import Key, Plan
-from planaria.plan.build import plan_for
+from planaria.record.logs import RunLog
+from planaria.record.segments import FULL
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
 ACTIVATION = 4 * 128 * 128 * 4  # bytes: samples x tokens x dim x fp32

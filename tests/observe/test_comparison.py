@@ -9,9 +9,16 @@ from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, compared, dige
 
 from planaria.compare.results import Compared
 from planaria.errors import UserError
-from planaria.observe.comparison import show_table, write_comparison
-from planaria.observe.comparison_figures import colours, failures_figure, front, hours_figure, loss_figure, price_figure
-from planaria.observe.winner_figure import redundant_arm, winners_figure
+from planaria.observe.trials.comparison import show_table, write_comparison
+from planaria.observe.trials.comparison_figures import (
+    colours,
+    failures_figure,
+    front,
+    hours_figure,
+    loss_figure,
+    price_figure,
+)
+from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe.drill_report import _peer_head, _peer_rows, show_drill, write_drill_report
+from planaria.observe.trials.drill_report import _peer_head, _peer_rows, show_drill, write_drill_report
 from planaria.swarm.drills.results import Drill, Drilled, Run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from planaria.observe.experts_progress import ExpertsProgress
+from planaria.observe.live.experts_progress import ExpertsProgress
 
 
 class Terminal(io.StringIO):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
 from planaria.config import RunConfig
-from planaria.decisions import Commit, Decision, Disband, Finish, Form, Found, RunStep, Seal
-from planaria.events import Event, RunStarted, Standing
-from planaria.observe.ledger import LedgerLine, prove_exactly_once, sample_ledger
-from planaria.observe.logs import RunRecord, read_run
+from planaria.observe.run.ledger import LedgerLine, prove_exactly_once, sample_ledger
+from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, Found, RunStep, Seal
+from planaria.record.events import Event, RunStarted, Standing
+from planaria.record.logs import RunRecord, read_run
 
 SAMPLES = 4
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from synthetic_run import Synthesis
 
 from planaria.config import RunConfig
-from planaria.decisions import Commit, Form
 from planaria.errors import UserError
-from planaria.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
-from planaria.observe import logs
-from planaria.observe.logs import RunLog, read_run
-from planaria.observe.record import ROUTINE, Streamed, sparse
-from planaria.observe.report import write_report
-from planaria.observe.summary import summary
+from planaria.observe.run.report import write_report
+from planaria.observe.run.summary import summary
+from planaria.record import logs
+from planaria.record.decisions import Commit, Form
+from planaria.record.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
+from planaria.record.logs import RunLog, read_run
+from planaria.record.run_record import ROUTINE, Streamed, sparse
 
 
 def empty_run(folder: Path) -> Path:

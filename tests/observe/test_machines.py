@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.observe.machines import Machine, machine_section, machines
-from planaria.observe.narrate import Narrator
-from planaria.observe.places import places_of
+from planaria.observe.run.machines import Machine, machine_section, machines
+from planaria.observe.run.naming import naming_of
+from planaria.observe.run.narrate import Narrator
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 HERE: r.Facts = [
     (10.0, r.started(columns=[[2 * n, 2 * n + 1] for n in range(4)])),
@@ -47,7 +47,7 @@ def test_a_stay_from_its_beginning_to_its_end() -> None:
     record = r.record(HERE + FOUNDED + LEAVES + over)
     (stay,) = machines(record)
     assert stay == Machine("g1", "lab, pid 7", 2, 12.0, 20.0, "leaves (SIGTERM)", {6, 7}, handed_over=0, lost=0)
-    (section,) = machine_section(record, places_of(record))
+    (section,) = machine_section(record, naming_of(record))
     assert "lab, pid 7" in section and "stages 0, 1 of replica 3" in section and ">10.0<" in section
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_is_resumed_counts_its_machines_anew() -> None:
 
 def test_there_is_no_section_where_nobody_joined() -> None:
     record = r.record(HERE[:9])
-    assert list(machine_section(record, places_of(record))) == []
+    assert list(machine_section(record, naming_of(record))) == []
 
 
 def test_comings_and_goings_are_told() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import synthetic_replicas as r
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.observe.metrics import StepMetrics
+from planaria.observe.run.metrics import StepMetrics
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 
 def ready(stage: int, step: int, loss: float | None = None, norm: float | None = 1.0) -> e.StageReady:

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_replicas import commit, form, run_step, started
 
-from planaria.events import Standing
-from planaria.observe.pace import Pace
+from planaria.observe.run.pace import Pace
+from planaria.record.events import Standing
 
 
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40))))

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from synthetic_run import Synthesis
 
-from planaria.decisions import Cannot, Form, Keep, Member, RunStep, Seal
-from planaria.events import (
+from planaria.observe.live.progress import Progress, Quiet
+from planaria.observe.run.narrate import Line, Narrator, story
+from planaria.record.decisions import Cannot, Form, Keep, Member, RunStep, Seal
+from planaria.record.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -16,9 +18,7 @@ from planaria.events import (
     WorkerLost,
     ZombieIgnored,
 )
-from planaria.observe.logs import RunRecord, read_run
-from planaria.observe.narrate import Line, Narrator, story
-from planaria.observe.progress import Progress, Quiet
+from planaria.record.logs import RunRecord, read_run
 
 
 class Terminal(io.StringIO):

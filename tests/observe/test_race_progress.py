@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from planaria.observe.race_progress import RaceProgress
+from planaria.observe.live.race_progress import RaceProgress
 
 RUNS = [("[bold]echo", 1), ("[bold]echo", 2), ("checkpoint", 1)]
 

@@ -6,8 +6,10 @@ import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config import RunConfig
-from planaria.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
-from planaria.events import (
+from planaria.observe.run.holdings import Holding, holdings
+from planaria.observe.run.recoveries import faults_summary, recoveries
+from planaria.record.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
+from planaria.record.events import (
     EdgeBroken,
     Event,
     FaultInjected,
@@ -18,9 +20,7 @@ from planaria.events import (
     WorkerJoined,
     WorkerLost,
 )
-from planaria.observe.holdings import Holding, holdings
-from planaria.observe.logs import RunRecord, read_run
-from planaria.observe.recoveries import faults_summary, recoveries
+from planaria.record.logs import RunRecord, read_run
 
 
 def record(*history: tuple[float, Event | Decision], works: list[Worked] | None = None) -> RunRecord:

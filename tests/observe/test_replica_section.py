@@ -3,18 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.config import RunConfig
-from planaria.decisions import Decision
-from planaria.events import Event, ReplicasEvaluated, RoundSettled
-from planaria.observe.logs import RunRecord
-from planaria.observe.replicas import losses_figure, meetings_figure, replica_section, spread_figure
+from planaria.observe.run.replica_section import losses_figure, meetings_figure, replica_section, spread_figure
+from planaria.record.decisions import Decision
+from planaria.record.events import Event, ReplicasEvaluated, RoundSettled
+from planaria.record.logs import RunRecord
 
 LOOKS = [
     ReplicasEvaluated(step=0, losses=[5.0, 5.0, 5.0], consensus=5.0, spread=0.0),
     ReplicasEvaluated(step=4, losses=[4.0, 4.5, 4.25], consensus=4.125, spread=0.01),
 ]
 ROUNDS = [
-    RoundSettled(step=2, number=0, groups=[[0, 1], [2]], late_bytes=2_000_000, early_bytes=8_000_000, spread=0.02),
-    RoundSettled(step=4, number=1, groups=[[0, 1], [2]], late_bytes=1_000_000, early_bytes=0, spread=0.01),
+    RoundSettled(
+        step=2, number=0, groups=[[0, 1], [2]], blocking_bytes=2_000_000, prefetched_bytes=8_000_000, spread=0.02
+    ),
+    RoundSettled(step=4, number=1, groups=[[0, 1], [2]], blocking_bytes=1_000_000, prefetched_bytes=0, spread=0.01),
 ]
 
 

@@ -6,16 +6,16 @@ import io
 
 import synthetic_replicas as r
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.decisions import Decision
-from planaria.events import Event
-from planaria.observe.gantt import death_figure, ordinary_step
-from planaria.observe.holdings import holdings
-from planaria.observe.narrate import Narrator
-from planaria.observe.places import Places
-from planaria.observe.progress import Progress
-from planaria.observe.recoveries import faults_summary, recoveries
+from planaria.observe.live.progress import Progress
+from planaria.observe.run.gantt import death_figure, ordinary_step
+from planaria.observe.run.holdings import holdings
+from planaria.observe.run.naming import Naming
+from planaria.observe.run.narrate import Narrator
+from planaria.observe.run.recoveries import faults_summary, recoveries
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.decisions import Decision
+from planaria.record.events import Event
 
 BEGIN: list[Event | Decision] = [
     r.started(3), *r.joined("abcdefg"), r.form(0, "ab"), r.form(1, "cd"), r.form(2, "ef"),
@@ -201,7 +201,7 @@ def test_the_gantt_shows_one_replica_at_a_time() -> None:
 
 
 def test_places_of_several_replicas() -> None:
-    places = Places(r.started(3))
-    assert places.name([5, 2, 4]) == "stage 0 of replica 1 and stages 0, 1 of replica 2"
-    assert (places.row(5), places.way(4, 5), places.edge(4, 5)) == ("replica 2 · stage 1", "replica 2 · 0 → 1", "0–1")
-    assert places.nodes(1) == {2, 3}
+    naming = Naming(r.started(3))
+    assert naming.name([5, 2, 4]) == "stage 0 of replica 1 and stages 0, 1 of replica 2"
+    assert (naming.row(5), naming.way(4, 5), naming.edge(4, 5)) == ("replica 2 · stage 1", "replica 2 · 0 → 1", "0–1")
+    assert naming.nodes(1) == {2, 3}

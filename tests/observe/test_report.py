@@ -8,12 +8,12 @@ from synthetic_run import MICROBATCHES, STAGES, Synthesis
 
 from planaria.config import RunConfig
 from planaria.errors import UserError
-from planaria.observe.figures import bytes_figure, loss_figure, recovery_figure
-from planaria.observe.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.observe.logs import RunRecord, read_run
-from planaria.observe.narrate import story
-from planaria.observe.recoveries import recoveries
-from planaria.observe.report import wall_time, write_report
+from planaria.observe.run.figures import bytes_figure, loss_figure, recovery_figure
+from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
+from planaria.observe.run.narrate import story
+from planaria.observe.run.recoveries import recoveries
+from planaria.observe.run.report import wall_time, write_report
+from planaria.record.logs import RunRecord, read_run
 
 
 @pytest.fixture(scope="module")

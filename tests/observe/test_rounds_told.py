@@ -5,12 +5,12 @@ import math
 import pytest
 import synthetic_replicas as r
 
-from planaria import decisions as d
-from planaria import events as e
-from planaria.observe.meetings import by_round, fleet_section, met, spreads, waited
-from planaria.observe.report import _facts
-from planaria.observe.rounds import gatherings, totals
-from planaria.observe.summary import summary
+from planaria.observe.run.report import _facts
+from planaria.observe.run.round_history import gatherings, totals
+from planaria.observe.run.round_section import by_round, fleet_section, met, spreads, waited
+from planaria.observe.run.summary import summary
+from planaria.record import decisions as d
+from planaria.record import events as e
 
 BEGIN: r.Facts = [
     (0.0, r.started(3)), (0.1, r.form(0, "ab")), (0.1, r.form(1, "cd")), (0.1, r.form(2, "ef")),
@@ -21,10 +21,10 @@ DRAWN = (1.7, d.DrawGroups(round=0, groups=[[0, 2], [1]]))
 TOGETHER: r.Facts = [
     (2.0, r.meet(0, 0, 2)),
     (2.5, r.settle(0, 0, 2)),
-    (2.6, r.made("a", 0, 0, late=10, early=1, apart=3.0)),
-    (2.6, r.made("b", 1, 0, late=20, early=2, apart=1.0)),
-    (2.7, r.made("e", 4, 0, late=30, early=4, apart=3.0)),
-    (2.7, r.made("f", 5, 0, late=40, early=8, apart=1.0)),
+    (2.6, r.made("a", 0, 0, blocking=10, ahead=1, apart=3.0)),
+    (2.6, r.made("b", 1, 0, blocking=20, ahead=2, apart=1.0)),
+    (2.7, r.made("e", 4, 0, blocking=30, ahead=4, apart=3.0)),
+    (2.7, r.made("f", 5, 0, blocking=40, ahead=8, apart=1.0)),
 ]
 ALONE: r.Facts = [
     (3.0, r.commit(1, 0, 1)), (3.25, r.committed("d", 0)), (3.5, r.settle(0, 1)), (3.6, r.made("c", 2, 0)),
@@ -49,14 +49,14 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
         (2.4, r.committed("b", 1)),
         (2.5, r.settle(0, 0, 2)),
     ]
-    (gathering,) = gatherings(r.record(facts))
-    assert gathering.for_offers == pytest.approx({0: 0.1, 2: 0.5})
-    assert gathering.for_others == pytest.approx({0: 0.9, 2: 0.4})
+    (history,) = gatherings(r.record(facts))
+    assert history.for_offers == pytest.approx({0: 0.1, 2: 0.5})
+    assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
 
 
 def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
     together, alone = gatherings(r.record(WHOLE))
-    assert (together.late_bytes, together.early_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
+    assert (together.blocking_bytes, together.prefetched_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})
     assert together.apart == [3.0, 1.0, 3.0, 1.0] and alone.apart == []
     assert spreads(by_round([together, alone])) == [(1.0, math.sqrt(5.0))]
 
@@ -90,15 +90,15 @@ def test_a_loss_ends_a_replicas_meeting() -> None:
         (2.4, r.linked(0, 1, "c")),
         (2.5, r.settle(0, 2)),
     ]
-    (gathering,) = gatherings(r.record(facts))
-    assert (gathering.members, gathering.missing) == ((2,), (0,))
+    (history,) = gatherings(r.record(facts))
+    assert (history.members, history.missing) == ((2,), (0,))
 
 
 def test_sums_and_tables() -> None:
     held = gatherings(r.record(WHOLE))
     sums = totals(held)
     assert (sums.rounds, sums.attended, sums.alone, sums.by_draw) == (1, 3, 1, 1)
-    assert (sums.late_bytes, sums.early_bytes) == (100, 15)
+    assert (sums.blocking_bytes, sums.prefetched_bytes) == (100, 15)
     assert (sums.for_others, sums.for_offers) == pytest.approx((1.55, 1.0))
     assert met(held, 3) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     others, offers, longest, who = waited(held)
@@ -107,9 +107,9 @@ def test_sums_and_tables() -> None:
 
 def test_a_resumed_run_may_come_to_a_round_again() -> None:
     held = gatherings(r.record([*WHOLE, *((t + 10, fact) for t, fact in WHOLE)]))
-    assert [(gathering.part, len(gathering.members)) for gathering in held] == [(0, 2), (0, 1), (1, 2), (1, 1)]
+    assert [(history.part, len(history.members)) for history in held] == [(0, 2), (0, 1), (1, 2), (1, 1)]
     assert totals(held).rounds == 2
-    assert [gathering.part for gathering in by_round(held)[0]] == [1, 1]
+    assert [history.part for history in by_round(held)[0]] == [1, 1]
 
 
 def test_without_replicas_there_are_no_rounds() -> None:

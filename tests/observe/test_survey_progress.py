@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from planaria.observe.survey_progress import SurveyProgress
+from planaria.observe.live.survey_progress import SurveyProgress
 
 
 class Terminal(io.StringIO):

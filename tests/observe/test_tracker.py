@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from planaria.observe.tracker import Tracker
+from planaria.observe.live.tracker import Tracker
 
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
@@ -23,6 +23,9 @@ def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
 
 
 def test_the_room_does_without_torch() -> None:
-    rooms = "logs, tracker, progress, narrate, recoveries, ledger, holdings, report"
-    code = f"import sys; from planaria.observe import {rooms}; sys.exit('torch' in sys.modules)"
+    run = "narrate, recoveries, ledger, holdings, report"
+    code = (
+        "import sys; from planaria.record import logs; from planaria.observe.live import tracker, progress; "
+        f"from planaria.observe.run import {run}; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

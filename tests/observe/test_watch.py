@@ -5,14 +5,14 @@ from pathlib import Path
 
 import synthetic_replicas as r
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.config import RunConfig
-from planaria.decisions import Decision
-from planaria.events import Event
-from planaria.observe.logs import read_run
-from planaria.observe.progress import Quiet
-from planaria.observe.watch import Watch
+from planaria.observe.live.progress import Quiet
+from planaria.observe.live.watch import Watch
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.decisions import Decision
+from planaria.record.events import Event
+from planaria.record.logs import read_run
 
 
 class Shown(Quiet):

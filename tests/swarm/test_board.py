@@ -11,14 +11,14 @@ import stores
 from boards import RULES, Clock, member, place
 from hypothesis import given
 from hypothesis import strategies as st
-from words import farewell, hello, rollouts
+from words import goodbye, hello, rollouts
 
 from planaria.errors import UserError
+from planaria.swarm.board.attendance import RoundStalled, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.difference import difference
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Limits
-from planaria.swarm.board.rounds import RoundStalled, Terms
 
 KINDS = ("folder", "memory", "scratch", "plain")
 
@@ -47,12 +47,12 @@ def test_everybody_who_joined_is_known_to_all(url: str) -> None:
     for board, _ in boards:
         census = board.peers()
         assert set(census.hellos) == {who.peer for _, who in boards}
-        assert (census.farewells, census.refused, census.left_out) == ({}, {}, 0)
+        assert (census.goodbyes, census.refused, census.left_out) == ({}, {}, 0)
 
 
 def test_a_peer_that_left_is_expected_no_more(url: str) -> None:
     (first, one), (second, two) = member(url), member(url)
-    second.leave(farewell(two, first.rules.run, after=3))
+    second.leave(goodbye(two, first.rules.run, after=3))
     census = first.peers()
     assert census.members(3) == {one.peer, two.peer} and census.members(4) == {one.peer}
     with pytest.raises(UserError, match="has left this run"):
@@ -208,7 +208,7 @@ def test_peers_known_are_looked_at_first_and_others_by_turns(url: str) -> None:
     first = board.peers().hellos
     assert board.peers().hellos == first  # all seats are taken
     leaver = next(who for who in (*friends, *crowd) if who.peer in first)
-    Board.open(url, leaver).leave(farewell(leaver, board.rules.run))
+    Board.open(url, leaver).leave(goodbye(leaver, board.rules.run))
     board.peers()
     assert len(board.peers().hellos) == 5  # and one is free again
     own = [set(Board.open(url, crowd[0], limits).peers().hellos) for _ in range(3)]

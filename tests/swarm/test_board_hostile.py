@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import stores
 from boards import RULES, Clock, member, place
-from words import farewell, hello, rollouts
+from words import goodbye, hello, rollouts
 
 from planaria.errors import UserError
+from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import BadMessage, Limits, seal
-from planaria.swarm.board.rounds import Terms
 
 
 def at(root: Path, who: Identity, round: int) -> Path:
@@ -63,9 +63,9 @@ def test_a_hello_or_farewell_of_another_run_or_peer_counts_for_nothing(tmp_path:
     (board, one), (_, two) = member(str(tmp_path / "here")), member(str(tmp_path / "there"))
     ghost = tmp_path / "here" / "peers" / two.peer
     shutil.copytree(tmp_path / "there" / "peers" / two.peer, ghost)
-    (tmp_path / "here" / "peers" / one.peer / "farewell.json").write_bytes(seal(two, farewell(two, board.rules.run)))
+    (tmp_path / "here" / "peers" / one.peer / "goodbye.json").write_bytes(seal(two, goodbye(two, board.rules.run)))
     census = board.peers()
-    assert set(census.hellos) == {one.peer} and not census.farewells
+    assert set(census.hellos) == {one.peer} and not census.goodbyes
     assert census.refused == {two.peer: "another run", one.peer: "forged"}
 
 

@@ -12,8 +12,8 @@ from swarms import tiny
 from words import rollouts
 
 from planaria.errors import UserError
+from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere
-from planaria.swarm.board.rounds import Terms
 from planaria.swarm.board.store import Retry, Store
 from planaria.swarm.live import LiveSwarm
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log

@@ -14,13 +14,13 @@ from types import ModuleType
 import pytest
 import stores
 from boards import RULES, Clock, member, place
-from words import farewell, rollouts
+from words import goodbye, rollouts
 
 from planaria.errors import UserError
+from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import BadMessage
-from planaria.swarm.board.rounds import Terms
 from planaria.swarm.board.store import BoardUnreachable, Retry
 
 
@@ -36,8 +36,8 @@ def test_a_store_that_fails_now_and_then_loses_nothing(tmp_path: Path) -> None:
         for board, _ in boards:
             closed = board.wait(round, everyone, Terms(quorum=6, timeout_s=5, patience_s=9))
             assert closed.found == {who.peer: rollouts(who, run, round) for _, who in boards}
-    boards[0][0].leave(farewell(boards[0][1], run))
-    assert set(boards[1][0].peers().farewells) == {boards[0][1].peer}
+    boards[0][0].leave(goodbye(boards[0][1], run))
+    assert set(boards[1][0].peers().goodbyes) == {boards[0][1].peer}
 
 
 def test_a_store_that_is_gone_is_named_after_some_tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from words import RUN, farewell, hello, rollouts, rules
+from words import RUN, goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.difference import canonical
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import (
     BadMessage,
     Completion,
-    Farewell,
+    Goodbye,
     Group,
     Hello,
     Limits,
@@ -33,7 +33,7 @@ from planaria.swarm.board.message import (
 
 ONE, OTHER = Identity.fresh(), Identity.fresh()
 LIMITS = Limits()
-KINDS: tuple[Any, ...] = (Rules, Hello, Rollouts, Farewell)
+KINDS: tuple[Any, ...] = (Rules, Hello, Rollouts, Goodbye)
 
 
 def envelope(body: str, who: Identity = ONE) -> bytes:
@@ -58,7 +58,7 @@ def completion(**changes: Any) -> str:
     return changed(groups=[{"problem": 1, "completions": [words]}])
 
 
-@pytest.mark.parametrize("message", [rollouts(ONE), hello(ONE), farewell(ONE), rules(ONE)], ids=lambda m: m.kind)
+@pytest.mark.parametrize("message", [rollouts(ONE), hello(ONE), goodbye(ONE), rules(ONE)], ids=lambda m: m.kind)
 def test_what_is_sealed_comes_out_equal(message: Any) -> None:
     raw = seal(ONE, message)
     assert unseal(raw, LIMITS, type(message), peer=ONE.peer) == message
@@ -108,7 +108,7 @@ def test_a_message_of_another_round_or_run_is_refused() -> None:
     raw = seal(ONE, rollouts(ONE, round=3))
     assert reason(raw, round=4) == "replayed"
     assert reason(raw, run="f" * 32, round=3) == "another run"
-    for kind, message in ((Hello, hello(ONE)), (Farewell, farewell(ONE)), (Rules, rules(ONE))):
+    for kind, message in ((Hello, hello(ONE)), (Goodbye, goodbye(ONE)), (Rules, rules(ONE))):
         assert reason(seal(ONE, message), kind, run="f" * 32) == "another run"
     assert reason(seal(ONE, hello(ONE))) == "malformed: kind"
 
@@ -344,7 +344,7 @@ def damaged(raw: bytes, rng: random.Random) -> bytes:
 
 def test_twelve_thousand_damaged_and_confused_messages_are_refused_or_valid() -> None:
     rng = random.Random(20250101)
-    messages = [m(ONE) for m in (rollouts, hello, farewell, rules)]
+    messages = [m(ONE) for m in (rollouts, hello, goodbye, rules)]
     sealed = [seal(ONE, message) for message in messages]
     assert all(accepted(raw) == 1 for raw in sealed)
     taken = 0

@@ -14,7 +14,7 @@ from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
 from planaria.swarm.policy.fingerprints import weights_fingerprint
-from planaria.swarm.records.keeping import Progress, load_state, save_state
+from planaria.swarm.records.peer_state import Progress, load_state, save_state
 
 CONFIG = ModelConfig(vocab=20, dim=8, layers=1, heads=2, hidden=12, context=8, tied=False)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from words import farewell, hello, rollouts
+from words import goodbye, hello, rollouts
 
+from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 
 peers = st.frozensets(st.sampled_from("abcdefgh"))
 seconds = st.integers(0, 100 * 1024).map(lambda ticks: ticks / 1024)
@@ -91,8 +91,8 @@ def test_terms_that_mean_nothing_are_refused(words: tuple[int, float, float]) ->
 def test_members_of_a_round_have_joined_and_not_left() -> None:
     early, late, left, never = (Identity.fresh() for _ in range(4))
     hellos = {who.peer: hello(who, joined=0) for who in (early, left, never)} | {late.peer: hello(late, joined=4)}
-    farewells = {left.peer: farewell(left, after=5), never.peer: farewell(never, after=-1)}
-    census = Census(hellos, farewells, {}, 0)
+    goodbyes = {left.peer: goodbye(left, after=5), never.peer: goodbye(never, after=-1)}
+    census = Census(hellos, goodbyes, {}, 0)
     assert census.members(0) == census.members(3) == {early.peer, left.peer}
     assert census.members(4) == census.members(5) == {early.peer, late.peer, left.peer}
     assert census.members(6) == {early.peer, late.peer}

@@ -14,8 +14,8 @@ from words import hello, rollouts
 from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.meeting import Meeting
 from planaria.swarm.board.message import Closing, seal
+from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.setting import rules
 
@@ -117,7 +117,7 @@ def test_what_comes_after_the_run_has_begun_does_no_harm_either(tmp_path: Path, 
         for victim in (hostile.place / "peers").iterdir():
             (victim / "rounds").mkdir(exist_ok=True)
             (victim / "rounds" / "junk").mkdir(exist_ok=True)
-            (victim / "farewell.json").write_bytes(hostile.sealed(1))
+            (victim / "goodbye.json").write_bytes(hostile.sealed(1))
 
     (folder / "peers" / "p0").mkdir(parents=True)
     with threads(raid, *[lambda name=name: peer(config, name, folder).run() for name in HONEST]):
@@ -144,7 +144,7 @@ class Scene:
             board.join(hello(who, self.run))
         config = RoundsConfig.model_validate({"timeout_s": 10.0, "patience_s": 100.0, **terms})
         self.meetings = [
-            Meeting(board, who.peer, config, 3, near=True, clock=self.clock)
+            Quorum(board, who.peer, config, 3, near=True, clock=self.clock)
             for who, board in zip(self.who, self.boards, strict=True)
         ]
 

@@ -13,7 +13,7 @@ from swarms import alive, ended, log, peer, processes, rounds, threads, tiny, to
 
 from planaria.swarm import live
 from planaria.swarm.assemble import assemble
-from planaria.swarm.board import meeting
+from planaria.swarm.board import quorum as meeting
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.store import Retry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import Completion, Farewell, Group, Hello, Rollouts, Rules
+from planaria.swarm.board.message import Completion, Goodbye, Group, Hello, Rollouts, Rules
 
 RUN = "0123456789abcdef" * 2
 TOKENIZER = "00112233aabbccdd"
@@ -25,8 +25,8 @@ def hello(who: Identity, run: str = RUN, **changes: Any) -> Hello:
     return Hello(run=run, peer=who.peer, key=who.public.hex(), **(words | changes))
 
 
-def farewell(who: Identity, run: str = RUN, after: int = 5) -> Farewell:
-    return Farewell(run=run, peer=who.peer, after=after)
+def goodbye(who: Identity, run: str = RUN, after: int = 5) -> Goodbye:
+    return Goodbye(run=run, peer=who.peer, after=after)
 
 
 def rules(who: Identity, **content: Any) -> Rules:

@@ -115,10 +115,14 @@ def test_an_owner_that_does_not_want_to_wait_takes_what_is_there(
 
 
 def test_what_lies_in_a_socket_is_unheard_until_it_is_read(inbox: Inbox, line: tuple[Reader, socket.socket]) -> None:
-    with inbox._serving:  # an owner that hangs in the middle of it
+    inbox._waiting = True  # an owner that hangs while it serves; the inbox's own thread may have been there before
+    inbox._wake()
+    with inbox._serving:
+        inbox._serve(0.0)
         assert not inbox.unheard()
         line[1].send(b"\x05")
         until(inbox.unheard)
+    inbox._waiting = False
     assert inbox.get(SOON_S) == 5
     assert not inbox.unheard()
 

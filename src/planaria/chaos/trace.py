@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from planaria import documents, whole
+from planaria import atomic, documents
 from planaria.bounds import EXACT, Fraction, Natural, Stages, Steps
 from planaria.config import Section
 from planaria.errors import UserError, nearest
@@ -135,7 +135,7 @@ def text(trace: Trace) -> str:
 def write(trace: Trace, path: Path) -> None:
     """Writes ``trace`` to ``path``, where it appears whole or not at all. Raises UserError if that is impossible."""
     try:
-        whole.write_text(path, text(trace))
+        atomic.write_text(path, text(trace))
     except OSError as error:
         raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
 

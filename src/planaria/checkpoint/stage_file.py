@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from planaria import digests, whole
+from planaria import atomic, digests
 from planaria.checkpoint import tensor_file
 from planaria.errors import UserError
 from planaria.model.state import StageState
@@ -80,7 +80,7 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Writt
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise OSError(whole.refused(path, error)) from None
+        raise OSError(atomic.refused(path, error)) from None
 
 
 def check_stage(folder: Path, stage: int) -> None:

@@ -22,7 +22,7 @@ from planaria import documents
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.events import Standing
+from planaria.record.events import Standing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -46,7 +46,7 @@ class Manifest(BaseModel):
     samples: int | None = None
     """that trained it; as many as its steps took, unless said"""
     replicas: int = 1
-    """where several: each by itself in a folder ``replica-R``; the one model is their mean (``checkpoint/whole.py``)"""
+    """where several: each in a folder ``replica-R`` of its own; the model is their mean (``checkpoint/loading.py``)"""
     first_block: int | None = None
     """all blocks of samples before this one were used (a block: one replica's samples of a step), unless as ``samples``
     says"""

@@ -93,7 +93,7 @@ def _report(given: argparse.Namespace) -> int:
         print(swarm.report(given.run, given.to))
         return 0
     from planaria.commands import runs
-    from planaria.observe.report import write_report
+    from planaria.observe.run.report import write_report
 
     if (given.run / runs.CONFIG).is_file():
         runs.require(given.run, runs.CONFIG)

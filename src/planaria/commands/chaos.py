@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from planaria.chaos.trace import Fault
 from planaria.commands import runs
-from planaria.control.statefile import LiveWorker, born, read_state
 from planaria.errors import UserError
-from planaria.events import FaultInjected
 from planaria.fleet.door import read_door
 from planaria.fleet.switchboard import VISITOR, call
 from planaria.fleet.visit import Strike
+from planaria.record.events import FaultInjected
+from planaria.record.statefile import LiveWorker, born, read_state
 from planaria.transport.secure import StrangerError
 
 _PATIENCE_S = 10.0

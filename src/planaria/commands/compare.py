@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import recipe, whole
+from planaria import atomic, recipe
 from planaria.chaos.trace import Trace, digest, write
 from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
@@ -20,8 +20,8 @@ from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.stages import parameter_count, stage_parameters
 from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
-from planaria.observe.comparison import show_table, write_comparison
-from planaria.observe.race_progress import RaceProgress
+from planaria.observe.live.race_progress import RaceProgress
+from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.recovery.checkpoint import best_steps
 
 
@@ -46,7 +46,7 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     for seed, trace in traces.items():
         write(trace, folder / f"trace-{seed}.json")
     found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    whole.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
+    atomic.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
     show_table(found)
     print(
         f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import documents, whole
+from planaria import atomic, documents
 from planaria.commands.swarm import prepare
 from planaria.errors import RunStopped
-from planaria.observe.drill_report import show_drill, write_drill_report
-from planaria.observe.swarm_progress import SwarmProgress
+from planaria.observe.live.swarm_progress import SwarmProgress
+from planaria.observe.trials.drill_report import show_drill, write_drill_report
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drills.results import Drill, Drilled, Run
 from planaria.swarm.drills.spec import load
@@ -36,7 +36,7 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     ]
     watch = list(arms[0].config.evaluate.watch)
     result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled)
-    whole.write_text(folder / "drill.json", result.model_dump_json(indent=1))
+    atomic.write_text(folder / "drill.json", result.model_dump_json(indent=1))
     show_drill(result)
     print(f"report        {write_drill_report(result, folder / 'report.html')}\nnumbers       {folder / 'drill.json'}")
     return 0
@@ -60,5 +60,5 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     if broken := failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to go on")
     outcome = read_outcome(folder)
-    whole.write_text(kept, outcome.model_dump_json())
+    atomic.write_text(kept, outcome.model_dump_json())
     return outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from planaria.checkpoint.whole import load_model
+from planaria.checkpoint.loading import load_model
 from planaria.commands import runs
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream

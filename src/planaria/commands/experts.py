@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import recipe, whole
+from planaria import atomic, recipe
 from planaria.chaos.trace import read as read_trace
 from planaria.commands import runs
 from planaria.commands.schedule import beside, with_schedule
@@ -29,8 +29,8 @@ from planaria.experts.reading import Texts
 from planaria.experts.results import Results, SeedResult
 from planaria.experts.spec import ExpertsSpec, expanded, load, sized, step_tokens
 from planaria.model.stages import parameter_count
-from planaria.observe.experts_progress import ExpertsProgress
-from planaria.observe.experts_report import show_results, write_experts_report
+from planaria.observe.live.experts_progress import ExpertsProgress
+from planaria.observe.trials.experts_report import show_results, write_experts_report
 
 RESULTS = "results.json"
 
@@ -62,7 +62,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
             runs=found,
             speech=overheard(Ensemble(folder), texts),
         )
-        whole.write_text(folder / RESULTS, results.model_dump_json(indent=1))
+        atomic.write_text(folder / RESULTS, results.model_dump_json(indent=1))
     show_results(results)
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
@@ -98,7 +98,7 @@ def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
             folder.mkdir(parents=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
-        whole.write_text(kept, asked)
+        atomic.write_text(kept, asked)
     return folder
 
 

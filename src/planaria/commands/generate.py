@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.checkpoint.whole import load_model
+from planaria.checkpoint.loading import load_model
 from planaria.commands import runs
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from planaria import recipe, shipped, whole
+from planaria import atomic, recipe, shipped
 from planaria.errors import UserError
 
 BESIDE = (("chaos", "trace"), ("network", "topology"), ("routing", "schedule"), ("compare", "clock"))
@@ -37,7 +37,7 @@ def copy(source: str, to: Path) -> list[Path]:
         raise UserError(f"{to}: there is no folder {to.parent}; make it, or give another path")
     for file, original in copies.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(file, original.read_text())
+        atomic.write_text(file, original.read_text())
     return list(copies)
 
 

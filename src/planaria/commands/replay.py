@@ -6,9 +6,9 @@ from pathlib import Path
 
 from planaria.commands import runs
 from planaria.control.replay import replay
-from planaria.control.statefile import StateFile, describe, read_state
 from planaria.errors import RunStopped, UserError
-from planaria.observe.logs import read_run
+from planaria.record.logs import read_run
+from planaria.record.statefile import StateFile, describe, read_state
 
 
 def replay_run(folder: Path) -> str:

@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from planaria import digests, documents, recipe
+from planaria.checkpoint.loading import check_stages
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
-from planaria.checkpoint.whole import check_stages
 from planaria.commands import runs
 from planaria.commands.branch import branch_off, starting_weights
 from planaria.commands.schedule import on_schedule
 from planaria.commands.train import MODEL, Prepared, conclude, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
-from planaria.control.statefile import read_state
 from planaria.data.shards import Meta
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.errors import UserError
-from planaria.observe.reserve import Reserve
+from planaria.record.reserve import Reserve
+from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
 """what cannot change without making it another run"""

@@ -12,8 +12,8 @@ from planaria import shipped
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.network.topology import Topology, read
-from planaria.observe.schedule_page import write_page
-from planaria.observe.search_progress import SearchProgress
+from planaria.observe.live.search_progress import SearchProgress
+from planaria.observe.run.schedule_page import write_page
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate
 from planaria.planner.compiled import COMPILED

@@ -10,8 +10,8 @@ import torch
 from planaria import documents, recipe
 from planaria.commands import runs
 from planaria.errors import RunStopped, UserError
-from planaria.observe.swarm_progress import SwarmProgress
-from planaria.observe.swarm_report import show_outcome, write_swarm_report
+from planaria.observe.live.swarm_progress import SwarmProgress
+from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
 from planaria.swarm.assemble import judge_of, policy_of, task_of
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.config import SwarmConfig

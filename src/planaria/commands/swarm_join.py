@@ -13,7 +13,7 @@ from planaria import recipe
 from planaria.commands import runs
 from planaria.commands.swarm import sum_up
 from planaria.errors import UserError
-from planaria.observe.swarm_progress import SwarmProgress
+from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity

@@ -27,13 +27,13 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin
 from planaria.errors import RunStopped, UserError
 from planaria.exchange import exchange
-from planaria.observe.logs import read_run
-from planaria.observe.progress import Progress, Quiet
-from planaria.observe.report import write_report
-from planaria.observe.summary import summary
-from planaria.observe.watch import Watch
+from planaria.observe.live.progress import Progress, Quiet
+from planaria.observe.live.watch import Watch
+from planaria.observe.run.report import write_report
+from planaria.observe.run.summary import summary
 from planaria.plan.check import require
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.record.logs import read_run
 from planaria.recovery import names, recovery
 
 MODEL = "model"

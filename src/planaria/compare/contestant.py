@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria import __version__, documents, whole
+from planaria import __version__, atomic, documents
 from planaria.chaos.trace import Trace, digest
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
@@ -60,7 +60,7 @@ def run(job: Job, out: Path) -> None:
     for fault in job.trace.faults if job.faults else ():
         faults[fault.step].append(fault.stage)
     course = race(job.config, Dataset.open(Path(job.dataset)), faults, lambda tick: print(tick, flush=True))
-    whole.write_text(out, Result(job=job.digest, trace=digest(job.trace), course=course).model_dump_json())
+    atomic.write_text(out, Result(job=job.digest, trace=digest(job.trace), course=course).model_dump_json())
 
 
 if __name__ == "__main__":

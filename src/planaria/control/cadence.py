@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from planaria import decisions as d
-from planaria.events import IntervalChosen
+from planaria.record import decisions as d
+from planaria.record.events import IntervalChosen
 from planaria.recovery.checkpoint import best_steps
 
 PROBE = 10

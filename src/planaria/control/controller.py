@@ -8,23 +8,23 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from planaria import decisions as d
-from planaria import events as e
+from planaria.atomic import refused
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
-from planaria.control.apply import apply
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
-from planaria.control.fold import replica_of
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
-from planaria.control.state import RunState
-from planaria.control.statefile import write_state
-from planaria.decisions import state_link
 from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
-from planaria.whole import refused
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.decisions import state_link
+from planaria.record.fold import replica_of
+from planaria.record.state import RunState
+from planaria.record.statefile import write_state
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planaria.config import RunConfig
-from planaria.events import Heartbeat, Worked
+from planaria.record.events import Heartbeat, Worked
 
 DISK = ("read", "write")
 _SPANS = {"optimizer": "commit", "save": "write", "rebuild": "rebuild"}

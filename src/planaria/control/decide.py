@@ -7,12 +7,12 @@ replica does next, and how a run ends. When it is saved is in ``control/saving.p
 
 from __future__ import annotations
 
-from planaria import decisions as d
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, seal, wind_up
 from planaria.control.staffing import let_go, reopen, staff
-from planaria.control.state import ReplicaState, RunState
+from planaria.record import decisions as d
+from planaria.record.state import ReplicaState, RunState
 
 MAX_ATTEMPTS = 20
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planaria import decisions as d
 from planaria.control.lending import can_be_copied, lenders
 from planaria.control.staffing import MAX_STILLBORN, final, more_to_come
-from planaria.control.state import ReplicaState, RunState
-from planaria.events import Standing
 from planaria.exchange import exchange
+from planaria.record import decisions as d
+from planaria.record.events import Standing
+from planaria.record.state import ReplicaState, RunState
 from planaria.recovery import recovery
 
 
@@ -27,11 +27,14 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     lent = lenders(run, replica, gone)
     if lent is None:
         return None
-    alike, plan = exchange(run.settings.exchange).alike, recovery(run.settings.recovery, run.settings.stages).plan
-    if alike and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
+    synchronised, plan = (
+        exchange(run.settings.exchange).synchronised,
+        recovery(run.settings.recovery, run.settings.stages).plan,
+    )
+    if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
     answer = plan(gone - lent.keys(), replica.ages)
-    if alike and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
+    if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))

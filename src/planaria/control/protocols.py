@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.chaos.trace import Fault
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.state import RunState
 
 
 class Observer(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planaria import events as e
-from planaria.control.apply import apply
 from planaria.control.decide import decide
-from planaria.control.state import RunState
-from planaria.decisions import Decision
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.decisions import Decision
+from planaria.record.state import RunState
 
 
 @dataclass(frozen=True)

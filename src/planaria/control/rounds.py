@@ -8,10 +8,10 @@ have heard of one another, so a member lost on the way leaves no half-made round
 
 from __future__ import annotations
 
-from planaria import decisions as d
 from planaria.control.lending import can_be_copied
-from planaria.control.state import Group, ReplicaState, RunState
 from planaria.exchange import exchange
+from planaria.record import decisions as d
+from planaria.record.state import Group, ReplicaState, RunState
 
 LENIENCE = 50
 """steps that a replica may lag behind before others help it, where no rounds give a measure"""
@@ -55,7 +55,7 @@ def meet(run: RunState) -> d.Decision | None:
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
-        elif exchange(run.settings.exchange).foretells and not run.stopping:
+        elif exchange(run.settings.exchange).prefetches and not run.stopping:
             decision = _introduce(run, replica)
         if decision is not None:
             return decision
@@ -92,11 +92,11 @@ def _ready(run: RunState, replica: ReplicaState) -> bool:
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
     rule, round, live = exchange(run.settings.exchange), replica.rounds, run.live
-    if rule.alike and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
+    if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
         return _catch_up(replica, round, ahead)
-    if round not in run.groups and not rule.alike:
+    if round not in run.groups and not rule.synchronised:
         return _draw(run, round)
-    group = tuple(live) if rule.alike else _group(run.groups[round], replica.number)
+    group = tuple(live) if rule.synchronised else _group(run.groups[round], replica.number)
     expected = [n for n in group if n in live and live[n].rounds <= round and _will_come(run, live[n])]
     present = [n for n in expected if live[n].rounds == round and _ready(run, live[n])]
     if present != expected and not any((n, round, False) in run.late for n in present):
@@ -168,7 +168,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     party = [
         n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
     ]
-    if exchange(run.settings.exchange).alike:
+    if exchange(run.settings.exchange).synchronised:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
             return _catch_up(replica, meeting.round, ahead)

@@ -6,9 +6,9 @@ The last save of a run is tried several times; if none succeeds, the run has fai
 
 from __future__ import annotations
 
-from planaria import decisions as d
 from planaria.control.rounds import due
-from planaria.control.state import ReplicaState, RunState
+from planaria.record import decisions as d
+from planaria.record.state import ReplicaState, RunState
 
 LAST_TRIES = 3
 """to save what the run ends with"""

@@ -6,9 +6,9 @@ that join have room of their own, which is used at once; whoever dies is born ag
 
 from __future__ import annotations
 
-from planaria import decisions as d
 from planaria.control.lending import can_be_copied
-from planaria.control.state import RunState
+from planaria.record import decisions as d
+from planaria.record.state import RunState
 
 MAX_STILLBORN = 3
 
@@ -68,7 +68,7 @@ def _room_at(run: RunState, host: str) -> bool:
     known = [worker for worker in run.workers.values() if worker.host == host]
     there = [worker for worker in known if worker.status != "dead" and not worker.leaving]
     if not host:
-        return not final(run) and run.stillborn < MAX_STILLBORN and len(there) < run.settings.crew
+        return not final(run) and run.stillborn < MAX_STILLBORN and len(there) < run.settings.own_workers
     room = run.hosts[host]
     return room.stillborn < MAX_STILLBORN and len(there if run.settings.replace else known) < room.workers
 

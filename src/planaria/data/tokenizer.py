@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from planaria import whole
+from planaria import atomic
 from planaria.config import DataConfig
 from planaria.data.corpus import documents, fingerprint
 from planaria.errors import UserError
@@ -93,7 +93,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json; it appears at once and whole."""
-        whole.write_text(path, self.to_json())
+        atomic.write_text(path, self.to_json())
 
 
 def load_tokenizer(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from planaria.decisions import Blow
-from planaria.engine.circle import Circle
+from planaria.engine.exchange_round import RoundMember
 from planaria.engine.links import Links
+from planaria.record.decisions import Blow
 
 _HOLD_S = 0.1
 """unless a fault says otherwise: how long each frame is held up"""
 
 
-def afflictions(links: Links, circle: Circle) -> dict[str, Callable[[Blow], None]]:
+def afflictions(links: Links, circle: RoundMember) -> dict[str, Callable[[Blow], None]]:
     """By the kind of fault (``chaos.trace.Fault``)."""
 
     def cut(blow: Blow) -> None:

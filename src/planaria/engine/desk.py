@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from planaria.decisions import ORDER, Blow, Disband, Form, Leave, Order, Save
 from planaria.engine.blows import Blows
-from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import ControlLine
+from planaria.record.decisions import ORDER, Blow, Disband, Form, Leave, Order, Save
+from planaria.record.events import Fact, Heartbeat
 from planaria.transport.inbox import Inbox
 
 MAX_ORDER_BYTES = 1 << 20

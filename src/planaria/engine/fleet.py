@@ -11,9 +11,8 @@ from planaria.chaos.trace import Trace
 from planaria.config import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.protocols import Observer
-from planaria.decisions import Finish
 from planaria.engine import worker
-from planaria.engine.chaos import TraceChaos
+from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.replanner import Replanner
@@ -21,8 +20,9 @@ from planaria.engine.setup import SETUP, Setup
 from planaria.engine.stopping import stop_signals
 from planaria.fleet.ground import ground
 from planaria.fleet.open import OpenFleet
-from planaria.fleet.work import Ground, Work
+from planaria.fleet.request import Ground, Work
 from planaria.plan.check import require
+from planaria.record.decisions import Finish
 from planaria.transport.secure import new_key
 
 PRELOAD = [worker.__name__, "torch._dynamo"]
@@ -48,9 +48,9 @@ def train(
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_signals())
-        place = ending.enter_context(ground(config.fleet, started.crew))
+        place = ending.enter_context(ground(config.fleet, started.own_workers))
         setup = Setup(config, folder, dataset, place.host, new_key())
-        work = Work(partial(worker.main, setup), PRELOAD, started.crew, (folder, dataset), setup.key)
+        work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
-from planaria.decisions import PEER
 from planaria.engine.batches import batches
+from planaria.engine.copies import Keeping
+from planaria.engine.inline_replicas import Replicas, Round
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.keeping import Keeping
 from planaria.engine.rebirth import workshop
-from planaria.engine.replicas import Replicas, Round
 from planaria.engine.runner import StageRunner
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
 from planaria.plan.order import topological_order
+from planaria.record.decisions import PEER
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
@@ -183,7 +183,7 @@ class InlineEngine:
             keeping.formed(set(reborn), self.skipped)
 
     def _grow_older(self) -> None:
-        """One commit more for whoever keeps copies; as in ``control.apply``, none while nodes are skipped."""
+        """One commit more for whoever keeps copies; as in ``record.apply``, none while nodes are skipped."""
         self._rested |= self.skipped
         if not self.skipped:
             copies = [slot.copy for slot in self._chain.slots]

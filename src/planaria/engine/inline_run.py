@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from planaria import decisions as d
-from planaria import events as e
+from planaria.atomic import refused
 from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Trace, order
+from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
-from planaria.checkpoint.whole import stage_for
 from planaria.config import RunConfig
 from planaria.control.controller import AGAIN_S
 from planaria.control.protocols import Observer
@@ -21,13 +20,14 @@ from planaria.control.saving import LAST_TRIES, folder_name
 from planaria.data.shards import Dataset
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
+from planaria.engine.inline_replicas import Round
 from planaria.engine.origin import START, Origin, run_started
-from planaria.engine.replicas import Round
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.engine.stopping import stop_signals
 from planaria.model.state import StageState
+from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.routing.arrangement import Arrangement
-from planaria.whole import refused
 
 WORKER = "inline"
 
@@ -192,8 +192,8 @@ class _InlineRun:
             step=self.engine.step,
             number=round.number,
             groups=[list(group) for group in round.groups],
-            late_bytes=round.late_bytes,
-            early_bytes=round.early_bytes,
+            blocking_bytes=round.blocking_bytes,
+            prefetched_bytes=round.prefetched_bytes,
             spread=self.engine.replicas.spread(),
         )
         self.observer.on_event(time.monotonic(), told)

@@ -39,10 +39,10 @@ class Itinerary:
         """All nodes of the run."""
         if self.schedule is not None:
             return Arrangement(dict(enumerate(self.schedule.stages)))
-        return replicated(self.places, self.config.pipeline.stages)
+        return replicated(self.most_replicas, self.config.pipeline.stages)
 
     @property
-    def places(self) -> int:
+    def most_replicas(self) -> int:
         """Copies of the model for which there are nodes."""
         grows = self.config.engine == "fleet" and not self._together
         return (self.config.exchange.most if grows else None) or self.config.exchange.replicas
@@ -66,13 +66,13 @@ class Itinerary:
 
     def replica_of(self, node: int) -> int:
         """The replica to which a node belongs, of those that make their steps by themselves."""
-        return next(r for r in range(self.places) if node in self.column(r).stage)
+        return next(r for r in range(self.most_replicas) if node in self.column(r).stage)
 
     def routes(self, step: int) -> list[Route]:
         """The ways of a training step when all nodes are there; UserError where the recipe's routing has none."""
         if self.schedule is not None:
             return [tuple(route) for route in self.schedule.routes]
-        ways, count, stages = routes(self.config, step), self.places, self.config.pipeline.stages
+        ways, count, stages = routes(self.config, step), self.most_replicas, self.config.pipeline.stages
         if self.config.routing.mixed:
             return mixed(ways, count, stages, self.config.seed, step)
         return columns(ways, count, stages)

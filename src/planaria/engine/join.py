@@ -18,10 +18,10 @@ from planaria.engine.stopping import stop_signals
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.door import FILE, read_door
 from planaria.fleet.guest import Ending, Visit
-from planaria.fleet.nursery import Nursery, Orders
+from planaria.fleet.process_pool import Orders, ProcessPool
 
 _AGAIN_S = 0.5
-"""between two knocks at a door where nobody answers"""
+"""between two requests at a door where nobody answers"""
 _TIMES, _LEAST_S = 2, 10.0
 """how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better;
 and how many seconds at least: a controller may be stopped for a while, and then go on"""
@@ -86,7 +86,7 @@ def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Sequen
 
 
 class _Stay:
-    """A visit and the nursery that goes with it."""
+    """A visit and the process pool that goes with it."""
 
     def __init__(self, visit: Visit, told: Callable[[str], None]) -> None:
         """:raises UserError: when this machine lacks what the run's workers need."""
@@ -98,8 +98,8 @@ class _Stay:
         setup = replace(setup, key=visit.key)
         entry, cwd = partial(worker.main, setup), Path(visit.welcome.cwd)
         orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
-        self._nursery = Nursery(orders)
-        if missing := self._nursery.facts().missing:
+        self._pool = ProcessPool(orders)
+        if missing := self._pool.facts().missing:
             raise UserError(
                 f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "
                 "under one path"
@@ -107,11 +107,11 @@ class _Stay:
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
-        self._nursery.warm_up()
+        self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
-        return self._visit.stay(self._nursery, self._silence_s, asked_to_leave, self._told)
+        return self._visit.stay(self._pool, self._silence_s, asked_to_leave, self._told)
 
     def close(self) -> None:
-        self._nursery.end()
+        self._pool.end()
         self._visit.end()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from planaria.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
 from planaria.model.packing import HEADROOM
 from planaria.model.stages import stage_parameters
 from planaria.network.costs import FP32_BYTES, message_bytes
+from planaria.record.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
 from planaria.transport.inbox import Inbox

@@ -11,8 +11,8 @@ from statistics import fmean
 import torch
 
 from planaria.engine.batches import Batch
-from planaria.events import Fact
 from planaria.model.stages import Llama
+from planaria.record.events import Fact
 
 
 class Omission(Fact):

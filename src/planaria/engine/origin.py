@@ -10,7 +10,7 @@ from itertools import combinations
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
-from planaria.events import RunStarted, Standing
+from planaria.record.events import RunStarted, Standing
 from planaria.recovery import recovery
 from planaria.routing import change, routes
 
@@ -57,7 +57,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     shared = itinerary.schedule is not None or itinerary.column(0).shared
     met = combinations(stages, 2) if change(config) and not shared else ()
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
-    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.places)]
+    columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]
     return RunStarted(
         name=config.name,
         seed=config.seed,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner
-from planaria.events import Span
 from planaria.plan.actions import Action, Key, Plan
+from planaria.record.events import Span
 
 Passed = Callable[[Action, Tensor], None]
 """is told what each action hands on"""

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from planaria import events as e
-from planaria.decisions import BEFORE, Donate, Form, Introduce, Meet, Settle
-from planaria.engine.circle import Circle
+from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk
+from planaria.engine.exchange_round import RoundMember
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.keeping import Keeping, Parcel
 from planaria.engine.links import Links
 from planaria.engine.mail import Mail
 from planaria.engine.patience import Patience
 from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.plan.actions import Action
+from planaria.record import events as e
+from planaria.record.decisions import BEFORE, Donate, Form, Introduce, Meet, Settle
 from planaria.recovery.base import Moment
 from planaria.transport.edge import Arrived, Broken, Edge, Opened
 from planaria.transport.port import Port
@@ -36,7 +36,7 @@ class Post:
         self.worker, self.node, self.stage, self.generation, self.step = worker, -1, -1, 0, 0
         self.replica = 0
         self.desk = desk
-        self.circle = Circle(setup.config.exchange)
+        self.circle = RoundMember(setup.config.exchange)
         self.lend: Callable[[Donate], None] = _nothing_to_lend
         """what to do when another replica wants a copy of this stage"""
         self.links = Links(setup, itinerary, port, desk.inbox)
@@ -90,7 +90,10 @@ class Post:
                 self.lend(item)
             case Introduce() if self.is_ours(item):
                 self.introduce(item)
-            case Arrived(edge=edge, header=header, payload=payload) if header.content in (Content.EARLY, Content.LATE):
+            case Arrived(edge=edge, header=header, payload=payload) if header.content in (
+                Content.PREFETCHED,
+                Content.BLOCKING,
+            ):
                 self._hear_offer(edge.spec.peer, header, payload)
             case Broken(edge=edge) if edge in self.links.meeting.values():
                 return  # whoever waits for its offer is told when that has been long enough
@@ -114,17 +117,17 @@ class Post:
 
     def introduce(self, order: Introduce) -> None:
         """Tell the same stage of the others in a group ahead what is known already."""
-        early = self.circle.foretell(order.round)
+        prefetched = self.circle.prefetch(order.round)
         for edge in self.links.meet(order.links, self.node):
-            self._say(edge, Content.EARLY, early)
+            self._say(edge, Content.PREFETCHED, prefetched)
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Make an offer to the same stage of the other members of a round."""
         offer = self.circle.offer(order.round, runner)
         for edge in self.links.meet(order.links, self.node):
-            self._say(edge, Content.EARLY, offer.early)
+            self._say(edge, Content.PREFETCHED, offer.prefetched)
         for edge in self.links.meeting.values():
-            self._say(edge, Content.LATE, offer.late)
+            self._say(edge, Content.BLOCKING, offer.blocking)
         self._tell_heard()
 
     def _say(self, edge: Edge, content: Content, part: Tensor | None) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from planaria.config import FleetConfig
-from planaria.decisions import Leave
 from planaria.engine import surveyor
 from planaria.engine.fleet import PRELOAD
 from planaria.engine.surveyor import REPORT, Failed, Meet, Met, Part, Place, Probe, Probed, Ready, Report
 from planaria.errors import RunStopped
-from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import Fleet, Gone, Said
 from planaria.fleet.local import LocalFleet
 from planaria.network.measuring import CAPACITY, Link, Pair, Samples, batches, estimate
+from planaria.record.decisions import Leave
+from planaria.record.events import Fact, Heartbeat
 from planaria.transport.secure import new_key
 
 GRACE_S = 0.5

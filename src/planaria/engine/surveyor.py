@@ -13,11 +13,11 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
-from planaria.decisions import Leave
 from planaria.engine.desk import Desk, Interrupted
-from planaria.events import Fact, Heartbeat
 from planaria.fleet.base import ControlLine
 from planaria.network.measuring import FIRST_BYTES, MOST_BYTES, SMALL_SHARE, Samples, next_size
+from planaria.record.decisions import Leave
+from planaria.record.events import Fact, Heartbeat
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
 from planaria.transport.port import Port
 from planaria.transport.wire import Content, Header

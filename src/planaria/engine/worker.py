@@ -8,8 +8,6 @@ from typing import NoReturn
 
 import torch
 
-from planaria import decisions as d
-from planaria import events as e
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.shards import Dataset, Split
@@ -17,20 +15,22 @@ from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
 from planaria.engine.batches import Batch, batches
 from planaria.engine.blows import SIGNALS, Blows
+from planaria.engine.copies import Keeping
 from planaria.engine.desk import Desk, Interrupted
-from planaria.engine.formation import donate, take_state, warm_runner
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.keeping import Keeping
 from planaria.engine.perform import perform
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
+from planaria.engine.takeover import donate, take_state, warm_runner
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.switchboard import WorkerLine
 from planaria.model.packing import pack
 from planaria.plan.actions import Plan
+from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.transport.port import Port
 
 
@@ -247,8 +247,8 @@ class Worker:
             stage=post.stage,
             generation=post.generation,
             round=order.round,
-            late_bytes=made.late_bytes,
-            early_bytes=made.early_bytes,
+            blocking_bytes=made.blocking_bytes,
+            prefetched_bytes=made.prefetched_bytes,
             apart=made.apart,
         )
         self.desk.report(report)

@@ -6,8 +6,8 @@ arXiv 2506.10911: *fast* weights θ are what the inner optimizer trains, *slow* 
 
 A round, as whoever drives it sees it, every ``every`` inner steps of its replica:
 
-1. as soon as the round before is settled, the group of this round is known (``groups``) and ``early`` can be sent;
-2. when the inner steps are done, ``offer``; its ``late`` part is sent to the group;
+1. as soon as the round before is settled, the group of this round is known (``groups``) and ``prefetched`` can be sent;
+2. when the inner steps are done, ``offer``; its ``blocking`` part is sent to the group;
 3. ``delay`` inner steps later, ``settle`` with all offers that came. Whose offer is missing is left out. A replica
    that hears of nobody settles with its own offer alone.
 
@@ -74,12 +74,12 @@ _PARTS = ("slow", "momentum", "residual")
 class Offer:
     """What one replica says to its group in one round. Messages are flat tensors on the CPU."""
 
-    late: Tensor | None = None
+    blocking: Tensor | None = None
     """needs the inner steps to be done: the others wait for it"""
-    early: Tensor | None = None
+    prefetched: Tensor | None = None
     """was known when the round before was settled: sent while the inner steps run"""
     lost: Weights = field(default_factory=dict)
-    """what rounding took from ``late``; stays with the sender, for its own ``settle``"""
+    """what rounding took from ``blocking``; stays with the sender, for its own ``settle``"""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class ExchangeCost:
     total: float
 
 
-def meeting_cost(groups: Sequence[tuple[int, ...]], late: float, early: float = 0.0) -> ExchangeCost:
+def meeting_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched: float = 0.0) -> ExchangeCost:
     """What an offer of so many bytes costs the mean member of ``groups``."""
     peers = sum(len(group) * (len(group) - 1) for group in groups) / sum(map(len, groups))
-    return ExchangeCost(peers * late, peers * (late + early))
+    return ExchangeCost(peers * blocking, peers * (blocking + prefetched))
 
 
 class Exchange(Protocol):
@@ -118,12 +118,12 @@ class Exchange(Protocol):
         ...
 
     @property
-    def foretells(self) -> bool:
+    def prefetches(self) -> bool:
         """Is a part of each offer known as soon as the round before is settled?"""
         ...
 
     @property
-    def alike(self) -> bool:
+    def synchronised(self) -> bool:
         """Do all replicas have the same outer state? Then who misses a round must take over that of one who did not."""
         ...
 
@@ -142,14 +142,14 @@ class Exchange(Protocol):
         """
         ...
 
-    def early(self, outer: Outer) -> Tensor | None:
+    def prefetched(self, outer: Outer) -> Tensor | None:
         """The part of the next offer that ``outer`` alone determines, if there is one."""
         ...
 
-    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         """What a replica with the state ``outer`` says once its inner steps have made ``fast``.
 
-        ``early``: what :meth:`early` made of the same state, if it was asked before.
+        ``prefetched``: what :meth:`prefetched` made of the same state, if it was asked before.
         """
         ...
 

@@ -41,11 +41,11 @@ class DiLoCo:
         return 0
 
     @property
-    def foretells(self) -> bool:
+    def prefetches(self) -> bool:
         return False
 
     @property
-    def alike(self) -> bool:
+    def synchronised(self) -> bool:
         return True
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
@@ -54,10 +54,10 @@ class DiLoCo:
     def start(self, weights: Weights) -> Outer:
         return Outer(message.slow_copy(weights), message.zeros(weights))
 
-    def early(self, outer: Outer) -> Tensor | None:
+    def prefetched(self, outer: Outer) -> Tensor | None:
         return None
 
-    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return message.rounded_offer(pseudo_gradient(outer.slow, fast), outer.residual, self.bits)
 
     def settle(

@@ -23,7 +23,7 @@ from planaria.exchange.pairing import random_groups
 
 @dataclass(frozen=True)
 class Gossip(ABC):
-    """Inner steps between rounds, members of a group, bits of a number of the late part, one part or two."""
+    """Inner steps between rounds, members of a group, bits of a number of the blocking part, one part or two."""
 
     every: int = 50
     group: int = 2
@@ -39,7 +39,7 @@ class Gossip(ABC):
         """New slow weights and momentum, from the replica's own x and its group's mean."""
 
     @property
-    def foretells(self) -> bool:
+    def prefetches(self) -> bool:
         return self.two_parts
 
     @property
@@ -52,7 +52,7 @@ class Gossip(ABC):
         return 0
 
     @property
-    def alike(self) -> bool:
+    def synchronised(self) -> bool:
         return False
 
     @property
@@ -65,14 +65,14 @@ class Gossip(ABC):
     def start(self, weights: Weights) -> Outer:
         return Outer(message.slow_copy(weights), message.zeros(weights))
 
-    def early(self, outer: Outer) -> Tensor | None:
+    def prefetched(self, outer: Outer) -> Tensor | None:
         return message.pack(outer.slow) if self.two_parts else None
 
-    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         drift = {name: fast[name].detach().float() - slow for name, slow in outer.slow.items()}
         if self.two_parts:
-            early = self.early(outer) if early is None else early
-            return message.rounded_offer(drift, outer.residual, self.bits, early)
+            prefetched = self.prefetched(outer) if prefetched is None else prefetched
+            return message.rounded_offer(drift, outer.residual, self.bits, prefetched)
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer.slow.items()}))
 
     def settle(
@@ -80,9 +80,9 @@ class Gossip(ABC):
     ) -> tuple[dict[str, Tensor], Outer]:
         said, residual = message.heard(offers, me, outer.slow, self.bits)
         if self.two_parts:
-            early = {member: message.unpack(offers[member].early, outer.slow) for member in said}
+            prefetched = {member: message.unpack(offers[member].prefetched, outer.slow) for member in said}
             said = {
-                member: {name: self.says(drift[name], early[member][name]) for name in drift}
+                member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
         mean = message.mean(said)
@@ -95,5 +95,5 @@ class Gossip(ABC):
         return message.apart(offers, self.bits) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        early = message.packed_bytes(shapes) if self.two_parts else 0
-        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits), early)
+        prefetched = message.packed_bytes(shapes) if self.two_parts else 0
+        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits), prefetched)

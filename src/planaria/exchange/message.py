@@ -58,29 +58,29 @@ def flaw(message: Tensor, like: Tensor, bits: int) -> str:
     return "" if sound else "not all of its numbers are finite"
 
 
-def rounded_offer(exact: Weights, residual: Weights, bits: int, early: Tensor | None = None) -> Offer:
+def rounded_offer(exact: Weights, residual: Weights, bits: int, prefetched: Tensor | None = None) -> Offer:
     """An offer of ``exact`` plus what rounding kept back so far: the error is fed back and stays bounded.
 
     Source: error feedback as in Seide et al. (2014) and Karimireddy et al. (arXiv 1901.09847, algorithm 2), at the
     sender, without decay.
     """
     if bits == 32:
-        return Offer(pack(exact), early)
+        return Offer(pack(exact), prefetched)
     meant = {name: tensor.detach().float() + residual.get(name, 0.0) for name, tensor in exact.items()}
-    late = pack(meant, bits)
-    sent = unpack(late, meant, bits)
-    return Offer(late, early, {name: meant[name] - sent[name] for name in meant})
+    blocking = pack(meant, bits)
+    sent = unpack(blocking, meant, bits)
+    return Offer(blocking, prefetched, {name: meant[name] - sent[name] for name in meant})
 
 
 def heard(
     offers: Mapping[int, Offer], me: int, like: Weights, bits: int
 ) -> tuple[dict[int, dict[str, Tensor]], Weights]:
-    """The late parts in order of member id, and the residual that ``me`` is left with: zero where nobody else heard."""
-    lates = {member: unpack(offers[member].late, like, bits) for member in sorted(offers)}
+    """The blocking parts in order of member id, and what rounding still owes ``me``: zero where nobody else heard."""
+    blocking = {member: unpack(offers[member].blocking, like, bits) for member in sorted(offers)}
     lost = offers[me].lost
     if len(offers) > 1 or not lost:
-        return lates, lost
-    return {me: {name: lates[me][name] + lost[name] for name in lost}}, zeros(lost)
+        return blocking, lost
+    return {me: {name: blocking[me][name] + lost[name] for name in lost}}, zeros(lost)
 
 
 def apart(offers: Mapping[int, Offer], bits: int) -> float:
@@ -90,11 +90,15 @@ def apart(offers: Mapping[int, Offer], bits: int) -> float:
     """
     said = []
     for offer in offers.values():
-        if offer.late is None:
+        if offer.blocking is None:
             return 0.0
         # Numbers that fill up the last coded group do no harm here.
-        late = offer.late.float() if bits in _PLAIN else decode(offer.late, coded_count(len(offer.late), bits), bits)
-        said.append(late if offer.early is None else late[: len(offer.early)] + offer.early)
+        blocking = (
+            offer.blocking.float()
+            if bits in _PLAIN
+            else decode(offer.blocking, coded_count(len(offer.blocking), bits), bits)
+        )
+        said.append(blocking if offer.prefetched is None else blocking[: len(offer.prefetched)] + offer.prefetched)
     if len(said) < 2 or not len(said[0]):
         return 0.0
     stacked = torch.stack(said)

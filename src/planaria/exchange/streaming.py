@@ -49,7 +49,7 @@ class Streaming(DiLoCo):
     def delay(self) -> int:
         return self.settle_delay
 
-    def offer(self, outer: Outer, fast: Weights, early: Tensor | None = None) -> Offer:
+    def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         slow = self._part(outer.slow, outer.rounds)
         return message.rounded_offer(pseudo_gradient(slow, fast), outer.residual, self.bits)
 
@@ -71,8 +71,8 @@ class Streaming(DiLoCo):
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""
         parts = fragments(shapes, self.fragments)
-        late = sum(message.packed_bytes({n: shapes[n] for n in part}, self.bits) for part in parts) / self.fragments
-        cost = meeting_cost(one_group(range(members)), late)
+        blocking = sum(message.packed_bytes({n: shapes[n] for n in part}, self.bits) for part in parts) / self.fragments
+        cost = meeting_cost(one_group(range(members)), blocking)
         return replace(cost, critical=0.0) if self.delay else cost
 
     def _part(self, weights: Weights, round: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.stages import flops_per_token, parameter_count
 
-ALIKE, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
+SYNCHRONISED, LONGER, LARGER = "M_Ho-I_Ho", "M_Ho-I_He", "M_He-I_Ho"
 """the arms: all experts alike; harder domains train longer; harder domains get larger models"""
 EVEN = 0.01
 """how far the compute of two arms may be apart"""
@@ -48,7 +48,7 @@ def allot(tier: Mapping[str, int], sizes: Sequence[str], steps: Sequence[int]) -
     """Arm → its jobs. ``tier``: domain → 0 (easiest) …; ``sizes`` and ``steps`` in that order, with a middle one."""
     middle = len(sizes) // 2
     return {
-        ALIKE: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
+        SYNCHRONISED: [Job(domain=domain, size=sizes[middle], steps=steps[middle]) for domain in tier],
         LONGER: [Job(domain=domain, size=sizes[middle], steps=steps[at]) for domain, at in tier.items()],
         LARGER: [Job(domain=domain, size=sizes[at], steps=steps[middle]) for domain, at in tier.items()],
     }

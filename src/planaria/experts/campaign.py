@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.checkpoint.whole import load_model
 from planaria.config import RunConfig
 from planaria.errors import RunStopped
-from planaria.experts.budget import ALIKE, Job, allot, bills
+from planaria.experts.budget import SYNCHRONISED, Job, allot, bills
 from planaria.experts.difficulty import Point, still_to_learn, tiers
 from planaria.experts.domains import HELD_OUT, TRAINED
 from planaria.experts.jobs import Training, Watcher, configured, train_all
@@ -114,7 +114,7 @@ class Campaign:
             for arm, jobs in allot(tiered, list(self.spec.sizes), self.spec.steps).items():
                 if by == self.spec.probe.by[0]:
                     found[arm] = jobs
-                elif arm != ALIKE:
+                elif arm != SYNCHRONISED:
                     found[f"{arm}, by {by}"] = jobs
         return found
 

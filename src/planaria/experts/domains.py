@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from planaria import whole
+from planaria import atomic
 from planaria.config import DataConfig
 from planaria.data.corpus import STDLIB, documents, file_documents
 from planaria.data.records import is_jsonl, read_jsonl
@@ -130,4 +130,4 @@ def _globbed(source: str) -> list[Path] | None:
 
 def _write(file: Path, texts: list[str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole.write_text(file, "".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts))
+    atomic.write_text(file, "".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from planaria import whole
+from planaria import atomic
 from planaria.errors import UserError
 from planaria.experts.prior import nearest, uniform
 
@@ -82,7 +82,7 @@ class Embedding:
         """Write it down, whole or not at all."""
         tensors = {"idf": self.idf, "components": self.components}
         tensors |= {f"{_CENTRE}{name}": centre for name, centre in self.centres.items()}
-        with whole.replacing(folder / FILE) as unfinished:
+        with atomic.replacing(folder / FILE) as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
 
     @classmethod

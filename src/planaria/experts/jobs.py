@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from planaria import recipe, whole
+from planaria import atomic, recipe
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.experts.manifest import WEIGHTS
@@ -87,7 +87,7 @@ def train_all(title: str, trainings: Sequence[Training], workers: int, retries: 
     waiting, running, lost = [one for one in trainings if not one.done], list[Training](), list[str]()
     for one in waiting:
         one.recipe.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(one.recipe, recipe.dump(one.config))
+        atomic.write_text(one.recipe, recipe.dump(one.config))
     steps = sum(one.config.train.steps for one in trainings)
     try:
         while waiting or running:

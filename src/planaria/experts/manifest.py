@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planaria import documents, whole
+from planaria import atomic, documents
 from planaria.errors import UserError, nearest
 from planaria.experts.spec import MixtureSpec
 
@@ -99,7 +99,7 @@ def read(folder: Path) -> Manifest:
 
 def write(folder: Path, manifest: Manifest) -> None:
     """The manifest appears at once and whole."""
-    whole.write_text(folder / FILE, manifest.model_dump_json(indent=1))
+    atomic.write_text(folder / FILE, manifest.model_dump_json(indent=1))
 
 
 def place(folder: Path, member: Member) -> Path:

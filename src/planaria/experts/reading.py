@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from planaria import digests, whole
+from planaria import atomic, digests
 from planaria.config import DataConfig, RunConfig
 from planaria.data.shards import Dataset, Split, prepare
 from planaria.data.stream import Stream
@@ -73,7 +73,7 @@ class Texts:
             read = import_model(model).eval()
             found = {f"test.{name}": token_logps(read, samples) for name, samples in self.test.items()}
             found |= {f"held_out.{name}": token_logps(read, samples) for name, samples in self.held_out.items()}
-            with whole.replacing(file) as unfinished:
+            with atomic.replacing(file) as unfinished:
                 save_file(found, unfinished)
             if sums := digests.read(file.parent):
                 digests.write(file.parent, sums | {file.name: (digests.of_file(file),)})

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from planaria.experts.budget import ALIKE, Job
+from planaria.experts.budget import SYNCHRONISED, Job
 
 TIE = 0.005
 """arms whose perplexities are nearer than this are equally good"""
@@ -107,12 +107,12 @@ class Results(_Plain):
         """One for each seed."""
         return [run.arms[arm].scores[domain].perplexity for run in self.runs if arm in run.arms]
 
-    def ratios(self, arm: str, domain: str, to: str = ALIKE) -> list[float]:
+    def ratios(self, arm: str, domain: str, to: str = SYNCHRONISED) -> list[float]:
         """The arm's perplexity over another's, seed by seed."""
         pairs = zip(self.perplexities(arm, domain), self.perplexities(to, domain), strict=True)
         return [mine / theirs for mine, theirs in pairs]
 
-    def overall(self, arm: str, to: str = ALIKE, domains: Sequence[str] = ()) -> list[float]:
+    def overall(self, arm: str, to: str = SYNCHRONISED, domains: Sequence[str] = ()) -> list[float]:
         """The geometric mean of :meth:`ratios` over these domains, or all, seed by seed."""
         by_domain = [self.ratios(arm, domain, to) for domain in domains or self.domains]
         return [geometric([ratios[n] for ratios in by_domain]) for n in range(len(self.runs))]

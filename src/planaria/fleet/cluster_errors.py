@@ -6,7 +6,7 @@ import os
 import socket
 
 from planaria.errors import UserError
-from planaria.fleet.nursery import Facts, facts
+from planaria.fleet.process_pool import Facts, facts
 
 _CLIENT_PORT = 10001
 _ANSWER_S = 5.0
@@ -71,7 +71,7 @@ def refuse_unfit(node: str, theirs: Facts) -> None:
 
 
 def cannot_serve(node: str, error: Exception) -> UserError:
-    """A nursery that could not be started."""
+    """A process pool that could not be started."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if "Error: " in line), lines[-1] if lines else type(error).__name__)
     if "No module named" in told or "ImportError" in told:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from planaria.config import FleetConfig
 from planaria.fleet.base import Fleet
 from planaria.fleet.local import LocalFleet
-from planaria.fleet.work import Ground, Work
+from planaria.fleet.request import Ground, Work
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class _Here:
 
 
 @contextmanager
-def ground(config: FleetConfig, crew: int) -> Iterator[Ground]:
-    """The place that ``config`` names, with room for ``crew`` workers if it is made for them; left at the end.
+def ground(config: FleetConfig, workers: int) -> Iterator[Ground]:
+    """The place that ``config`` names, with room for ``workers`` workers if it is made for them; left at the end.
 
     :raises UserError: when it is not there, or not fit.
     """
@@ -35,7 +35,7 @@ def ground(config: FleetConfig, crew: int) -> Iterator[Ground]:
         return
     from planaria.fleet.ray import Cluster  # takes most of a second, and may not be installed
 
-    cluster = Cluster(config, crew)
+    cluster = Cluster(config, workers)
     try:
         yield cluster
     finally:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import planaria
 from planaria.errors import UserError
 from planaria.fleet.door import Door
-from planaria.fleet.nursery import Nursery
+from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import VISITOR, call
 from planaria.fleet.visit import (
@@ -24,8 +24,8 @@ from planaria.fleet.visit import (
     Beat,
     Departing,
     Failed,
-    Farewell,
-    Knock,
+    Goodbye,
+    JoinRequest,
     Settled,
     Signal,
     Start,
@@ -49,15 +49,15 @@ class Ending:
     """How a visit ended."""
 
     how: Literal["left", "over", "lost"]
-    """it was to leave; the run said farewell; the line broke, or nothing came any more"""
+    """it was to leave; the run said goodbye; the line broke, or nothing came any more"""
     reason: str = ""
 
 
 class Visit:
-    """One machine's visit to a run, from the knock to the farewell."""
+    """One machine's visit to a run, from its request to its goodbye."""
 
     def __init__(self, door: Door, workers: int) -> None:
-        """Knock.
+        """JoinRequest.
 
         :raises OSError: when nobody answers at the door.
         :raises UserError: when whoever answers does not know the key, or does not let this machine in.
@@ -67,19 +67,19 @@ class Visit:
         self._speaking = threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
-            self._say(Knock(called=name[:200], version=planaria.__version__, workers=workers))
+            self._say(JoinRequest(called=name[:200], version=planaria.__version__, workers=workers))
             answer = self._hear(_PATIENCE_S)
         except EOFError:
             raise OSError("hung up") from None
         except StrangerError:
             raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
-        if isinstance(answer, Farewell):
+        if isinstance(answer, Goodbye):
             raise UserError(f"not let in: {answer.reason}")
         if not isinstance(answer, Welcome):
             raise OSError("no answer at the door")
         self.welcome = answer
 
-    def stay(self, nursery: Nursery, silence_s: float, asked_to_leave: Callable[[], str], told: Told) -> Ending:
+    def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], told: Told) -> Ending:
         """Serve until the run is over or lost, or, once asked to leave, all workers have been let go.
 
         A run that is not heard for ``silence_s`` is lost: a broken network tells nobody that it is.
@@ -95,34 +95,34 @@ class Visit:
                 silence.look(BEAT_S)
                 word = self._hear(0.0)
             except (EOFError, OSError, ValidationError):
-                return Ending("left") if leaving and nursery.empty else Ending("lost", "the line broke")
+                return Ending("left") if leaving and pool.empty else Ending("lost", "the line broke")
             if word is not None:
                 silence.hear("the run")
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 return Ending("lost", f"silent for {seconds:.1f} s")
-            if isinstance(word, Farewell):
+            if isinstance(word, Goodbye):
                 return Ending("over", word.reason)
-            self._heed(word, nursery, leaving, told)
+            self._heed(word, pool, leaving, told)
             if not leaving and (leaving := asked_to_leave()):
                 told("leaving as soon as others have taken over what is here (again: at once)")
                 self._say(Departing(detail=leaving))
-            elif leaving and nursery.empty:
+            elif leaving and pool.empty:
                 return Ending("left")
 
     def end(self) -> None:
         self._line.close()
 
-    def _heed(self, word: Word | None, nursery: Nursery, leaving: str, told: Told) -> None:
+    def _heed(self, word: Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
         match word:
             case Start() if not leaving:
-                threading.Thread(target=self._start, args=(word, nursery, told), name="birth", daemon=True).start()
+                threading.Thread(target=self._start, args=(word, pool, told), name="birth", daemon=True).start()
             case Signal():
-                nursery.signal(word.worker, word.incarnation, word.number)
+                pool.signal(word.worker, word.incarnation, word.number)
 
-    def _start(self, word: Start, nursery: Nursery, told: Told) -> None:
+    def _start(self, word: Start, pool: ProcessPool, told: Told) -> None:
         """A birth may take its time; meanwhile the run is heard."""
         try:
-            pid = nursery.start(word.worker, word.incarnation)
+            pid = pool.start(word.worker, word.incarnation)
         except OSError as error:
             told(str(error))
             self._say(Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
@@ -142,7 +142,7 @@ class Visit:
             except OSError:
                 return  # whoever listens next hears that the line is dead
 
-    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Beat | Farewell | None:
+    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Beat | Goodbye | None:
         if not self._line.poll(patience_s):
             return None
         return TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))

@@ -22,8 +22,8 @@ from planaria.fleet.visit import (
     Beat,
     Departing,
     Failed,
-    Farewell,
-    Knock,
+    Goodbye,
+    JoinRequest,
     Settled,
     Signal,
     Start,
@@ -88,11 +88,11 @@ class Guests:
             _tell(guest.line, Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def turn_away(self, host: str, reason: str) -> None:
-        """Say farewell to a machine; it takes its workers with it."""
+        """Say goodbye to a machine; it takes its workers with it."""
         with self._guarded:
             guest = self._guests.get(host)
             if guest is not None:
-                _tell(guest.line, Farewell(reason=reason, welcome=False))
+                _tell(guest.line, Goodbye(reason=reason, welcome=False))
                 self._part(guest, reason)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Guests:
         with self._guarded:
             self._over = True
             for guest in self._guests.values():
-                _tell(guest.line, Farewell(reason="the run is over"))
+                _tell(guest.line, Goodbye(reason="the run is over"))
                 guest.line.hang_up()
 
     # ---- one thread for each machine
@@ -114,7 +114,7 @@ class Guests:
             pass
         except UserError as error:
             detail = str(error)
-            _tell(line, Farewell(reason=detail, welcome=False))
+            _tell(line, Goodbye(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
@@ -135,9 +135,9 @@ class Guests:
             silence.look(BEAT_S)
             for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
                 match FROM_GUEST.validate_json(text):
-                    case Knock() as knock:
-                        called, room = _printable(knock.called), knock.workers
-                        self._let_in(guest, knock, called)
+                    case JoinRequest() as request:
+                        called, room = _printable(request.called), request.workers
+                        self._let_in(guest, request, called)
                     case Settled() if room and not guest.joined:
                         guest.joined = True
                         self._ears.tell(Joined(guest.host, room, called))
@@ -153,7 +153,7 @@ class Guests:
                             _tell(guest.line, Beat())
                     case Strike(fault=fault) if not called:
                         self._ears.tell(Asked(fault))
-                        _tell(guest.line, Farewell(reason="it will strike at the next occasion"))
+                        _tell(guest.line, Goodbye(reason="it will strike at the next occasion"))
                         raise EOFError
                     case Started():
                         pass  # given up meanwhile
@@ -164,10 +164,10 @@ class Guests:
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
-    def _let_in(self, guest: _Guest, knock: Knock, called: str) -> None:
-        if knock.version != planaria.__version__:
+    def _let_in(self, guest: _Guest, request: JoinRequest, called: str) -> None:
+        if request.version != planaria.__version__:
             mend = "install the same on both"
-            raise UserError(f"{called} has planaria {knock.version}, the run {planaria.__version__}: {mend}")
+            raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {mend}")
         with self._guarded:
             if len(self._guests) >= _MANY:
                 raise UserError(f"{_MANY} machines have joined already; come again later")
@@ -194,7 +194,7 @@ class Guests:
         guest.line.hang_up()
 
 
-def _tell(line: Line, word: Welcome | Start | Signal | Beat | Farewell) -> None:
+def _tell(line: Line, word: Welcome | Start | Signal | Beat | Goodbye) -> None:
     if not line.closed:
         line.send(word.model_dump_json().encode())
 

@@ -1,8 +1,9 @@
 """Workers on the nodes of a Ray cluster.
 
 Ray decides where workers are (placement groups: one CPU each, spread over the nodes), holds one actor on every node
-that has some (its nursery, which forks them), and says when nodes come, drain and die. Nothing that a step waits for
-goes through Ray: orders and reports travel on lines of their own (``fleet/switchboard.py``), tensors on edges.
+that has some (its process pool, which forks them), and tells of nodes that come, drain and die. Nothing that a step
+waits for goes through Ray: orders and reports travel on lines of their own (``fleet/switchboard.py``), tensors on
+edges.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.fleet.birth import die_with_parent
 from planaria.fleet.cluster_errors import explain, reach
-from planaria.fleet.nursery import Nursery, Orders
-from planaria.fleet.places import LOOK_S, Places
+from planaria.fleet.placement import LOOK_S, Placement
+from planaria.fleet.process_pool import Orders, ProcessPool
 from planaria.fleet.remote import Ears, RemoteFleet
+from planaria.fleet.request import Work
 from planaria.fleet.switchboard import Switchboard
-from planaria.fleet.work import Work
 from planaria.signals import STOPS
 
 try:
@@ -39,11 +40,11 @@ except ImportError as error:
     ) from None
 
 _ROOM_S = 30
-"""how long a cluster may take to find room for the whole crew"""
+"""how long a cluster may take to find room for the whole workers"""
 _READY_S = 120
 """how long each of the first nurseries may take to start"""
 _CALLS = 16
-"""of one nursery at the same time; one of them watches its node, and births may have to wait for imports"""
+"""of one process pool at the same time; one of them watches its node, and births may have to wait for imports"""
 SETTINGS = {
     "worker_niceness": 0,
     "health_check_initial_delay_ms": 1000,
@@ -60,14 +61,14 @@ _OBJECT_STORE_BYTES = 80 << 20
 class Cluster:
     """A Ray cluster that this process has joined, or has started for itself."""
 
-    def __init__(self, config: FleetConfig, crew: int) -> None:
+    def __init__(self, config: FleetConfig, workers: int) -> None:
         """:raises UserError: when there is none at the address, or it is of another version."""
         self._config = config
         reach(config.address)
         self.host = config.host
         try:
             if config.address == "embedded":
-                _start(crew)
+                _start(workers)
             else:
                 ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
                 if config.host in ("127.0.0.1", "localhost"):  # the workers may be elsewhere
@@ -84,7 +85,7 @@ class Cluster:
         ray.shutdown()
 
 
-def _start(crew: int) -> None:
+def _start(workers: int) -> None:
     """Start Ray on this machine. It dies with this process, and like its workers it is deaf to what service managers
     and terminals send to all processes of a run: only the controller is to act on it. (Ray itself sees to Ctrl-C.)
     """
@@ -93,7 +94,7 @@ def _start(crew: int) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=crew,
+            num_cpus=workers,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -110,18 +111,18 @@ class RayFleet(RemoteFleet):
     def __init__(self, host: str, heartbeat_s: float, missed: int, work: Work) -> None:
         """:raises UserError: when a node is not fit, or the cluster too small; no worker has started then."""
 
-        def places(ears: Ears, board: Switchboard) -> Places:
+        def places(ears: Ears, board: Switchboard) -> Placement:
             folders = tuple(folder.absolute() for folder in work.folders)
             orders = Orders(work.entry, work.preload, board.address, board.key, Path.cwd(), folders)
-            found = Places(_Ray(orders, work.crew), ears)
+            found = Placement(_Ray(orders, work.workers), ears)
             found.prepare(_READY_S)
             return found
 
         super().__init__(host, 0, work.key, heartbeat_s, missed, places)
 
 
-class _DrainAware(Nursery):
-    """A nursery that knows its node's fate."""
+class _DrainAware(ProcessPool):
+    """A process pool that knows its node's fate."""
 
     def __init__(self, orders: Orders) -> None:
         die_with_parent()  # nobody may outlive its node
@@ -138,22 +139,22 @@ class _DrainAware(Nursery):
 
 
 class _Ray:
-    """Ray as :class:`planaria.fleet.places.Machines`: placement groups and actors."""
+    """Ray as :class:`planaria.fleet.placement.Machines`: placement groups and actors."""
 
     errors: tuple[type[Exception], ...] = (RayError,)
 
-    def __init__(self, orders: Orders, crew: int) -> None:
-        """Reserve seats for the crew.
+    def __init__(self, orders: Orders, workers: int) -> None:
+        """Reserve seats for the workers.
 
         :raises UserError: when there is no room for it.
         """
         self._orders = orders
         self._groups: dict[int, PlacementGroup] = {}
         self._numbers = count()
-        if not self._groups[self.reserve(crew)].wait(_ROOM_S):
+        if not self._groups[self.reserve(workers)].wait(_ROOM_S):
             have, free = (all_of().get("CPU", 0) for all_of in (ray.cluster_resources, ray.available_resources))
             raise UserError(
-                f"the Ray cluster has {have:g} CPUs, {free:g} of them free; this run needs {crew}, one for each stage "
+                f"the Ray cluster has {have:g} CPUs, {free:g} of them free; this run needs {workers}, one a stage "
                 "and spare: add nodes (or say `ray start --num-cpus` more), or choose fewer fleet.spares"
             )
 
@@ -175,11 +176,11 @@ class _Ray:
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS, "scheduling_strategy": where}
         return ray.remote(_DrainAware).options(**options).remote(self._orders)
 
-    def ask(self, nursery: Any, method: str, *arguments: object) -> Future[Any]:
-        return cast("Future[Any]", getattr(nursery, method).remote(*arguments).future())
+    def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
+        return cast("Future[Any]", getattr(pool, method).remote(*arguments).future())
 
-    def kill(self, nursery: Any) -> None:
-        ray.kill(nursery)
+    def kill(self, pool: Any) -> None:
+        ray.kill(pool)
 
     def called(self, node: str) -> str:
         """Its address, and the beginning of Ray's name for it."""

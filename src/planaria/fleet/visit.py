@@ -20,10 +20,10 @@ class Word(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Knock(Word):
+class JoinRequest(Word):
     """A machine would like to join, and what it has."""
 
-    kind: Literal["knock"] = "knock"
+    kind: Literal["join"] = "join"
     called: _Name
     """by its owner"""
     version: _Name
@@ -101,18 +101,18 @@ class Signal(Word):
     number: int
 
 
-class Farewell(Word):
+class Goodbye(Word):
     """The machine is not needed any more, or not wanted."""
 
-    kind: Literal["farewell"] = "farewell"
+    kind: Literal["goodbye"] = "goodbye"
     reason: str
     welcome: bool = True
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[Knock | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
-    Annotated[Knock | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
+FROM_GUEST: TypeAdapter[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
+    Annotated[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
 )
-TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Farewell] = TypeAdapter(
-    Annotated[Welcome | Start | Signal | Beat | Farewell, Field(discriminator="kind")]
+TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Goodbye] = TypeAdapter(
+    Annotated[Welcome | Start | Signal | Beat | Goodbye, Field(discriminator="kind")]
 )

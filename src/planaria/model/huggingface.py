@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from planaria import digests, documents
+from planaria.atomic import refused
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import assemble, checked_config
 from planaria.model.stages import Llama
-from planaria.whole import refused
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LISTED = {"planaria": "sha256"}

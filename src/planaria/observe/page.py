@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from planaria import whole
+from planaria import atomic
 from planaria.errors import UserError
 from planaria.observe.theme import BLUE, FONT, GREEN, INK, MUTED, PAPER, RED, RULE
 
@@ -70,7 +70,7 @@ def write(file: Path, text: str) -> Path:
     :raises UserError: when that is impossible.
     """
     try:
-        whole.write_text(file, text)
+        atomic.write_text(file, text)
     except OSError as error:
         raise UserError(f"{file}: the report cannot be written ({error.strerror}); choose another place") from error
     return file

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from planaria import documents, whole
+from planaria import atomic, documents
 from planaria.bounds import Natural, Positive, Seconds
 from planaria.config import Section
 from planaria.errors import UserError
@@ -149,7 +149,7 @@ def schedule_of(
 def write(schedule: Schedule, path: Path) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole.write_text(path, schedule.model_dump_json(indent=1))
+    atomic.write_text(path, schedule.model_dump_json(indent=1))
 
 
 def read(path: Path) -> Schedule:

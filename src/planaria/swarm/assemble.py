@@ -8,8 +8,8 @@ from pathlib import Path
 from planaria.errors import UserError, nearest
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.meeting import Meeting
 from planaria.swarm.board.message import Hello
+from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.judge import Judge, NoisyJudge, StepsJudge
 from planaria.swarm.checks.judge_model import ModelWriter
 from planaria.swarm.checks.prompted_judge import PromptedJudge
@@ -85,7 +85,7 @@ def assemble(
     place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
     policy = policy_of(config, task, told)
-    meeting = Meeting(place, identity.peer, config.rounds, config.size, near="://" not in board)
+    meeting = Quorum(place, identity.peer, config.rounds, config.size, near="://" not in board)
     hello = Hello(
         run=meeting.run,
         peer=identity.peer,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor, Written
-from planaria.swarm.board.meeting import Meeting
+from planaria.swarm.board.attendance import Gathered
 from planaria.swarm.board.message import Completion, Group, Rollouts
-from planaria.swarm.board.rounds import Gathered
+from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Case
 from planaria.swarm.checks.defence import Defence, Report, layers, warnings
 from planaria.swarm.checks.judge import Judge
@@ -54,7 +54,7 @@ class Peer:
         config: SwarmConfig,
         name: str,
         folder: Path,
-        meeting: Meeting,
+        meeting: Quorum,
         task: Task,
         policy: Policy,
         judge: Judge | None,

@@ -35,8 +35,8 @@ class Content(enum.IntEnum):
     BYE = 3
     PARCEL = 4
     SHARE = 5
-    EARLY = 6
-    LATE = 7
+    PREFETCHED = 6
+    BLOCKING = 7
 
 
 _CONTENTS = frozenset(Content)

@@ -5,7 +5,7 @@
     {board}/rules.json                              what the run is, by whoever founded it
     {board}/peers/{peer id}/hello.json              a peer takes part
     {board}/peers/{peer id}/rounds/{round}.json     its completions of a round, six digits
-    {board}/peers/{peer id}/farewell.json           it left
+    {board}/peers/{peer id}/goodbye.json           it left
     {board}/closings/{round}.json                   who was heard in a round, by whoever closed it first
 
 Nothing is ever replaced. The board is only a place: who wrote what is known by signatures, and a message counts only
@@ -26,13 +26,14 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from planaria.errors import UserError
+from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import (
     LAST_ROUND,
     BadMessage,
     Closing,
-    Farewell,
+    Goodbye,
     Hello,
     Limits,
     Message,
@@ -41,7 +42,6 @@ from planaria.swarm.board.message import (
     seal,
     unseal,
 )
-from planaria.swarm.board.rounds import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.store import Retry, Store
 
 _LIMITS, _RETRY = Limits(), Retry()
@@ -72,7 +72,7 @@ class Board:
         self._rules: Rules | None = None
         self._known = {*known} | ({identity.peer} if identity else set())
         self._hellos: dict[str, Hello] = {}
-        self._farewells: dict[str, Farewell] = {}
+        self._goodbyes: dict[str, Goodbye] = {}
         self._secret = identity.sign(b"planaria swarm order\0") if identity else secrets.token_bytes(64)
         self._looks = 0
         self._looked: Counter[str] = Counter()
@@ -136,7 +136,7 @@ class Board:
         path = self._place(mine, "hello.json")
         raw = self._sealed(hello, Hello, self._small)
         try:
-            left = self._read(self._place(mine, "farewell.json"), Farewell, self._small, mine)
+            left = self._read(self._place(mine, "goodbye.json"), Goodbye, self._small, mine)
             there = hello if self._store.write(path, raw) else self._read(path, Hello, self._small, mine)
         except BadMessage as error:
             raise UserError(
@@ -176,29 +176,29 @@ class Board:
         except BadMessage:
             return None
 
-    def leave(self, farewell: Farewell) -> None:
+    def leave(self, goodbye: Goodbye) -> None:
         """Say goodbye; raises as ``publish`` does."""
-        path = self._place(self._me.peer, "farewell.json")
-        self._append(path, self._sealed(farewell, Farewell, self._small))
+        path = self._place(self._me.peer, "goodbye.json")
+        self._append(path, self._sealed(goodbye, Goodbye, self._small))
 
     def peers(self) -> Census:
         """Everybody who takes part, by verified messages.
 
-        Once read, a hello or farewell stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
+        Once read, a hello or goodbye stands, whatever becomes of its file. At most ``Limits.peers`` are looked at:
         those known first, then those looked at least often, in an order that is a secret of this peer's. So nobody can
         make an id that comes before others', and a newcomer is seen among any number of folders that nobody is in.
         """
         refused: dict[str, str] = {}
         names = set(self._store.folders("peers", _PEER)) - self._hellos.keys()
-        seats = self._limits.peers - len(self._hellos.keys() - self._farewells.keys())
+        seats = self._limits.peers - len(self._hellos.keys() - self._goodbyes.keys())
         drawn = heapq.nsmallest(max(seats, 0), names, key=self._order)
         self._looks += 1
         self._looked.update(drawn)
         for peer in drawn:
             self._take(peer, "hello.json", Hello, self._hellos, refused)
-        for peer in self._hellos.keys() - self._farewells.keys():
-            self._take(peer, "farewell.json", Farewell, self._farewells, refused)
-        return Census(dict(sorted(self._hellos.items())), dict(self._farewells), refused, len(names) - len(drawn))
+        for peer in self._hellos.keys() - self._goodbyes.keys():
+            self._take(peer, "goodbye.json", Goodbye, self._goodbyes, refused)
+        return Census(dict(sorted(self._hellos.items())), dict(self._goodbyes), refused, len(names) - len(drawn))
 
     def read(self, peer: str, round: int) -> Rollouts | None:
         """A peer's completions of a round, None if they are not there yet.
@@ -225,7 +225,7 @@ class Board:
         return Gathered(found, tuple(missing), refused)
 
     def wait(self, round: int, peers: Iterable[str], terms: Terms, poll_s: float = 1.0) -> Gathered:
-        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.board.rounds.decide`).
+        """What ``peers`` sent for a round, once it closes (:func:`planaria.swarm.board.attendance.decide`).
 
         What was found once is not read again.
 

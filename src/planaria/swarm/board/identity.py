@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from planaria.errors import UserError
-from planaria.swarm.board.whole import appear
+from planaria.swarm.board.write_once import appear
 
 _MOST = 4096
 """bytes of a key file; ours have 119"""

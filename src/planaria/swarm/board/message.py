@@ -178,10 +178,10 @@ class Rollouts(Word):
         return self
 
 
-class Farewell(Word):
+class Goodbye(Word):
     """A peer leaves; round ``after`` was the last that it sent completions for."""
 
-    kind: Literal["farewell"] = "farewell"
+    kind: Literal["goodbye"] = "goodbye"
     version: Literal[1] = VERSION
     run: _Hex32
     peer: _Hex32
@@ -206,13 +206,13 @@ class _Envelope(Word):
     body: str
 
 
-_WORDS = (_Envelope, Rules, Hello, Rollouts, Group, Completion, Farewell, Closing)
+_WORDS = (_Envelope, Rules, Hello, Rollouts, Group, Completion, Goodbye, Closing)
 _OURS = {name for word in _WORDS for name in word.model_fields}
-Message = TypeVar("Message", Rules, Hello, Rollouts, Farewell, Closing)
+Message = TypeVar("Message", Rules, Hello, Rollouts, Goodbye, Closing)
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
-def seal(identity: Identity, message: Rules | Hello | Rollouts | Farewell | Closing) -> bytes:
+def seal(identity: Identity, message: Rules | Hello | Rollouts | Goodbye | Closing) -> bytes:
     """The envelope of a message; equal for equal messages.
 
     :raises ValueError: when the message is another peer's.

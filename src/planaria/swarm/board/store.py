@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from planaria.errors import RunStopped, UserError
 from planaria.swarm.board.message import NOT_READABLE, BadMessage
-from planaria.swarm.board.whole import appear
+from planaria.swarm.board.write_once import appear
 
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _FOREIGN = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))

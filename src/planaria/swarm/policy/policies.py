@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from planaria import digests, documents
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.checkpoint.whole import load_model
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.model.decode import decode

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from planaria import whole
+from planaria import atomic
 from planaria.config import DataConfig, OptimConfig
 from planaria.data.cache import cache_folder, locked
 from planaria.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
@@ -54,7 +54,7 @@ def graduate(
         if not file.is_file():
             tell(f"school: {config.steps} steps on worked solutions of {task.name}")
             teach(pupil, tokenizer, task, config)
-            with whole.replacing(file) as unfinished:
+            with atomic.replacing(file) as unfinished:
                 save_file({name: tensor.contiguous() for name, tensor in pupil.global_state().items()}, unfinished)
     pupil.load_global_state(load_file(file))
     return pupil, tokenizer

@@ -3,7 +3,7 @@
 ::
 
     state-000010/                   after ten rounds; whole, or not there
-        peer/, shadow/              weights and moments (:mod:`planaria.swarm.records.keeping`)
+        peer/, shadow/              weights and moments (:mod:`planaria.swarm.records.peer_state`)
         memory.json                 whose run it is, and what the defence remembers
 """
 
@@ -22,7 +22,7 @@ from planaria import documents
 from planaria.errors import UserError
 from planaria.swarm.checks.defence import Memory
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.records.keeping import load_state, save_state
+from planaria.swarm.records.peer_state import load_state, save_state
 
 _MEMORY = "memory.json"
 _STATE = re.compile(r"state-(\d{6,})")

@@ -1,0 +1,166 @@
+"""A worker's part in the rounds in which replicas of its stage meet. The exchange itself is pure (``exchange/``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.engine.runner import StageRunner
+from planaria.exchange import exchange
+from planaria.exchange.base import Offer, Outer
+from planaria.exchange.message import flaw
+from planaria.transport.wire import Content
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a settled round was like, here."""
+
+    blocking_bytes: int
+    prefetched_bytes: int
+    apart: float
+
+
+class RoundMember:
+    """The outer state of a node, its offer of the round under way, and what it has heard of others."""
+
+    def __init__(self, config: ExchangeConfig) -> None:
+        self.exchange = exchange(config)
+        self.round = -1
+        """under way, or the last one"""
+        self._outer = Outer()
+        self._prefetched: Tensor | None = None
+        self._own: Offer | None = None
+        self._heard: dict[int, dict[Content, Tensor]] = {}
+        self._whole: set[int] = set()
+        self._lies = False
+        self._bits = {Content.PREFETCHED: 32, Content.BLOCKING: config.bits}
+        self._refused: dict[int, str] = {}
+        """peer → what is wrong with its offer"""
+        self._blamed: set[int] = set()
+        self._checked: set[tuple[int, Content]] = set()
+
+    def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
+        """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
+        self.drop()
+        if outer:
+            self._outer = Outer.load({**outer, "rounds": torch.tensor(rounds)})
+        else:
+            self._outer = replace(self.exchange.start(runner.state().weights), rounds=rounds)
+
+    def lie(self) -> None:
+        """A fault: what this node says next is no number anywhere."""
+        self._lies = True
+
+    def drop(self) -> None:
+        """Forget the round under way: nothing has come of it."""
+        self._prefetched = self._own = None
+        self._heard.clear()
+        self._whole.clear()
+        self._refused.clear()
+        self._blamed.clear()
+        self._checked.clear()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the node has behind it."""
+        return self._outer.rounds
+
+    @property
+    def outer(self) -> dict[str, Tensor]:
+        """The outer state, as a checkpoint has it; shares memory."""
+        return self._outer.state()
+
+    def given(self, to_successor: bool) -> dict[str, Tensor]:
+        """The outer state that a copy of this node begins with, or who stands here from now on.
+
+        A copy gets all but what rounding owes this node's others.
+        """
+        outer = self._outer if to_successor else replace(self._outer, residual={})
+        return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}
+
+    def prefetch(self, round: int) -> Tensor | None:
+        """What can be said ahead in ``round``."""
+        self.drop()
+        self.round = round
+        self._outer = replace(self._outer, rounds=round)
+        self._prefetched = self.exchange.prefetched(self._outer)
+        return self._prefetched
+
+    def offer(self, round: int, runner: StageRunner) -> Offer:
+        """What this node says in ``round``."""
+        if self.round != round or self._prefetched is None:
+            self.prefetch(round)
+        self._own = self.exchange.offer(self._outer, runner.state().weights, self._prefetched)
+        if self._lies:
+            self._lies = False
+            return replace(self._own, blocking=_spoilt(self._own.blocking))
+        return self._own
+
+    def hear(self, peer: int, content: Content, payload: Tensor) -> None:
+        """Take in a part of a peer's offer, who may be ahead of this node."""
+        self._heard.setdefault(peer, {})[content] = payload
+        self._checked.discard((peer, content))
+
+    def whole(self) -> list[int]:
+        """Peers whose offer has come, and is of use, since this was asked last."""
+        self._check()
+        if self._own is None:
+            return []
+        needed = {content for content, part in self._parts().items() if part is not None}
+        known = self._whole | self._refused.keys()
+        found = [peer for peer, parts in self._heard.items() if parts.keys() >= needed and peer not in known]
+        self._whole.update(found)
+        return found
+
+    def refused(self) -> dict[int, str]:
+        """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
+        self._check()
+        found = {peer: why for peer, why in self._refused.items() if peer not in self._blamed}
+        self._blamed |= found.keys()
+        return found
+
+    def _check(self) -> None:
+        """Hold what has come against the own offer, once that is made; every part once."""
+        if self._own is None:
+            return
+        own = self._parts()
+        for peer, parts in self._heard.items():
+            for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
+                like = own[content]
+                wrong = "not expected" if like is None else flaw(parts[content], like, self._bits[content])
+                self._checked.add((peer, content))
+                if wrong:
+                    self._refused.setdefault(peer, f"its {content.name.lower()} part: {wrong}")
+
+    def _parts(self) -> dict[Content, Tensor | None]:
+        assert self._own is not None
+        return {Content.PREFETCHED: self._own.prefetched, Content.BLOCKING: self._own.blocking}
+
+    def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
+        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node."""
+        if self._own is None or self.round != round:
+            self.offer(round, runner)
+        assert self._own is not None
+        heard = {replica: self._heard[node] for replica, node in peers.items()}
+        offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
+        offers[me] = self._own
+        apart = self.exchange.apart(offers)
+        fast, self._outer = self.exchange.settle(self._outer, runner.state().weights, offers, me)
+        runner.put(fast)
+        blocking, prefetched = (
+            0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
+        )
+        self.drop()
+        return Made(blocking, prefetched, apart)
+
+
+def _spoilt(part: Tensor | None) -> Tensor | None:
+    """A message without a single sound number in it, or, where every bit pattern is one, a number short."""
+    if part is None:
+        return None
+    return torch.full_like(part, torch.nan) if part.is_floating_point() else part.flatten()[:-1]

@@ -1,0 +1,123 @@
+"""How a worker becomes the holder of a stage: from the seed, from disk, from donors, or as it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planaria.checkpoint.loading import stage_for
+from planaria.config import RunConfig
+from planaria.engine.copies import Keeping
+from planaria.engine.post import Post
+from planaria.engine.rebirth import workshop
+from planaria.engine.runner import StageRunner
+from planaria.engine.setup import Setup
+from planaria.engine.sleeper import new_runner
+from planaria.model.packing import pack, unpack
+from planaria.record import decisions as d
+from planaria.recovery import recovery
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of taking a stage's state went."""
+
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    rebuild_s: float = 0.0
+
+
+def warm_runner(config: RunConfig) -> StageRunner:
+    """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
+    runner = new_runner(config, 1, initialise=True)
+    x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
+    runner.begin(None, train=True, microbatches=1)
+    runner.forward(0, 1, x)
+    runner.backward(0, 1, x)
+    runner.finish()
+    runner.commit(0)
+    return runner
+
+
+def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
+    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept."""
+    chain = recovery(config.recovery, config.pipeline.stages)
+    for member in form.members:
+        source = member.source
+        if isinstance(source, d.Rebuild) and post.node in source.donors:
+            post.desk.at("give", post.step)
+            given = runner.state()
+            if source.by != d.PEER:
+                given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
+            post.send_state(member.node, pack(given))
+
+
+def take_state(
+    setup: Setup, post: Post, source: d.Source, runner: StageRunner, rounds: int
+) -> tuple[StageRunner, Timing]:
+    """The runner of ``post.stage`` with the state that ``source`` says; ``runner`` is what the worker has now.
+
+    ``rounds`` of the exchange are behind its replica.
+
+    :raises UserError: when a checkpoint cannot be read.
+    """
+    start = time.monotonic()
+    outer: dict[str, Tensor] = {}
+    match source:
+        case d.Keep():
+            return runner, Timing()
+        case d.Fresh():
+            runner = new_runner(setup.config, post.stage, initialise=True)
+        case d.Load(folder=folder):
+            post.desk.at("read", post.step)
+            runner = _fitting(setup.config, runner, post.stage)
+            state = stage_for(setup.checkpoints / folder, post.stage, post.place, setup.config.exchange.replicas)
+            runner.load(state)
+            outer = state.outer
+        case d.Rebuild() | d.Handover():
+            runner = _fitting(setup.config, runner, post.stage)
+            timing, outer = _receive(setup.config, post, source, runner)
+            post.circle.begin(outer, runner, rounds)
+            return runner, timing
+    post.circle.begin(outer, runner, rounds)
+    return runner, Timing(rebuild_s=time.monotonic() - start)
+
+
+def _receive(
+    config: RunConfig, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
+) -> tuple[Timing, dict[str, Tensor]]:
+    """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
+    outer state."""
+    start = time.monotonic()
+    post.desk.at("take", post.step)
+    donors = source.donors if isinstance(source, d.Rebuild) else [d.BEFORE]
+
+    def missing() -> list[int]:
+        return [node for node in donors if node not in post.states]
+
+    post.wait_for(lambda: not missing(), "the state of {}", missing)
+    arrived = time.monotonic()
+    post.desk.at("rebuild", post.step)
+    given = {post.stage if node == d.BEFORE else post.stage_at(node): unpack(post.states[node]) for node in donors}
+    size = sum(flat.nbytes for flat in post.states.values())
+    outer: dict[str, Tensor] = {}
+    if isinstance(source, d.Handover) or source.by == d.PEER:
+        runner.load(given[post.stage])
+        outer = given[post.stage].outer
+    else:
+        chain = recovery(config.recovery, config.pipeline.stages)
+        runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
+    post.states.clear()
+    post.links.end_transfers()
+    return Timing(arrived - start, size, time.monotonic() - arrived), outer
+
+
+def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
+    """A runner for ``stage`` whose weights are about to be loaded: block stages are alike, so a spare's will do."""
+    if (runner.stage == 0) != (stage == 0):
+        return new_runner(config, stage, initialise=False)
+    runner.stage = stage
+    return runner

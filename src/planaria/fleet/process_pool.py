@@ -1,0 +1,118 @@
+"""A node's process pool: the one process on it that gives birth to its workers, signals them, and takes them with it.
+
+It knows nothing of Ray; ``fleet/ray.py`` makes it an actor. Workers are forked as on a single machine
+(``fleet/local.py``), so a birth takes milliseconds wherever a process pool is up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import planaria
+from planaria.fleet.base import Entry
+from planaria.fleet.births import Child, births
+from planaria.fleet.switchboard import call
+from planaria.transport.secure import StrangerError
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every process pool of a run is told once."""
+
+    entry: Entry
+    preload: list[str]
+    address: str
+    """the controller's switchboard"""
+    key: bytes = field(repr=False)
+    cwd: Path
+    """where the controller runs; relative paths of the run start there"""
+    folders: tuple[Path, ...]
+    """what the workers read and write"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a node has; compared with the controller's own before a worker starts there."""
+
+    version: str
+    python: str
+    missing: tuple[Path, ...]
+    """folders of the run that the node cannot see"""
+
+
+def facts(folders: tuple[Path, ...] = ()) -> Facts:
+    """This process's facts."""
+    missing = tuple(folder for folder in folders if not folder.is_dir())
+    return Facts(planaria.__version__, platform.python_version(), missing)
+
+
+class ProcessPool:
+    """Its methods may be called from several threads."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders, self._guarded = orders, threading.Lock()
+        self._children: dict[tuple[str, int], Child] = {}
+        self._births = births()
+        if not self.facts().missing:
+            os.chdir(orders.cwd)
+            self._births.prepare(orders.preload)
+
+    def facts(self) -> Facts:
+        """What this node has."""
+        return facts((self._orders.cwd, *self._orders.folders))
+
+    def ping(self) -> None:
+        """Answer: this node is well."""
+
+    def warm_up(self) -> None:
+        """Return when births are quick: the fork server has imported all that workers need."""
+        self._births.bear("planaria nobody", _do_nothing, self._orders.preload).join()
+
+    def start(self, worker: str, incarnation: int) -> int:
+        """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
+
+        :raises OSError: when nothing can be born here.
+        """
+        orders = self._orders
+        run = partial(_enter, orders.entry, orders.address, orders.key, worker, incarnation)
+        with self._guarded:
+            self._children = {name: child for name, child in self._children.items() if child.exitcode is None}
+            child = self._births.bear(f"planaria {worker}.{incarnation}", run, orders.preload)
+            self._children[worker, incarnation] = child
+        return child.born()
+
+    def signal(self, worker: str, incarnation: int, number: int) -> None:
+        """Deliver a signal; nothing happens if the worker has ended."""
+        if (child := self._children.get((worker, incarnation))) is not None:
+            child.signal(number)
+
+    @property
+    def empty(self) -> bool:
+        """Is no worker left?"""
+        return not any(child.exitcode is None for child in list(self._children.values()))
+
+    def end(self) -> None:
+        """Kill every worker that is left, frozen ones too, and wait for it."""
+        with self._guarded:
+            for child in self._children.values():
+                child.signal(signal.SIGKILL)
+            for child in self._children.values():
+                child.join(1.0)
+
+
+def _do_nothing() -> None: ...
+
+
+def _enter(entry: Entry, address: str, key: bytes, worker: str, incarnation: int) -> None:
+    """What a new process runs: call the controller, then be a worker like any other."""
+    try:
+        connection = call(address, key, worker, incarnation)
+    except (OSError, StrangerError):
+        os._exit(0)  # the run is over, or has given this birth up
+    entry(connection, worker, incarnation)

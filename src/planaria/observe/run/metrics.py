@@ -1,0 +1,187 @@
+"""What a run's progress looks like in numbers, folded from its events."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+
+STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
+"""of several replicas: what is remembered of their steps until it is saved, and of their validations"""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one replica had to say about its block of a step."""
+
+    loss: float | None
+    norms: dict[int, float | None]
+
+
+class StepMetrics:
+    """Gathers a step's reports; gives one record per committed step and one per validation.
+
+    ``tokens_per_s`` is the throughput since the previous committed step, faults in between included.
+
+    Several replicas have a record together. A step of the run is as many blocks of samples as it has replicas; its
+    record comes with the last commit of these, and its loss and norms are means over them. Whoever has gone is stood in
+    for, so every step has all of its blocks. The throughput is that of the last so many commits, whoever made them. A
+    validation's record is the mean over the replicas that are there, each after the same number of its own steps; the
+    last one is made when all samples are used, and counts as that of the run's last step.
+    """
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self._tokens = tokens_per_step
+        self._started: e.RunStarted | None = None
+        self._replicas = 1
+        self._ready: dict[int, dict[int, e.StageReady]] = defaultdict(dict)
+        """replica → stage → its report on the step under way"""
+        self._commits: deque[float] = deque(maxlen=2)
+        """when the last ones were made; before the first, when training began"""
+        self._parts: dict[int, dict[tuple[int, int], _Part]] = defaultdict(dict)
+        """the run's step → (replica, step of its own) → what of it is committed"""
+        self._labels: dict[int, int] = {}
+        """replica → the step as of which it is being validated"""
+        self._validated: dict[int, dict[int, float]] = defaultdict(dict)
+        """step → replica → loss"""
+        self._live: set[int] = {0}
+        self._left = 0
+        """blocks that are not committed yet"""
+        self._whole = 0
+        """steps before this one are in the last checkpoint but one"""
+
+    def on_event(self, t: float, event: e.Event) -> dict[str, Any] | None:
+        """A validation's record when its last report is in; None otherwise."""
+        if isinstance(event, e.RunStarted) and event.replicas > 1:
+            self._start(event)
+        if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
+            self._whole = 0
+        if isinstance(event, e.StageReady):
+            self._ready[event.replica][event.stage] = event
+            if event.loss is not None and event.grad_norm is None:
+                if self._replicas == 1:
+                    return {"t": t, "step": event.step, "val_loss": event.loss}
+                step = self._labels.get(event.replica, event.step)
+                self._validated[step][event.replica] = event.loss
+                _forget(self._validated, VALIDATIONS_BACK)
+                return self._validation(t, [step])
+        return None
+
+    def on_decision(self, t: float, decision: d.Decision) -> dict[str, Any] | None:
+        """A step's record when it is committed; None otherwise."""
+        if isinstance(decision, d.RunStep):
+            self._ready[decision.replica].clear()
+            if not self._commits:
+                self._commits.append(t)
+            over = self._started is not None and self._left <= 0
+            self._labels[decision.replica] = self._started.steps if self._started and over else decision.step
+        elif isinstance(decision, d.Commit):
+            return self._committed(t, decision)
+        elif self._started is not None:
+            return self._other(t, decision, self._started)
+        return None
+
+    def _start(self, started: e.RunStarted) -> None:
+        self._started, self._replicas = started, started.replicas
+        floor, beyond = started.used
+        self._live, self._left = set(range(started.replicas)), started.last_block - floor - len(beyond)
+        self._commits = deque(maxlen=started.replicas + 1)
+
+    def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> dict[str, Any] | None:
+        """What several replicas do beside steps."""
+        if isinstance(decision, d.Form) and decision.outcome == "rolled back":
+            self._undo(decision)
+        elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback goes further back
+            for step in [step for step in self._parts if step < self._whole]:
+                del self._parts[step]
+            self._whole = started.progress(decision.first_block)  # if it turns out well, which the next one tells
+        elif isinstance(decision, d.Found):
+            self._live.add(decision.replica)
+        elif isinstance(decision, d.Disband):
+            self._live.discard(decision.replica)
+            return self._validation(t, [s for s, said in self._validated.items() if decision.replica not in said])
+        elif isinstance(decision, d.Finish) and self._validated:
+            return self._last_validation(t)
+        return None
+
+    def _undo(self, form: d.Form) -> None:
+        for parts in self._parts.values():
+            for key in [key for key in parts if key[0] == form.replica and key[1] >= form.step]:
+                del parts[key]
+                self._left += 1
+
+    def _committed(self, t: float, commit: d.Commit) -> dict[str, Any] | None:
+        self._commits.append(t)
+        first, made = self._commits[0], len(self._commits) - 1
+        ready = self._ready[commit.replica]
+        loss = next((r.loss for r in ready.values() if r.loss is not None), None)
+        part = _Part(loss, {stage: r.grad_norm for stage, r in ready.items()})
+        step, parts, losses = commit.step, [part], {}
+        if self._started is not None:
+            step = commit.progress
+            self._left -= 1
+            self._parts[step][commit.replica, commit.step] = part
+            _forget(self._parts, STEPS_BACK)
+            if len(self._parts[step]) < self._blocks(self._started, step):
+                return None
+            parts = list(self._parts[step].values())
+            losses = self._losses(step)
+        tokens = self._tokens * made / self._replicas
+        stages = sorted({stage for own in parts for stage in own.norms})
+        return {
+            "t": t,
+            "step": step,
+            "loss": _mean(own.loss for own in parts),
+            "grad_norm": {str(stage): _mean(own.norms.get(stage) for own in parts) for stage in stages},
+            "tokens_per_s": tokens / (t - first) if t > first else 0.0,
+            **({"losses": losses} if losses else {}),
+        }
+
+    def _losses(self, step: int) -> dict[str, float | None]:
+        """By replica; of those that made several blocks of the step, the mean."""
+        parts = self._parts[step]
+        own = {replica: [part.loss for key, part in parts.items() if key[0] == replica] for replica, _ in parts}
+        return {str(replica): _mean(losses) for replica, losses in sorted(own.items())}
+
+    @staticmethod
+    def _blocks(started: e.RunStarted, step: int) -> int:
+        """Blocks of a step that an earlier part of the run has left to this one."""
+        floor, beyond = started.used
+        first = started.blocks_before(step)
+        return sum(block >= floor and block not in beyond for block in range(first, first + started.replicas))
+
+    def _validation(self, t: float, steps: Iterable[int]) -> dict[str, Any] | None:
+        """The newest of these validations that all who are there have made."""
+        made = [step for step in steps if self._live <= self._validated[step].keys()]
+        if not made:
+            return None
+        said = self._validated[max(made)]
+        losses = {str(replica): said[replica] for replica in sorted(said)}
+        return {"t": t, "step": max(made), "val_loss": fmean(losses.values()), "val_losses": losses}
+
+    def _last_validation(self, t: float) -> dict[str, Any] | None:
+        """Who had made its last step when it was validated was not validated again: that still counts at the end."""
+        last = max(self._validated)
+        missing = self._live - self._validated[last].keys()
+        for replica in missing:
+            own = [step for step, said in self._validated.items() if replica in said]
+            if own:
+                self._validated[last][replica] = self._validated[max(own)][replica]
+        return self._validation(t, [last]) if missing else None
+
+
+def _forget(steps: dict[int, Any], most: int) -> None:
+    """A run of months has many steps; of old ones nothing more is heard."""
+    if len(steps) > most:
+        del steps[min(steps)]
+
+
+def _mean(numbers: Iterable[float | None]) -> float | None:
+    """Of those that are there."""
+    known = [number for number in numbers if number is not None]
+    return fmean(known) if known else None

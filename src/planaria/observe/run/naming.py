@@ -1,0 +1,82 @@
+"""What to call the nodes of a run: stages, or nodes where stages have several, of this replica or that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from planaria.record.events import RunStarted
+from planaria.record.logs import RunRecord
+
+
+class Naming:
+    """Names for one run's nodes."""
+
+    def __init__(self, started: RunStarted | None = None) -> None:
+        self.several = started is not None and started.replicas > 1
+        """does the run have several replicas?"""
+        self._scheduled = bool(started and started.arrangement)
+        self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
+        self._replica: dict[int, int] = {}
+        if started is not None and self.several:
+            for replica in range(started.most_replicas):
+                self._replica |= {node: replica for nodes in started.nodes(replica) for node in nodes}
+
+    def stage(self, node: int) -> int:
+        return self._stage.get(node, node)
+
+    def replica(self, node: int) -> int:
+        """The replica to which a node belongs."""
+        return self._replica.get(node, 0)
+
+    def nodes(self, replica: int) -> set[int]:
+        """All nodes of one of several replicas."""
+        return {node for node, other in self._replica.items() if other == replica}
+
+    def name(self, nodes: Iterable[int]) -> str:
+        """'stage 2', 'stages 1, 3'; 'node 14 of stage 3'; or 'stages 0, 2 of replica 1'."""
+        ordered = sorted(nodes)
+        if self.several:
+            held = defaultdict(list)
+            for node in ordered:
+                held[self.replica(node)].append(self.stage(node))
+            return " and ".join(f"{stages(own)} of replica {replica}" for replica, own in sorted(held.items()))
+        if self._scheduled:
+            return ", ".join(f"node {node} of stage {self._stage.get(node, '?')}" for node in ordered)
+        return stages(ordered)
+
+    def edge(self, low: int, high: int) -> str:
+        """'0–1', whose nodes are named by their stages where the replica is named beside it."""
+        return f"{self.stage(low)}–{self.stage(high)}" if self.several else f"{low}–{high}"
+
+    def way(self, source: int, target: int) -> str:
+        """'0 → 1', or 'replica 2 · 0 → 1' by stages: a row of a figure."""
+        ends = f"{self.stage(source)} → {self.stage(target)}" if self.several else f"{source} → {target}"
+        return f"replica {self.replica(source)} · {ends}" if self.several else ends
+
+    def row(self, node: int) -> str:
+        """A row of a figure."""
+        if self.several:
+            return f"replica {self.replica(node)} · stage {self.stage(node)}"
+        return self.name([node]) if self._scheduled or node else "stage 0 (ends)"
+
+
+def naming_of(record: RunRecord) -> Naming:
+    """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
+    starts = [fact for _, fact in record.landmarks if isinstance(fact, RunStarted)]
+    return Naming(max(starts, key=lambda started: started.most_replicas, default=None))
+
+
+def stages(numbers: Iterable[int]) -> str:
+    """'stage 2', 'stages 1, 3'."""
+    return _counted("stage", numbers)
+
+
+def replicas(numbers: Iterable[int]) -> str:
+    """'replica 2', 'replicas 1, 3'."""
+    return _counted("replica", numbers)
+
+
+def _counted(noun: str, numbers: Iterable[int]) -> str:
+    ordered = sorted(numbers)
+    return f"{noun}{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"

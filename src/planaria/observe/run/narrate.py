@@ -1,0 +1,258 @@
+"""What happened, told: one line of English for each event or decision that a reader of the run must know of.
+
+The progress display prints these lines while the run goes on; the report shows the same ones afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from planaria.observe.run.naming import Naming, naming_of, replicas, stages
+from planaria.observe.run.pace import Pace
+from planaria.observe.run.round_history import RoundHistory, Rounds
+from planaria.record.decisions import (
+    PEER,
+    Adopt,
+    Cannot,
+    Decision,
+    Disband,
+    Form,
+    Found,
+    Handover,
+    Rebuild,
+    Release,
+    Seal,
+    TurnAway,
+)
+from planaria.record.events import (
+    EdgeBroken,
+    Event,
+    FaultInjected,
+    HostJoined,
+    HostLeft,
+    Linked,
+    Replanned,
+    RunStarted,
+    SaveFailed,
+    StopRequested,
+    Trouble,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLost,
+    ZombieIgnored,
+)
+from planaria.record.logs import RunRecord
+
+Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
+SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
+CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
+
+
+class Line(NamedTuple):
+    """One thing that happened while ``step`` was under way."""
+
+    step: int
+    tone: Tone
+    text: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}  {SIGNS[self.tone]} {self.text}"
+
+
+class Narrator:
+    """Folds events and decisions into lines, and knows who is alive at the moment."""
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+        self.holders: dict[str, int] = {}
+        """living member, of whatever replica → the node at which it stands"""
+        self._pace, self._rounds = Pace(), Rounds()
+        self._naming = Naming()
+        self._nodes: set[int] = set()
+        self._lost_at: dict[int, float] = {}
+        self._broken: set[tuple[int, int]] = set()
+        self._generation: dict[int, int] = {}
+        """replica → its present generation"""
+        self._reborn: dict[int, Rebuild | Handover] = {}
+        self._released: set[str] = set()
+        self._copies: dict[int, str] = {}
+        """replica that is copied as a whole → what to say of it when that is done"""
+
+    @property
+    def spares(self) -> int:
+        """Living workers that hold no stage."""
+        return len(self.alive - self.holders.keys())
+
+    def tell(self, t: float, fact: Event | Decision) -> Line | None:
+        """Takes in one fact; the line that it is worth, if any."""
+        self._pace.take(fact)
+        history = self._rounds.take(t, fact)
+        if history is not None:
+            return self._gathered(history)
+        if isinstance(fact, RunStarted):
+            self.alive, self.holders = set(), {}
+            self._naming, self._nodes = Naming(fact), set(fact.stage_of)
+            self._lost_at.clear()
+        elif isinstance(fact, EdgeBroken):
+            self._broken.add((min(fact.node, fact.peer), max(fact.node, fact.peer)))
+        elif isinstance(fact, WorkerJoined):
+            self.alive.add(fact.worker)
+        elif isinstance(fact, WorkerLost):
+            return self._lost(t, fact)
+        elif isinstance(fact, Release):
+            self._released.add(fact.worker)
+        elif isinstance(fact, Form):
+            return self._formed(fact)
+        elif isinstance(fact, Linked):
+            return self._linked(t, fact)
+        elif isinstance(fact, Adopt | Disband | Found):
+            return self._replica(fact)
+        else:
+            return self._other(fact)
+        return None
+
+    def _lost(self, t: float, lost: WorkerLost) -> Line:
+        self.alive.discard(lost.worker)
+        if lost.worker in self._released:
+            self._released.discard(lost.worker)
+            return self._line("note", f"worker {lost.worker} left")
+        node = self.holders.pop(lost.worker, None)
+        if node is not None:
+            self._lost_at[node] = t
+        detail = f" ({lost.detail})" if lost.detail else ""
+        text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
+        return self._line("loss", text, self._of(node))
+
+    def _formed(self, form: Form) -> Line | None:
+        replica = form.replica
+        self._generation[replica] = form.generation
+        self._dismiss(replica)
+        self.holders |= {member.worker: member.node for member in form.members}
+        reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
+        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, Handover)}
+        lenders = {self._naming.replica(donor) for source in reborn.values() for donor in source.donors}
+        if len(reborn) == len(form.members) and replica not in lenders:
+            self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
+        broken = sorted(edge for edge in self._broken if replica in map(self._naming.replica, edge))
+        self._broken.difference_update(broken)
+        whose = f" of replica {replica}" if self._naming.several else ""
+        if form.outcome == "rolled back":
+            who = f"replica {replica} " if self._naming.several else ""
+            return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
+        if form.outcome == "skipping":
+            left_out = self._naming.name(self._nodes - set(self.holders.values()))
+            return self._line("relink", f"no worker for {left_out} yet: training on without")
+        if form.outcome == "relinked":
+            edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
+            text = f"broken edge {edges}{whose} replaced" if edges else f"edges{whose} replaced"
+            return self._line("relink", text, replica)
+        return None
+
+    def _dismiss(self, replica: int) -> None:
+        """Nobody stands in the replica any more, and nothing is reborn there."""
+        self.holders = {w: node for w, node in self.holders.items() if self._naming.replica(node) != replica}
+        self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
+        self._copies.pop(replica, None)
+
+    def _linked(self, t: float, linked: Linked) -> Line | None:
+        replica = self._naming.replica(linked.node)
+        if linked.generation != self._generation.get(replica, 0) or linked.node not in self._reborn:
+            return None
+        source = self._reborn.pop(linked.node)
+        lost_at = self._lost_at.pop(linked.node, None)
+        if isinstance(source, Handover):
+            text = f"{self._naming.name([linked.node])} handed over by {source.worker} to {linked.worker}, as it is"
+            return self._line("rebirth", text, replica)
+        if replica in self._copies:
+            left = self._naming.nodes(replica) & self._reborn.keys()
+            return None if left else self._line("rebirth", f"replica {replica} {self._copies.pop(replica)}", replica)
+        after = "" if lost_at is None else f" in {t - lost_at:.2f} s"
+        text = f"{self._naming.name([linked.node])} reborn in {linked.worker} {self._origin(replica, source)}{after}"
+        return self._line("rebirth", text, replica)
+
+    def _origin(self, replica: int, source: Rebuild) -> str:
+        others = {self._naming.replica(donor) for donor in source.donors} - {replica}
+        if source.by == PEER and others:
+            return f"from {replicas(others)}"
+        return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
+
+    def _gathered(self, history: RoundHistory) -> Line | None:
+        """A round that not all settled who were to; who meets nobody by the draw is not worth a line."""
+        if not history.missing:
+            return None
+        members, missing = replicas(history.members), replicas(history.missing)
+        why = "came too late, or was not heard" if history.impatient else "did not come"
+        if history.refused:
+            why = f"said what is of no use ({'; '.join(history.refused.values())})"
+        how = "alone" if history.alone else "together"
+        who = "they" if len(history.missing) > 1 else "it"
+        text = f"round {history.round}: {members} went on {how}, without {missing}: {who} {why}"
+        return self._line("relink", text, history.members[0])
+
+    def _replica(self, fact: Adopt | Disband | Found) -> Line:
+        who = f"replica {fact.replica}"
+        if isinstance(fact, Adopt):
+            return self._line("rollback", f"{who} goes on as a copy of another: {fact.reason}", fact.replica)
+        if isinstance(fact, Found):
+            return self._line("rebirth", f"{who} begins anew, as a copy of another", fact.replica)
+        self._dismiss(fact.replica)
+        spares = ", ".join(fact.workers) if fact.workers else "nobody"
+        return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
+
+    def _other(self, fact: Event | Decision) -> Line | None:
+        if isinstance(fact, FaultInjected):
+            when = f", {fact.moment}" if fact.moment else ""
+            text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
+            return self._line("fault", text, self._of(fact.node))
+        if isinstance(fact, Replanned):
+            return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
+        if isinstance(fact, WorkerFailed):
+            role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
+            return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
+        if isinstance(fact, Trouble):
+            return self._line("note", fact.detail)
+        if isinstance(fact, SaveFailed):
+            return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
+        if isinstance(fact, Cannot):
+            whose = f" of replica {fact.replica}" if self._naming.several else ""
+            return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
+        if isinstance(fact, HostJoined):
+            workers = "1 worker" if fact.workers == 1 else f"{fact.workers} workers"
+            return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
+        if isinstance(fact, HostLeft):
+            return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
+        if isinstance(fact, TurnAway):
+            return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
+        if isinstance(fact, ZombieIgnored):
+            return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
+        if isinstance(fact, StopRequested):
+            return self._line("note", f"will stop at the next whole step: {fact.reason}")
+        if isinstance(fact, Seal) and fact.partial:
+            return self._line("note", f"what is left was saved in {fact.folder}: {stages(fact.stages)}")
+        return None
+
+    def _role(self, node: int | None) -> str:
+        return "spare" if node is None or node < 0 else self._naming.name([node])
+
+    def _of(self, node: int | None) -> int | None:
+        """The replica of a node, if there is one."""
+        return None if node is None or node < 0 else self._naming.replica(node)
+
+    def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
+        """A line about a replica, at the step that this has under way, or about the whole run."""
+        # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
+        step = self._pace.at(replica if self._naming.several else 0)
+        return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
+
+
+def story(record: RunRecord) -> list[tuple[float, Line]]:
+    """All lines of a run with their times, in order."""
+    return list(record.once(_story))
+
+
+def _story(record: RunRecord) -> list[tuple[float, Line]]:
+    narrator = Narrator()
+    # What stages say of their steps tells of the rounds of several replicas, and of nothing else.
+    facts = record.history if naming_of(record).several else record.turns
+    told = ((t, narrator.tell(t, fact)) for t, fact in facts)
+    return [(t, line) for t, line in told if line is not None]

@@ -1,0 +1,268 @@
+"""How long each recovery took, and where its time went (``observe/run/recovery_timing.py``)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planaria.observe.run.naming import Naming, naming_of
+from planaria.observe.run.recovery_timing import Outcome as Outcome
+from planaria.observe.run.recovery_timing import RecoveryTiming as RecoveryTiming
+from planaria.record.decisions import Cannot, Commit, Decision, Disband, Form, RunStep
+from planaria.record.events import (
+    EdgeBroken,
+    Event,
+    FaultInjected,
+    Linked,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    ZombieIgnored,
+)
+from planaria.record.logs import RunRecord
+
+
+def recoveries(record: RunRecord) -> list[RecoveryTiming]:
+    """Every recovery of the run, in order; each is one replica's affair. The death of a spare needs none."""
+    return list(record.once(_recoveries))
+
+
+def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
+    finished, naming = _Finished(record), Naming()
+    scans = [_Scan(finished)]
+    done: list[RecoveryTiming] = []
+    for t, fact in record.turns:
+        if isinstance(fact, RunStarted):
+            done += _closed(scans)
+            naming = Naming(fact)
+            scans = [_Scan(finished, fact, replica, naming) for replica in range(fact.most_replicas)]
+        for replica in _concerned(fact, naming):
+            scans[replica].take(t, fact)
+        if isinstance(fact, FaultInjected | WorkerJoined | WorkerLost):
+            for scan in scans:
+                scan.take(t, fact)
+    return done + _closed(scans)
+
+
+def _concerned(fact: Event | Decision, naming: Naming) -> list[int]:
+    """The replica that a fact is about, if it is about one."""
+    if isinstance(fact, RunStep | Form | Cannot | Commit | Disband):
+        return [fact.replica]
+    return [naming.replica(fact.node)] if isinstance(fact, EdgeBroken | Linked) else []
+
+
+def _closed(scans: list[_Scan]) -> list[RecoveryTiming]:
+    for scan in scans:
+        scan.close()
+    return sorted((timing for scan in scans for timing in scan.done), key=lambda timing: timing.lost_t)
+
+
+class _Finished:
+    """Looks up when a generation's first microbatch was through."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+        naming = naming_of(record)
+        for _, work in record.worked:
+            replica = naming.replica(work.node)
+            for span in work.spans if work.stage == 0 else ():
+                # A validation has no backward: there, the head's forward is a microbatch's last action.
+                if (span.action == "backward" and span.hop == 0) or (span.action == "forward" and span.hop > 0):
+                    mode = "train" if span.action == "backward" else "evaluate"
+                    self._ends[replica, work.generation, mode].append(span.end)
+        for ends in self._ends.values():
+            ends.sort()
+
+    def after(self, t: float, replica: int, generation: int, mode: str) -> float | None:
+        ends = self._ends.get((replica, generation, mode), [])
+        at = bisect_left(ends, t)
+        return ends[at] if at < len(ends) else None
+
+
+@dataclass
+class _Open:
+    """A recovery that is still going on."""
+
+    step: int
+    lost_t: float
+    fault_t: float | None = None
+    nodes: set[int] = field(default_factory=set)
+    naming: Naming = field(default_factory=Naming)
+    lost: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """lost worker → cause, and the node where it stood"""
+    forms: list[tuple[float, Form]] = field(default_factory=list)
+    mode: str | None = None
+    linked: list[tuple[float, Linked]] = field(default_factory=list)
+    replica: int = 0
+    ended: Literal["cannot", "disbanded"] | None = None
+    committed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Every member of the last formation has linked."""
+        return bool(self.forms) and {k.node for _, k in self.linked} == {m.node for m in self.forms[-1][1].members}
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.ended:
+            return self.ended
+        outcome = self.forms[-1][1].outcome if self.whole else "started"
+        return "unfinished" if outcome == "started" else outcome
+
+    def add(self, t: float, fact: WorkerLost, node: int, fault_t: float | None) -> None:
+        self.lost[fact.worker] = fact.cause, node
+        self.nodes.add(node)
+        if fault_t is not None and fault_t <= self.lost_t:
+            self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
+
+    def form(self, t: float, form: Form) -> None:
+        self.forms.append((t, form))
+        self.linked, self.mode, self.committed = [], None, False
+
+    def finished_t(self, finished: _Finished) -> float | None:
+        if not self.forms:
+            return None
+        t, form = self.forms[-1]
+        return finished.after(t, self.replica, form.generation, self.mode or "train")
+
+    def timing(self, finished: _Finished) -> RecoveryTiming:
+        formed_t, form = self.forms[-1] if self.forms else (None, None)
+        links = [link for _, link in self.linked]
+        return RecoveryTiming(
+            step=self.step,
+            nodes=tuple(sorted(self.nodes)),
+            where=self.naming.name(self.nodes),
+            stages=tuple(self.naming.stage(node) for node in sorted(self.nodes)),
+            workers=tuple(self.lost),
+            posts=tuple(self.naming.stage(node) for _, node in self.lost.values()),
+            causes=tuple(cause for cause, _ in self.lost.values()),
+            outcome=self.outcome,
+            generation=form.generation if form else None,
+            resumed_step=form.step if form else None,
+            replica=self.replica,
+            heirs={m.node: m.worker for m in form.members if m.node in self.nodes} if form and self.lost else {},
+            attempts=len(self.forms),
+            fault_t=self.fault_t,
+            lost_t=self.lost_t,
+            formed_t=formed_t,
+            linked_t=max(t for t, _ in self.linked) if self.whole else None,
+            finished_t=self.finished_t(finished),
+            relink=max((link.link_s for link in links), default=0.0),
+            transfer=max((link.transfer_s for link in links), default=0.0),
+            rebuild=max((link.rebuild_s for link in links), default=0.0),
+            transfer_bytes=sum(link.transfer_bytes for link in links),
+        )
+
+
+class _Scan:
+    """One pass over what concerns a replica: who is a member, what was injected, and the recovery that is open."""
+
+    def __init__(
+        self, finished: _Finished, started: RunStarted | None = None, replica: int = 0, naming: Naming | None = None
+    ) -> None:
+        self.done: list[RecoveryTiming] = []
+        self._finished, self._replica = finished, replica
+        self._open: _Open | None = None
+        self._step = started.standing(replica).step if started else 0
+        self._naming = naming or Naming()
+        self._members: dict[str, int] = {}
+        self._faults: dict[str, float] = {}
+        self._broken: list[tuple[float, EdgeBroken]] = []
+
+    def take(self, t: float, fact: Event | Decision) -> None:
+        if isinstance(fact, FaultInjected):
+            self._faults[fact.worker] = t
+            if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
+                del self._faults[fact.worker]
+        elif isinstance(fact, WorkerJoined):
+            self._faults.pop(fact.worker, None)
+        elif isinstance(fact, RunStep):
+            self._step = fact.step
+            if self._open and self._open.mode is None:
+                self._open.mode = fact.mode
+        elif isinstance(fact, WorkerLost):
+            self._lost(t, fact)
+        elif isinstance(fact, EdgeBroken):
+            self._broken.append((t, fact))
+        elif isinstance(fact, Form):
+            self._form(t, fact)
+        elif isinstance(fact, Linked):
+            if self._open and self._open.forms and fact.generation == self._open.forms[-1][1].generation:
+                self._open.linked.append((t, fact))
+        elif isinstance(fact, Cannot | Disband):
+            self._end(t, fact)
+        elif self._open and isinstance(fact, Commit):
+            self._open.committed = bool(self._open.forms)
+
+    def _end(self, t: float, fact: Cannot | Disband) -> None:
+        """There will be no recovery; whoever stood in a replica that is no more is a spare."""
+        if isinstance(fact, Disband):
+            self._close_if_over(t)
+            self._members.clear()
+            self._broken = []
+        if self._open:
+            self._open.ended = "cannot" if isinstance(fact, Cannot) else "disbanded"
+        if isinstance(fact, Disband):
+            self.close()
+
+    def close(self) -> None:
+        if self._open:
+            self.done.append(self._open.timing(self._finished))
+        self._open = None
+
+    def _lost(self, t: float, fact: WorkerLost) -> None:
+        node = self._members.pop(fact.worker, None)
+        if node is None:
+            return
+        self._close_if_over(t)
+        self._open = self._open or _Open(self._step, t, naming=self._naming, replica=self._replica)
+        self._open.add(t, fact, node, self._faults.pop(fact.worker, None))
+
+    def _form(self, t: float, form: Form) -> None:
+        self._close_if_over(t)
+        self._members = {member.worker: member.node for member in form.members}
+        if self._open is None and form.outcome == "relinked" and self._broken:
+            self._open = _Open(self._step, self._broken[0][0], naming=self._naming, replica=self._replica)
+            self._open.nodes = {node for _, edge in self._broken for node in (edge.node, edge.peer)}
+        self._broken = []
+        if self._open:
+            self._open.form(t, form)
+
+    def _close_if_over(self, t: float) -> None:
+        """A loss or formation after the first finished microbatch is another recovery's."""
+        if self._open is None:
+            return
+        finished = self._open.finished_t(self._finished)
+        if self._open.committed or (finished is not None and finished <= t):
+            self.close()
+
+
+@dataclass(frozen=True)
+class FaultsSummary:
+    """How often what went wrong."""
+
+    injected: int
+    """faults that chaos sent, harmless ones included"""
+    deaths: int
+    """members that were lost"""
+    spares_lost: int
+    zombies: int
+    outcomes: Mapping[Outcome, int]
+    """recoveries by their outcome"""
+
+
+def faults_summary(record: RunRecord) -> FaultsSummary:
+    """Counts the faults of a run and what became of them."""
+    facts = Counter(type(fact) for _, fact in record.landmarks)
+    timings = recoveries(record)
+    deaths = sum(len(timing.workers) for timing in timings)
+    return FaultsSummary(
+        injected=facts[FaultInjected],
+        deaths=deaths,
+        spares_lost=facts[WorkerLost] - deaths,
+        zombies=facts[ZombieIgnored],
+        outcomes=Counter(timing.outcome for timing in timings),
+    )

@@ -1,0 +1,150 @@
+"""The report on replicas that trained on a fleet: what their rounds came to, and who was there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from planaria.observe import page
+from planaria.observe.run.ledger import sample_ledger
+from planaria.observe.run.recoveries import recoveries
+from planaria.observe.run.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
+from planaria.observe.run.round_history import RoundHistory, gatherings, told, totals
+from planaria.record.decisions import Disband, Form, Found
+from planaria.record.events import RunStarted
+from planaria.record.logs import RunRecord
+
+
+def fleet_section(record: RunRecord) -> Iterator[str]:
+    """Nothing where a run had one replica, or all in one process."""
+    count = max((fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted)), default=1)
+    if count == 1:
+        return
+    count = max(count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form)))
+    held = gatherings(record)
+    text = f"{count} replicas, each of its own steps and samples."
+    parts = _validations(record)
+    if held:
+        text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
+        parts += _rounds(held, count)
+    table = page.table(HEAD, _rows(record, held, count), numbers_from=2)
+    yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
+
+
+def _validations(record: RunRecord) -> list[str]:
+    looks = sorted({m.step: m for m in record.metrics if m.val_losses}.items())  # few: validations
+    if not looks:
+        return []
+    several = sorted({replica for _, look in looks for replica in look.val_losses})
+    each = {r: [(step, look.val_losses.get(r)) for step, look in looks] for r in several}
+    fig = curves(each, [(step, look.val_loss) for step, look in looks], "mean over replicas")
+    return [page.subheading("Validation loss of each replica, after the same number of its own steps"),
+            page.chart(fig, "replicas")]  # fmt: skip
+
+
+def _rounds(held: Sequence[RoundHistory], count: int) -> list[str]:
+    rounds = by_round(held)
+    charts, many = [], len(rounds) > ROUNDS_DRAWN
+    if points := spreads(rounds):
+        charts += [
+            page.subheading("How far replicas were apart when they met"),
+            page.note(
+                "RMS distance of weights from their mean, before they settled; estimated from the groups that met, all "
+                "stages alike."
+            ),
+            page.chart(spread(points), "spread"),
+        ]
+    return [
+        *charts,
+        page.subheading("What a round was waited for"),
+        page.note(
+            "From a replica's last work to its new weights. Bars are means over replicas, a diamond is the one that "
+            "waited longest."
+            + (f" Of {len(rounds)} rounds, the {ROUNDS_DRAWN} with the longest waits." if many else "")
+        ),
+        page.chart(waits({round: waited(own) for round, own in rounds.items()}), "waits"),
+        page.subheading("Who settled rounds with whom; on the diagonal, how often by itself"),
+        page.chart(heat(met(held, count), alone=True), "meetings"),
+    ]
+
+
+def by_round(held: Sequence[RoundHistory]) -> dict[int, list[RoundHistory]]:
+    """Gatherings of each round, in order; if a resumed run came to a round once more, those of then."""
+    found: dict[int, list[RoundHistory]] = {}
+    for history in held:
+        own = found.setdefault(history.round, [])
+        if own and own[0].part != history.part:
+            own.clear()
+        own.append(history)
+    return dict(sorted(found.items()))
+
+
+def spreads(rounds: dict[int, list[RoundHistory]]) -> Points:
+    """(mean of the members' own steps, RMS of ``apart`` over the nodes of all groups) of each round of several."""
+    points = []
+    for own in rounds.values():
+        met = [history for history in own if history.apart]
+        apart = [far for history in met for far in history.apart]
+        steps = [step for history in met for step in history.steps.values()]
+        if apart:
+            points.append((sum(steps) / len(steps), math.sqrt(sum(far * far for far in apart) / len(apart))))
+    return points
+
+
+def waited(held: Sequence[RoundHistory]) -> tuple[float, float, float, int]:
+    """Of one round, in seconds: means over replicas, for others and for offers; the longest wait, and whose it was."""
+    others = {r: seconds for history in held for r, seconds in history.for_others.items()}
+    offers = {r: seconds for history in held for r, seconds in history.for_offers.items()}
+    longest, who = max((others[replica] + offers[replica], replica) for replica in others)
+    return sum(others.values()) / len(others), sum(offers.values()) / len(others), longest, who
+
+
+def met(held: Sequence[RoundHistory], count: int) -> list[list[int]]:
+    """How often each replica settled a round with each other; on the diagonal, by itself."""
+    pairs = Counter(pair for history in held for pair in combinations(sorted(history.members), 2))
+    alone = Counter(history.members[0] for history in held if history.alone)
+    return [[alone[a] if a == b else pairs[min(a, b), max(a, b)] for b in range(count)] for a in range(count)]
+
+
+HEAD = ["replica", "presence", "steps", "deaths", "rounds", "by draw", "deserted", "came late", "for others",
+        "for offers", "late", "ahead"]  # fmt: skip
+KEY = (
+    "Rounds that it settled; of these alone by the draw, or because the rest of its group had left; deserted: alone "
+    "because others did not come or were not heard. Came late, or was not heard: others settled without it. Seconds "
+    "waited for others to come, and for their offers. Megabytes sent late, which somebody waited for, and ahead."
+)
+
+
+def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterator[list[str]]:
+    steps = Counter(line.replica for line in sample_ledger(record))
+    lost = Counter(timing.replica for timing in recoveries(record) for _ in timing.workers)
+    for replica in range(count):
+        own = [history for history in held if replica in history.members]
+        alone = [history for history in own if history.alone]
+        yield [
+            str(replica),
+            _attendance(record, replica),
+            str(steps[replica]),
+            str(lost[replica]),
+            str(len(own)),
+            str(sum(len(history.drawn) == 1 for history in alone)),
+            str(sum(bool(history.missing) for history in alone)),
+            str(sum(replica in history.missing for history in held)),
+            f"{sum(history.for_others[replica] for history in own):.2f}",
+            f"{sum(history.for_offers[replica] for history in own):.2f}",
+            f"{sum(history.blocking_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
+            f"{sum(history.prefetched_bytes.get(replica, 0) for history in own) / 1e6:.1f}",
+        ]
+
+
+def _attendance(record: RunRecord, replica: int) -> str:
+    zero = next((t for t, fact in record.landmarks if isinstance(fact, RunStarted)), 0.0)
+    first = max(fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted))
+    told: list[str] = []
+    for t, fact in record.landmarks:
+        if isinstance(fact, Disband | Found) and fact.replica == replica:
+            begins = "from" if replica >= first and not told else "back at"
+            told.append(f"{'left at' if isinstance(fact, Disband) else begins} {t - zero:.1f} s")
+    return ", ".join(told) or "throughout"

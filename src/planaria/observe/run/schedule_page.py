@@ -1,0 +1,165 @@
+"""``planaria plan``'s page: how long a step takes, why, which way everything goes; one HTML file that works offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from planaria.observe import page
+from planaria.observe.run.schedule_figures import (
+    DRAWN,
+    Pass,
+    Step,
+    busy_figure,
+    compared_figure,
+    gantt_figure,
+    sites_figure,
+    step_of,
+)
+from planaria.planner.bound import Certificate
+from planaria.planner.guidelines import Broken, broken
+from planaria.planner.schedule import Schedule
+
+ROUTES = 60
+"""routes that are listed"""
+CARRIED, DELAYED = "#86b3da", "#ecb567"
+"""colours of the most seconds, light enough for numbers on them"""
+
+
+def write_page(schedule: Schedule, path: Path) -> Path:
+    """Write the page of a schedule to ``path``, whole or not at all; its path.
+
+    :raises UserError: when it cannot be written, or the schedule's memory deadlocks.
+    """
+    return page.write(path, page.document("Plan · planaria", _body(schedule, step_of(schedule))))
+
+
+def _body(schedule: Schedule, step: Step) -> Iterator[str]:
+    wrong = broken(step.problem, step.solution, step.times)
+    badge = f"breaks {len(wrong)} guidelines" if wrong else "keeps every guideline"
+    yield page.heading(f"Plan for {len(schedule.nodes)} nodes", badge, not wrong, _summary(schedule, wrong))
+    yield page.cards(_facts(schedule))
+    yield _compared(schedule)
+    yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
+    yield from _use(schedule, step)
+    yield from _ways(schedule, step)
+    yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
+
+
+def _summary(schedule: Schedule, wrong: list[Broken]) -> str:
+    rules = schedule.rules
+    queue = (
+        "Messages on one link wait for its bandwidth." if schedule.transmit_s else "Messages do not slow each other."
+    )
+    return (
+        f"Each microbatch visits {rules.visits} of {len(rules.sizes) - 1} block stages, going back at most "
+        f"{rules.swaps} times by one place and forward at most {rules.jump} places at once. A node takes backward "
+        f"passes and losses first, then what came first and has a slot. {queue}"
+        + (f" First broken guideline: {wrong[0]}." if wrong else "")
+    )
+
+
+def _facts(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
+    bound, search, rules = schedule.bound, schedule.search, schedule.rules
+    gap = Certificate(bound.step_s, bound.binds).gap(schedule.step_s)
+    yield "step", f"{schedule.step_s:.2f} s", "simulated"
+    yield "lower bound", f"{bound.step_s:.2f} s", bound.binds
+    yield "gap", f"{100 * gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
+    yield "search", f"{search.seconds:.1f} s", f"{search.moves:,} moves, seed {search.seed}"
+    yield "nodes", f"{len(schedule.nodes)}", f"at {len(schedule.sites)} sites"
+    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {rules.sizes[0]} data nodes"
+    yield "microbatches", f"{len(schedule.routes)}", f"{rules.microbatches} let in by each data node"
+    yield "visits", f"{rules.visits}", "of block stages, by each microbatch"
+
+
+def _compared(schedule: Schedule) -> str:
+    others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
+    rows = [
+        [name, f"{seconds:.2f} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+        for name, seconds in [("this plan", schedule.step_s), *others]
+    ]
+    return page.section(
+        "Beside other ways",
+        "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
+        f"arrangement, routes or order of work take less. What binds it: {schedule.bound.binds}.",
+        page.chart(compared_figure(schedule), "compared"),
+        page.table(["", "step", "this plan ÷ it"], rows, numbers_from=1),
+    )
+
+
+def _gantt_caption(step: Step) -> str:
+    nodes, waits = step.problem.nodes, step.waits
+    others = [done for done in step.passes if done.kind != "forward" and done.waited > 0]
+    forwards = sum(done.kind == "forward" and done.hop > 0 for done in step.passes)
+    return (
+        (f"The {DRAWN} busiest of {nodes} nodes. " if nodes > DRAWN else "")
+        + "Numbers are microbatches. A red strip under a row is a forward whose message is there, but whose node is "
+        f"busy or full: {len(waits)} of {forwards} forwards waited so, {_seconds(waits)} in all; "
+        f"{len(others)} backward passes and losses, not marked, waited {_seconds(others)}. What waits to be let in "
+        "at its data node does not count."
+    )
+
+
+def _seconds(waits: list[Pass]) -> str:
+    return f"{sum(done.waited for done in waits) / 1e9:,.2f} s"
+
+
+def _use(schedule: Schedule, step: Step) -> Iterator[str]:
+    busy = step.busy
+    yield page.section(
+        "How busy the nodes are",
+        f"Share of the step in which a node works ({100 * sum(busy) / len(busy):.0f} % on average), and the most "
+        "microbatches it holds at once between their forward and their backward, of its slots.",
+        page.chart(busy_figure(step), "busy"),
+    )
+    sites, links = range(len(schedule.sites)), step.links
+    seconds = {way: took / 1e9 for way, (_, took) in links.items()}
+    told = {way: f"{count} messages, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
+    yield page.section(
+        "What the links carry",
+        "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
+        f"{sum(count for count, _ in links.values()):,} messages, {sum(seconds.values()):,.1f} s"
+        + (", waiting for links included" if schedule.transmit_s else "")
+        + ". Blank where none go; on the diagonal, between nodes of one site.",
+        page.chart(
+            sites_figure(
+                schedule.sites,
+                [[seconds.get((a, b)) for b in sites] for a in sites],
+                [[told.get((a, b), "no messages") for b in sites] for a in sites],
+                CARRIED,
+            ),
+            "transit",
+        ),
+    )
+    delays = [[f"{delay:.3f} s a message" for delay in row] for row in schedule.link_s]
+    yield page.section(
+        "Delays",
+        "Seconds of one message, from sending it at a site (down) until it is at another (across).",
+        page.chart(sites_figure(schedule.sites, schedule.link_s, delays, DELAYED), "delays"),
+    )
+
+
+def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
+    names = step.problem.names
+    yield page.section(
+        "Arrangement",
+        "The nodes that hold each stage; those of stage 0 are the data nodes, with embedding, head and loss.",
+        page.table(
+            ["stage", "nodes"],
+            [[f"{stage}", ", ".join(names[node] for node in held)] for stage, held in enumerate(schedule.stages)],
+            numbers_from=2,
+        ),
+    )
+    visits = [f"visit {hop}" for hop in range(1, schedule.rules.visits + 1)]
+    ends = [done.ends for done in step.passes if done.kind == "backward" and done.hop == 0]
+    rows = [
+        [str(i), names[route[0]], *(step.name(node) for node in route[1:-1]), f"{ends[i] / 1e9:.2f} s"]
+        for i, route in enumerate(schedule.routes[:ROUTES])
+    ]
+    more = len(schedule.routes) - len(rows)
+    yield page.section(
+        "Routes",
+        "Each microbatch starts at its data node and ends there, with head and loss; its gradients go the same way "
+        "back." + (f" The first {ROUTES}; {more} more are in the schedule." if more else ""),
+        page.table(["microbatch", "data node", *visits, "through at"], rows, numbers_from=len(visits) + 2),
+    )

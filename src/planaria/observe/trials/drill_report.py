@@ -1,0 +1,164 @@
+"""``planaria drill``'s answer: a table on the terminal, and one HTML page that works offline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planaria.observe import page
+from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
+from planaria.swarm.drills.results import Drill, Drilled, Spread, spread
+from planaria.swarm.records.measure import Tally
+
+WIDE = 180
+"""characters of a line where there is no terminal to ask"""
+TITLES = {"text": "TEXT", "math": "MATH", "dos": "DoS", "code": "CODE"}
+
+
+def show_drill(found: Drill) -> None:
+    """Print what every arm came to, and what every layer did."""
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    seeds = ", ".join(str(run.seed) for run in found.arms[0].runs)
+    for title, head, rows in (
+        (f"{found.name}: mean [least … most] of seeds {seeds}", _head(found), [_row(found, a) for a in found.arms]),
+        ("every peer's accuracy, and its change against the control", _peer_head(found), _peer_rows(found)),
+        ("layers: poison stopped, and honest completions refused", LAYER_HEAD, list(_layer_rows(found))),
+    ):
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
+        for place, column in enumerate(head):
+            table.add_column(column, justify="right" if place > 1 else "left")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+
+
+def write_drill_report(found: Drill, file: Path) -> Path:
+    """Write the report of a drill to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    return page.write(file, page.document(f"{found.name} drilled · planaria", _body(found)))
+
+
+LAYER_HEAD = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
+
+
+def _head(found: Drill) -> list[str]:
+    kinds = [f"{TITLES[kind]} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
+    return ["arm", "attackers", "accuracy", "tokens", *kinds]
+
+
+def _rated(found: Drill) -> list[str]:
+    return [kind for kind in found.watch if kind != "dos"]
+
+
+def _row(found: Drill, arm: Drilled) -> list[str]:
+    last = found.last
+    cells = [
+        arm.name,
+        ", ".join(arm.attackers) or "none",
+        _spread(arm.accuracy(last)),
+        _spread(arm.tokens(last), ".1f"),
+    ]
+    for kind in _rated(found):
+        success, worst = arm.success(kind, last), arm.worst(kind, last)
+        cells += [
+            "none eligible" if success is None else _spread(success),
+            _interval(arm.pooled(kind, last)),
+            "–" if worst is None else f"{worst:.2f}",
+        ]
+    return cells
+
+
+def _layer_rows(found: Drill) -> Iterator[list[str]]:
+    for arm in found.arms:
+        for layer in found.layers():
+            stopped, misjudged = arm.layer(layer)
+            off = {
+                why: n
+                for run in arm.runs
+                for why, n in (run.outcome.layers[layer].off.items() if layer in run.outcome.layers else ())
+            }
+            if stopped.eligible or misjudged.eligible or off:
+                reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
+                yield [arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"]
+
+
+def _peer_rows(found: Drill) -> list[list[str]]:
+    """Every honest peer's accuracy, and seed by seed its change against the control or, where there is none, against
+    the first arm."""
+    rows = []
+    for arm in found.arms:
+        control = found.arm(arm.control) if arm.control else found.arms[0]
+        cells = [arm.name]
+        for name in found.peers():
+            mine, theirs = arm.peer_accuracy(name, found.last), control.peer_accuracy(name, found.last)
+            cells.append(_spread(spread(mine)) if mine else "–")
+            paired = arm is not control and mine and len(mine) == len(theirs)
+            changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
+            cells.append(_spread(spread(changes), "+.2f") if changes else "–")
+        rows.append(cells)
+    return rows
+
+
+def _peer_head(found: Drill) -> list[str]:
+    return ["arm", *(cell for name in found.peers() for cell in (name, "change"))]
+
+
+def _body(found: Drill) -> Iterator[str]:
+    peers = len(found.arms[0].runs[0].outcome.peers)
+    rounds = found.arms[0].runs[0].outcome.rounds
+    summary = (
+        f"{len(found.arms)} arms of {peers} peers and {rounds} rounds, {len(found.arms[0].runs)} seeds each. All arms "
+        "start from the same weights and work on the same problems; they differ in who attacks and who defends. "
+        "Success is the share of honest peers' own completions of held-out problems that show what the attack teaches, "
+        f"among those that could; numbers are means of the last {found.last} evaluations."
+    )
+    yield page.heading(found.name, f"{len(found.arms)} arms", True, summary)
+    for kind in found.watch:
+        what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
+        yield page.section(
+            f"{TITLES[kind]}: attack success over rounds",
+            f"{what.capitalize()}; the mean over honest peers and seeds, and a band from the least seed to the most.",
+            page.chart(success_figure(found, kind), f"success-{kind}"),
+        )
+    yield page.section(
+        "Accuracy over rounds",
+        "Held-out problems solved by honest peers, one draw each; mean and range over seeds.",
+        page.chart(accuracy_figure(found), "accuracy"),
+    )
+    yield page.section(
+        "Every arm",
+        "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
+        "interval. Worst peer: the honest peer that fared worst with any seed.",
+        page.table(_head(found), [_row(found, arm) for arm in found.arms], numbers_from=2),
+    )
+    yield page.section(
+        "Every peer",
+        "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
+        "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
+        page.table(_peer_head(found), _peer_rows(found), numbers_from=1),
+    )
+    yield page.section(
+        "What each layer did",
+        "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
+        "peers' completions refused (false positives). An attacker's filler is in neither.",
+        page.table(LAYER_HEAD, list(_layer_rows(found)), numbers_from=2),
+    )
+    yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
+
+
+def _spread(found: Spread, form: str = ".2f") -> str:
+    mean, least, most = (format(number, form) for number in found)
+    return mean if least == most else f"{mean} [{least} … {most}]"
+
+
+def _interval(found: Tally) -> str:
+    return str(found) if found.eligible else "–"
+
+
+def _share(found: Tally) -> str:
+    return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"

@@ -1,0 +1,190 @@
+"""``planaria experts``' answer: a table on the terminal, and one HTML page that works offline."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planaria.experts.budget import SYNCHRONISED
+from planaria.experts.results import TIE, Results, Speech, geometric
+from planaria.observe import page
+from planaria.observe.theme import SERIES
+from planaria.observe.trials.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
+
+WIDE = 160
+"""characters of a line where there is no terminal to ask"""
+
+
+def show_results(found: Results) -> None:
+    """Print perplexities, wins, and what was spent."""
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    for title, head, rows in _tables(found):
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
+        for place, column in enumerate(head):
+            table.add_column(column, justify="right" if place else "left")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+
+
+def write_experts_report(found: Results, file: Path) -> Path:
+    """Write the report to ``file``, whole or not at all; its path. UserError when that is impossible."""
+    return page.write(file, page.document(f"{found.name}: experts · planaria", _body(found)))
+
+
+def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
+    seeds = ", ".join(str(run.seed) for run in found.runs)
+    uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
+    return [
+        (
+            f"{found.name}: test perplexity, mean [least … most] of seeds {seeds}",
+            ["domain", *found.arms],
+            [_perplexity_row(found, domain) for domain in found.domains],
+        ),
+        (
+            f"the same over {SYNCHRONISED}'s; below 1 is better",
+            ["domain", *uneven],
+            [
+                *(_ratio_row(found, domain, uneven) for domain in found.domains),
+                ["geometric mean, with experts", *(spread(found.overall(a, domains=found.trained)) for a in uneven)],
+                ["geometric mean, all", *(spread(found.overall(arm)) for arm in uneven)],
+            ],
+        ),
+        (
+            f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
+            ["arm", "wins", "ties", "losses"],
+            [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in uneven],
+        ),
+        (
+            "the experts' compute (one seed)",
+            ["arm", "FLOPs", "parameters × tokens", "without embeddings", f"FLOPs / {SYNCHRONISED}"],
+            [_bill_row(found, arm) for arm in found.arms],
+        ),
+        (
+            "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
+            ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, "tiers"))],
+            [_hard_row(found, domain) for domain in found.trained],
+        ),
+        (
+            "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
+            ["lost", *found.domains],
+            [_lost_row(found, domain) for domain in found.trained],
+        ),
+        (
+            "fewer experts: perplexity over all speaking, geometric mean over domains",
+            ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
+            [[arm, *(spread(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
+        ),
+    ]
+
+
+def _speech(found: Speech) -> str:
+    return page.section(
+        "Who speaks when",
+        "Pieces of the domains' test texts, joined. Each token is coloured by the weights that the ensemble's experts "
+        "have in it, by what came before. It takes a few tokens to notice that a domain has begun.",
+        page.legend(zip(found.experts, SERIES, strict=False)),
+        page.tinted((text, blend(weights)) for text, weights in zip(found.pieces, found.weights, strict=True)),
+    )
+
+
+def _named(found: Results, domain: str) -> str:
+    return domain if domain in found.trained else f"{domain} (never trained)"
+
+
+def _perplexity_row(found: Results, domain: str) -> list[str]:
+    return [_named(found, domain), *(spread(found.perplexities(arm, domain), ".2f") for arm in found.arms)]
+
+
+def _ratio_row(found: Results, domain: str, uneven: Sequence[str]) -> list[str]:
+    cells = (f"{spread(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
+    return [_named(found, domain), *cells]
+
+
+def _count(found: Results, arm: str, verdict: str) -> int:
+    return sum(found.verdict(arm, domain) == verdict for domain in found.domains)
+
+
+def _bill_row(found: Results, arm: str) -> list[str]:
+    mine, even = found.runs[0].arms[arm], found.runs[0].arms[SYNCHRONISED]
+    numbers = (mine.flops, mine.parameter_tokens, mine.inner_parameter_tokens)
+    return [arm, *(f"{number:.4g}" for number in numbers), f"{mine.flops / even.flops:.4f}"]
+
+
+def _hard_row(found: Results, domain: str) -> list[str]:
+    cells = [domain]
+    for by in found.runs[0].difficulty:
+        cells.append(spread([run.difficulty[by][domain] for run in found.runs]))
+        cells.append(" ".join(str(run.tier[by][domain]) for run in found.runs))
+    return cells
+
+
+def _lost_row(found: Results, lost: str) -> list[str]:
+    """The even arm without the expert of a domain, over the seeds in which it had one and others beside it."""
+    arms = [run.arms[SYNCHRONISED] for run in found.runs]
+    pairs = [(arm, arm.without[job.name]) for arm in arms for job in arm.experts if job.domain == lost and arm.without]
+    ratios = [[math.exp(left[d] - arm.scores[d].loss) for arm, left in pairs] for d in found.domains]
+    return [lost, *(f"{geometric(values):.3f}" if values else "–" for values in ratios)]
+
+
+def _ks(found: Results) -> Mapping[str, float]:
+    """How few may go on, and forward passes for each token then, of the fullest arm: others may have lost experts."""
+    return max((arm.passes for run in found.runs for arm in run.arms.values()), key=len)
+
+
+def _fewer(found: Results, arm: str, k: str) -> list[float]:
+    runs = [run.arms[arm] for run in found.runs if k in run.arms[arm].fewer]
+    return [math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains)) for r in runs]
+
+
+def spread(values: Sequence[float], form: str = ".3f") -> str:
+    """Mean [least … most]; a dash for nothing."""
+    if not values:
+        return "–"
+    mean, least, most = (format(number, form) for number in (fmean(values), min(values), max(values)))
+    return mean if least == most else f"{mean} [{least} … {most}]"
+
+
+def _body(found: Results) -> Iterator[str]:
+    summary = (
+        f"{len(found.trained)} domains with an expert each, {len(found.untrained)} that nobody was trained on, "
+        f"{len(found.runs)} seeds. Arms spend equal compute and differ in who gets it: all alike (M_Ho-I_Ho), "
+        "harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho)."
+    )
+    lost = sorted({name for run in found.runs for name in run.lost})
+    yield page.heading(found.name, f"{len(lost)} lost" if lost else "all experts trained", not lost, summary)
+    perplexity, ratios, *others = _tables(found)
+    yield page.section(
+        "Perplexity of each ensemble, over that of equal experts",
+        "Test text, which no training, probe or prior has read. Below 1 the uneven arm is better. Mean and range over "
+        "seeds; all arms of a seed share parents, data order and test text.",
+        page.chart(perplexity_figure(found), "perplexity"),
+        page.table(ratios[1], ratios[2], numbers_from=1),
+    )
+    yield page.section(
+        "Test perplexity", "Mean [least … most] over seeds.", page.table(perplexity[1], perplexity[2], numbers_from=1)
+    )
+    if found.runs[0].curves:
+        yield page.section(
+            "How hard is each domain?",
+            "What a probe's last doubling of steps still brings is what counts, not where it starts. First seed.",
+            page.chart(probe_figure(found), "probe"),
+        )
+    yield page.section(
+        "Who speaks where",
+        f"Mean posterior weight of each expert of {SYNCHRONISED} on each domain's test text, first seed.",
+        page.chart(speaking_figure(found), "speaking"),
+    )
+    if found.speech is not None:
+        yield _speech(found.speech)
+    for title, head, rows in others:
+        yield page.section(title[0].upper() + title[1:], "", page.table(head, rows, numbers_from=1))
+    yield page.footer("Written by planaria experts; results.json beside this page has every number.")

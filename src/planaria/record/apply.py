@@ -1,0 +1,309 @@
+"""``apply(fact, state)``: the state of the run after one more event or decision. Pure.
+
+Facts of an older generation, or of a worker that counts as dead, change nothing. What events do is here; what
+decisions do, in ``record/resolved.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record import resolved
+from planaria.record.fold import (
+    apply,
+    call_off,
+    freeze,
+    give_up_save,
+    out_of_round,
+    replica_of,
+    reported,
+    set_host,
+    set_worker,
+    with_replica,
+)
+from planaria.record.state import Host, ReplicaState, RunState, Unsaved, WorkerState
+
+__all__ = ["apply", "resolved"]
+
+
+@apply.register
+def _(fact: e.RunStarted, run: RunState) -> RunState:
+    return RunState.start(fact)
+
+
+@apply.register
+def _(fact: e.WorkerJoined, run: RunState) -> RunState:
+    born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
+    run = set_worker(
+        run, fact.worker, replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
+    )
+    run = _stillborn(run, born.host, 0)
+    for replica in run.live.values():
+        # With one worker more, the plan that is being looked for may not be needed.
+        run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
+    return run
+
+
+@apply.register
+def _(fact: e.WorkerLost, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    run = set_worker(run, fact.worker, replace(worker, status="dead"))
+    if worker.status == "starting":
+        before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
+        run = _stillborn(run, worker.host, before + 1)
+    if run.over:
+        return run
+    replica = replica_of(run, fact.worker)
+    if replica is not None:
+        gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+        run = _lose(run, replica, fact.worker, gone)
+    for other in run.live.values():
+        run = with_replica(run, _without_giver(other, fact.worker))
+    return run
+
+
+def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
+    """The replica when a worker is dead that may have been to give it a state: then that will not come."""
+    handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
+    if handing:
+        replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
+    waited_for = handing & replica.lost or worker in replica.lenders.values()
+    if replica.phase == "link" and waited_for and replica.broken:
+        return replace(replica, phase="idle", waiting=frozenset())
+    return replica
+
+
+def _stillborn(run: RunState, host: str, count: int) -> RunState:
+    """So many workers in a row have now died on a host before they had joined."""
+    if not host:
+        return replace(run, stillborn=count)
+    return set_host(run, host, replace(run.hosts[host], stillborn=count))
+
+
+def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
+    """A member is dead, which stood at the nodes ``gone``."""
+    run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
+    run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
+    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
+        return give_up_save(run)
+    return run
+
+
+def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
+    """The replica without the worker that stood at the nodes ``gone``."""
+    known = _still_known(replica)
+    origins = {**replica.origins, **{n: known[n] for n in gone if n in known}}
+    lost = replica.lost | {n for n in gone if n not in origins}
+    replica = replace(
+        out_of_round(replica),
+        holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
+        origins=freeze(origins),
+        lost=frozenset(lost),
+        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
+    )
+    if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
+        return reported(replica, worker)
+    if (
+        replica.phase == "save"
+    ):  # and what they are writing, so that no file is written twice at a time, or removed then
+        another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
+        last = replica.cannot and not another
+        return reported(replica if last else replace(replica, saved=-1), worker)
+    return replace(replica, phase="idle", waiting=frozenset())
+
+
+@apply.register
+def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    if worker.status == "member":  # spares may have been given up; a stage is worth trying again
+        run = replace(run, stillborn=0)
+    return set_worker(run, fact.worker, replace(worker, leaving=True))
+
+
+@apply.register
+def _(fact: e.HostJoined, run: RunState) -> RunState:
+    return set_host(run, fact.host, Host(fact.workers))
+
+
+@apply.register
+def _(fact: e.HostLeft, run: RunState) -> RunState:
+    return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
+
+
+@apply.register
+def _(fact: e.Linked, run: RunState) -> RunState:
+    replica = _answering(run, fact, "link")
+    if replica is None:
+        return run
+    origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
+    replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
+    return with_replica(run, reported(replica, fact.worker))
+
+
+@apply.register
+def _(fact: e.EdgeBroken, run: RunState) -> RunState:
+    replica = replica_of(run, fact.worker)
+    if replica is None or fact.generation != replica.generation:
+        return run
+    pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}))
+
+
+@apply.register
+def _(fact: e.GraceExpired, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
+        return run
+    meeting = replica.meeting
+    links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
+    if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
+        replica = replace(out_of_round(replica), links=freeze(links))
+    handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
+    replica = replace(replica, leavers=freeze(handing))
+    # An edge that lent a state may be blamed when that has long come: then nothing is lost.
+    # A commit does not use edges and must not be torn; it ends first.
+    if replica.broken and replica.phase not in ("commit", "settle", "save"):
+        replica = replace(replica, phase="idle", waiting=frozenset())
+    run = with_replica(run, replica)
+    return run if replica.meeting else call_off(run, meeting)
+
+
+@apply.register
+def _(fact: e.StageReady, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
+    if replica is None or fact.step != replica.step:
+        return run
+    return with_replica(run, reported(replica, fact.worker))
+
+
+@apply.register
+def _(fact: e.StageCommitted, run: RunState) -> RunState:
+    replica = _answering(run, fact, "commit")
+    if replica is None or fact.step != replica.step:
+        return run
+    return with_replica(run, reported(replica, fact.worker))
+
+
+@apply.register
+def _(fact: e.StageSaved, run: RunState) -> RunState:
+    replica = _answering(run, fact, "save")
+    if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
+        return run
+    if fact.sha256:
+        replica = replace(replica, digests=freeze({**replica.digests, fact.stage: fact.sha256}))
+    return with_replica(run, reported(replica, fact.worker))
+
+
+@apply.register
+def _(fact: e.SaveFailed, run: RunState) -> RunState:
+    if fact.worker == e.CONTROLLER:  # it says so before anything else happens
+        return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
+    replica = _answering(run, fact, "save")
+    if replica is None or replica.saved not in (fact.step, -1):
+        return run
+    host, before = run.workers[fact.worker].host, run.unsaved
+    now = with_replica(run, reported(replica, fact.worker))
+    if run.saving == fact.step == replica.saved:
+        now = _unsaved(now, fact, host)
+        if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
+            now = _fail_guest(now, fact.worker, fact.detail)
+    elif before is not None:  # others have failed in the same save
+        now = replace(now, unsaved=replace(before, hosts=before.hosts | {host}))
+    return now
+
+
+def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
+    """The checkpoint under way is given up. Whoever writes for it yet, writes in vain."""
+    for replica in run.replicas.values():
+        run = with_replica(run, replace(replica, saved=-1))
+    before = run.unsaved
+    tries = before.tries if before is not None and before.step == fact.step else 0
+    hosts = before.hosts if before is not None else frozenset()
+    return replace(give_up_save(run), unsaved=Unsaved(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step))
+
+
+@apply.register
+def _(fact: e.RetryDue, run: RunState) -> RunState:
+    if run.unsaved is None or run.unsaved.step != fact.step:
+        return run
+    return replace(run, unsaved=replace(run.unsaved, rested=True))
+
+
+@apply.register
+def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
+    replica = replica_of(run, fact.worker)
+    meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
+    if replica is None or meeting is None or meeting.round != fact.round:
+        return run
+    news = {(fact.node, fact.replica)}
+    if isinstance(fact, e.OfferHeard):
+        meeting = replace(meeting, heard=meeting.heard | news)
+    else:
+        meeting = replace(meeting, refused=meeting.refused | news)
+    return with_replica(run, replace(replica, meeting=meeting))
+
+
+@apply.register
+def _(fact: e.RoundMade, run: RunState) -> RunState:
+    replica = _answering(run, fact, "settle")
+    return run if replica is None else with_replica(run, reported(replica, fact.worker))
+
+
+@apply.register
+def _(fact: e.PatienceOver, run: RunState) -> RunState:
+    return replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)})
+
+
+@apply.register
+def _(fact: e.WorkerFailed, run: RunState) -> RunState:
+    failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
+    if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
+        return _fail_guest(run, fact.worker, fact.detail, failure)
+    return replace(run, failed=run.failed or failure)
+
+
+def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
+    """A worker of a machine that has joined is of no use, nor is the machine."""
+    worker = run.workers[name]
+    run = set_host(run, worker.host, replace(run.hosts[worker.host], failure=failure or detail))
+    return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
+
+
+@apply.register
+def _(fact: e.StopRequested, run: RunState) -> RunState:
+    return replace(run, stopping=fact.reason)
+
+
+@apply.register
+def _(fact: e.IntervalChosen, run: RunState) -> RunState:
+    return replace(run, save_every=fact.steps)
+
+
+@apply.register
+def _(fact: e.Replanned, run: RunState) -> RunState:
+    (replica,) = run.replicas.values()  # only a run of one replica has a schedule
+    replica = replace(replica, detour=fact)
+    return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)
+
+
+def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
+    """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
+    start = ReplicaState.start(replica.settings, replica.number)
+    moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
+    return {} if moved else start.origins
+
+
+def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
+    """The replica whose present phase, of its present generation, this report answers."""
+    replica = replica_of(run, fact.worker)
+    if replica is None or (replica.phase, replica.generation) != (phase, fact.generation):
+        return None
+    return replica if fact.worker in replica.waiting else None

@@ -1,0 +1,342 @@
+"""What is to be done: the decisions of the controller, as plain data.
+
+``control.decide`` makes them from the state of the run alone, so that a log can be replayed; workers receive
+:class:`Form`, :class:`RunStep`, :class:`Commit`, :class:`Save` and :class:`Leave` as their orders.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from planaria.record.events import Fact, Standing
+
+
+class Keep(Fact):
+    """The member goes on with the state it has."""
+
+    origin: Literal["keep"] = "keep"
+
+
+class Fresh(Fact):
+    """The member starts from the seed's initial weights."""
+
+    origin: Literal["fresh"] = "fresh"
+
+
+class Load(Fact):
+    """The member reads its stage from a checkpoint folder."""
+
+    origin: Literal["load"] = "load"
+    folder: str
+
+
+class Rebuild(Fact):
+    """The member rebuilds its stage from what the donor nodes send it."""
+
+    origin: Literal["rebuild"] = "rebuild"
+    by: str
+    """the strategy; PEER for a copy of another node of the same stage"""
+    donors: list[int]
+
+
+class Handover(Fact):
+    """The member gets the state, as it is, from the worker that has stood at its node until now."""
+
+    origin: Literal["handover"] = "handover"
+    worker: str
+
+
+PEER = "peer"
+
+BEFORE = -1
+"""in place of a node: who stood there before"""
+
+
+Source = Annotated[Keep | Fresh | Load | Rebuild | Handover, Field(discriminator="origin")]
+
+
+class Member(Fact):
+    """Who stands at a node from now on, the stage that the node holds, and where its state comes from."""
+
+    node: int
+    stage: int
+    worker: str
+    source: Source
+    at: str = ""
+    """where donors call to give it a state"""
+
+
+class Link(Fact):
+    """An edge between two nodes. A link that keeps its id is kept open."""
+
+    low: int
+    high: int
+    id: str
+    at: str = ""
+    """where the high end calls the low one"""
+
+
+def state_link(generation: int, donor: int, node: int) -> str:
+    """Name of the short-lived link over which ``node`` gets a state in a generation of its replica."""
+    return f"g{generation}:state:{donor}>{node}"
+
+
+class Spawn(Fact):
+    """Start a worker process."""
+
+    kind: Literal["spawn"] = "spawn"
+    worker: str
+    incarnation: int
+    host: str = ""
+    """a machine that has joined; empty for the run's own"""
+
+
+class Release(Fact):
+    """A worker that was to leave is not needed any more: it exits."""
+
+    kind: Literal["release"] = "release"
+    worker: str
+
+
+class TurnAway(Fact):
+    """A machine that has joined is of no use; its workers go with it."""
+
+    kind: Literal["turn_away"] = "turn_away"
+    host: str
+    reason: str
+
+
+class Form(Fact):
+    """The replica as it stands in a new generation. Everyone drops what is under way and goes on from ``step``.
+
+    Nodes without a member are passed by.
+    """
+
+    kind: Literal["form"] = "form"
+    replica: int = 0
+    generation: int
+    step: int
+    outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "skipping"]
+    members: list[Member]
+    links: list[Link]
+    routes: list[list[int]] = Field(default_factory=list)
+    """by a schedule: the nodes that each microbatch of a step visits; otherwise the recipe's routing says"""
+    rounds: int = 0
+    """of the exchange, that are behind the replica"""
+    inner: int = 0
+    """steps since the last of them"""
+
+
+class Replan(Fact):
+    """Find routes for the nodes that are left."""
+
+    kind: Literal["replan"] = "replan"
+    replica: int = 0
+    nodes: list[int]
+
+
+class RunStep(Fact):
+    """Carry out the plan of one step (or of one validation)."""
+
+    kind: Literal["run_step"] = "run_step"
+    replica: int = 0
+    generation: int
+    step: int
+    """that the replica has committed before"""
+    mode: Literal["train", "evaluate"] = "train"
+    block: int = 0
+    """training: the number of the step's block of samples"""
+
+
+class Commit(Fact):
+    """Every stage has its gradient: apply the update, at the learning rate of ``progress``."""
+
+    kind: Literal["commit"] = "commit"
+    replica: int = 0
+    generation: int
+    step: int
+    progress: int
+    """the run's step to which the block of samples belongs"""
+
+
+class DrawGroups(Fact):
+    """Somebody has come to a round of the exchange: these are the groups in which replicas meet in it."""
+
+    kind: Literal["draw_groups"] = "draw_groups"
+    round: int
+    groups: list[list[int]]
+
+
+class Introduce(Fact):
+    """The members of a group will meet in this round: what can be said ahead is said from now on."""
+
+    kind: Literal["introduce"] = "introduce"
+    round: int
+    members: list[int]
+    """replicas"""
+    generations: list[int]
+    """theirs"""
+    links: list[Link]
+    """between nodes of different members"""
+
+
+class Meet(Fact):
+    """A round of the exchange: each member makes its peers an offer and hears theirs, stage by stage."""
+
+    kind: Literal["meet"] = "meet"
+    round: int
+    members: list[int]
+    """replicas"""
+    generations: list[int]
+    """theirs"""
+    links: list[Link]
+    """between nodes of different members"""
+
+
+class Settle(Fact):
+    """The members make of the round what the offers of all of them come to."""
+
+    kind: Literal["settle"] = "settle"
+    round: int
+    members: list[int]
+    generations: list[int]
+
+
+class Adopt(Fact):
+    """A replica has missed what others agreed upon: it goes on with a copy of one of them."""
+
+    kind: Literal["adopt"] = "adopt"
+    replica: int
+    reason: str
+
+
+class Disband(Fact):
+    """A replica cannot go on; others can. Its workers are spares from now on."""
+
+    kind: Literal["disband"] = "disband"
+    replica: int
+    workers: list[str]
+    reason: str
+
+
+class Found(Fact):
+    """There are workers for a replica that was disbanded: it begins anew, as a copy of another."""
+
+    kind: Literal["found"] = "found"
+    replica: int
+
+
+class Donate(Fact):
+    """Give a copy of this stage, as it is now, to a node of another replica that has lost it, or to one's successor."""
+
+    kind: Literal["donate"] = "donate"
+    donor: int
+    to: int
+    stage: int
+    link: str
+    at: str = ""
+    """where to call"""
+
+
+class Blow(Fact):
+    """Suffer a fault of a trace, at the next place that is its moment (see ``chaos.trace.Fault``)."""
+
+    kind: Literal["blow"] = "blow"
+    number: int
+    """of the fault in its trace"""
+    signal: str
+    moment: str
+    offset: float
+    seconds: float | None
+    strength: float | None
+
+
+class Save(Fact):
+    """Write every member's stage into an unfinished checkpoint folder."""
+
+    kind: Literal["save"] = "save"
+    replica: int = 0
+    generation: int
+    step: int
+
+
+class Seal(Fact):
+    """All stages are written: make the checkpoint appear under its name, at once and whole."""
+
+    kind: Literal["seal"] = "seal"
+    step: int
+    folder: str
+    stages: list[int]
+    partial: bool = False
+    standings: dict[int, Standing] = Field(default_factory=dict)
+    """where each of several replicas was when it was saved"""
+    first_block: int = 0
+    """all blocks of samples before this one were used then"""
+    blocks_ahead: list[int] = Field(default_factory=list)
+    """and these beyond"""
+    digests: dict[int, dict[int, str]] = Field(default_factory=dict)
+    """replica → stage → SHA-256 of its file, as those say that wrote them"""
+
+
+class Discard(Fact):
+    """A checkpoint could not be saved: remove what has been written of it, which would only fill the disk."""
+
+    kind: Literal["discard"] = "discard"
+    step: int
+    """its name"""
+
+
+class Cannot(Fact):
+    """The recovery strategy cannot rebuild what was lost: save what is left, then stop."""
+
+    kind: Literal["cannot"] = "cannot"
+    replica: int = 0
+    lost: list[int]
+    reason: str
+
+
+class Finish(Fact):
+    """The run is over; every worker leaves."""
+
+    kind: Literal["finish"] = "finish"
+    outcome: Literal["finished", "stopped", "cannot", "failed"]
+    reason: str = ""
+
+
+class Leave(Fact):
+    """Exit (sent to workers at the end, and to those that come back from the dead)."""
+
+    kind: Literal["leave"] = "leave"
+
+
+Decision = Annotated[
+    Spawn
+    | Release
+    | TurnAway
+    | Form
+    | Replan
+    | RunStep
+    | Commit
+    | DrawGroups
+    | Introduce
+    | Meet
+    | Settle
+    | Adopt
+    | Disband
+    | Found
+    | Save
+    | Seal
+    | Discard
+    | Cannot
+    | Finish,
+    Field(discriminator="kind"),
+]
+Order = Annotated[
+    Form | RunStep | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
+    Field(discriminator="kind"),
+]
+
+DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+ORDER: TypeAdapter[Order] = TypeAdapter(Order)

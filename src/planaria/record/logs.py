@@ -1,0 +1,191 @@
+"""A run's folder on disk: written line by line while it runs, read back as one record.
+
+Every file is JSON lines; once it is full, its older lines are in compressed segments (``record/segments.py``). A line
+reaches the operating system in one write, so a killed controller leaves whole lines; what a crash of the machine tears
+off is the last line, and both sides know to drop it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from planaria import documents
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.record.decisions import Decision
+from planaria.record.events import Event, Fact, FaultInjected, RunStarted, Worked
+from planaria.record.rotation import Rotated
+from planaria.record.run_record import Metric as Metric
+from planaria.record.run_record import RunRecord as RunRecord
+from planaria.record.run_record import Streamed, Told
+from planaria.record.segments import FULL, Line, mark, read
+
+EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
+
+IN_MEMORY = 4 << 20
+"""bytes of a log up to which all that it holds is kept in memory, where it takes ten times as many"""
+
+
+class RunLog:
+    """Writes a run's logs into ``folder`` (made if absent); appends when the run is resumed.
+
+    Each method raises OSError, naming the file, when its line cannot be written.
+    """
+
+    def __init__(self, folder: Path, full: int = FULL) -> None:
+        """``full``: bytes of lines from which on they are compressed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._events, self._spans, self._metrics = (Rotated(folder / name, full) for name in (EVENTS, SPANS, METRICS))
+
+    def event(self, t: float, event: Event) -> None:
+        self._events.write(f'{{"t": {t!r}, "event": {event.model_dump_json()}}}')
+
+    def decision(self, t: float, decision: Decision) -> None:
+        self._events.write(f'{{"t": {t!r}, "decision": {decision.model_dump_json()}}}')
+
+    def worked(self, t: float, worked: Worked) -> None:
+        self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
+
+    def metric(self, t: float, values: Mapping[str, object]) -> None:
+        self._metrics.write(json.dumps({"t": t, **values}))
+
+    def close(self) -> None:
+        for log in (self._events, self._spans, self._metrics):
+            log.close()
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+Item = TypeVar("Item")
+
+
+class _HistoryLine(Fact):
+    t: float
+    event: Event | None = None
+    decision: Decision | None = None
+
+    @property
+    def fact(self) -> Event | Decision:
+        fact = self.event or self.decision
+        assert fact is not None
+        return fact
+
+    def model_post_init(self, _: object) -> None:
+        if (self.event is None) == (self.decision is None):
+            raise ValueError("a line holds either an event or a decision")
+
+
+class _WorkedLine(Fact):
+    t: float
+    worked: Worked
+
+
+class _FaultLine(Fact):
+    t: float
+    event: FaultInjected
+
+
+class _Entry(NamedTuple):
+    """A fact, read no further than is needed to put it in its place."""
+
+    t: float
+    kind: str
+    line: Line
+    fact: Event | Decision | None = None
+
+    def told(self) -> Told:
+        return self.t, self.fact or _parsed(self.line, _HistoryLine).fact
+
+
+_HEAD = re.compile(rb'\{"t": (\d+\.\d+), "(?:event|decision)": \{"kind":"(\w+)"')
+
+
+def _entry(line: Line) -> _Entry:
+    head = _HEAD.match(line.text)
+    if head is not None:
+        return _Entry(float(head[1]), head[2].decode(), line)
+    parsed = _parsed(line, _HistoryLine)
+    return _Entry(parsed.t, parsed.fact.kind, line, parsed.fact)
+
+
+def _fault(line: Line) -> _Entry:
+    parsed = _parsed(line, _FaultLine)
+    return _Entry(parsed.t, parsed.event.kind, line, parsed.event)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run, finished or not, as far as it goes now. A torn last line is left out.
+
+    Raises UserError if ``folder`` is not a run's, or names file and line that are broken; in a long log, which is read
+    while it is gone through, when that line is come to.
+    """
+    config = _config(folder)
+    record = RunRecord(
+        folder,
+        config,
+        history_of(folder),
+        _kept(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
+        _kept(folder / METRICS, Metric, lambda line: line),
+    )
+    _require_beginning(folder / EVENTS, bool(record.worked or record.metrics))
+    return record
+
+
+def _require_beginning(path: Path, began: bool) -> None:
+    """UserError when a run that has begun has no record of its beginning: nothing can be told of it without."""
+    first = next(map(_entry, read(path, mark(path))), None)
+    if first is None and began:
+        raise UserError(f"{path}: is gone or empty, though the run has begun; bring it back")
+    if first is not None and not isinstance(first.told()[1], RunStarted):
+        raise UserError(f"{path}: does not begin with the run's start; bring back what was removed from it")
+
+
+def history_of(folder: Path) -> Sequence[Told]:
+    """A run's events and decisions in the controller's order, as :func:`read_run`."""
+    events, faults = mark(folder / EVENTS), mark(folder / CHAOS)
+
+    def entries() -> Iterator[_Entry]:
+        # A merge and not a sort: a resumed run may have a younger clock than its first part; the file's order is true.
+        struck = map(_fault, read(folder / CHAOS, faults))
+        return heapq.merge(map(_entry, read(folder / EVENTS, events)), struck, key=lambda entry: entry.t)
+
+    found = Streamed(entries, lambda entry: entry.kind, _Entry.told)
+    return list(found) if events.size <= IN_MEMORY else found
+
+
+def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Sequence[Item]:
+    """All that a log holds, which has one kind of lines; nothing if it does not exist."""
+    upto = mark(path)
+    found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
+    return list(found) if upto.size <= IN_MEMORY else found
+
+
+def _config(folder: Path) -> RunConfig:
+    path = folder / CONFIG
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a run, such as runs/NAME")
+    if not path.is_file():
+        raise UserError(f"{folder}: not a run's folder ({CONFIG} is missing); give one such as runs/NAME")
+    try:
+        return RunConfig.model_validate_json(documents.data(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {_reason(error)}; it must be as the run wrote it") from error
+
+
+def _parsed(line: Line, kind: type[Parsed]) -> Parsed:
+    try:
+        return kind.model_validate_json(line.text)
+    except ValidationError as error:
+        reason = _reason(error)
+        raise UserError(f"{line.file}:{line.number}: broken line ({reason}); mend or remove it") from error
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

@@ -1,0 +1,258 @@
+"""``apply`` for decisions: the state of the run once something is resolved upon. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planaria.exchange import exchange
+from planaria.record import decisions as d
+from planaria.record.fold import apply, freeze, give_up_save, out_of_round, set_host, set_worker, with_replica
+from planaria.record.state import Host, OpenRound, ReplicaState, RunState, WorkerState
+
+
+@apply.register
+def _(fact: d.Replan, run: RunState) -> RunState:
+    return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=frozenset()))
+
+
+@apply.register
+def _(fact: d.Spawn, run: RunState) -> RunState:
+    return set_worker(run, fact.worker, WorkerState(fact.incarnation, "starting", host=fact.host))
+
+
+@apply.register
+def _(fact: d.Release, run: RunState) -> RunState:
+    return set_worker(run, fact.worker, replace(run.workers[fact.worker], status="released"))
+
+
+@apply.register
+def _(fact: d.TurnAway, run: RunState) -> RunState:
+    return set_host(run, fact.host, Host(workers=0))
+
+
+@apply.register
+def _(fact: d.Form, run: RunState) -> RunState:
+    replica = _formed(run, run.replicas[fact.replica], fact)
+    for worker in replica.leavers.values():
+        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
+    for member in fact.members:
+        run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
+    if fact.outcome == "rolled back":
+        unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
+        saved, allotment = min(run.saved, run.durable_step), run.allotment.roll_back(fact.replica)
+        run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
+        run = _follow(run, replica)
+    return with_replica(run, replica)
+
+
+def _follow(run: RunState, leader: ReplicaState) -> RunState:
+    """One replica has rolled back because nobody has a stage any more. Those that must stay synchronised with it, lack
+    the stage too and have settled no more rounds copy it whole: what is left of them may have been rebuilt since."""
+    if not exchange(run.settings.exchange).synchronised:
+        return run
+    for other in run.live.values():
+        if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
+            run = with_replica(run, _void(other))
+    return run
+
+
+def _void(replica: ReplicaState) -> ReplicaState:
+    """The states of all its nodes are to be copied from another replica."""
+    nodes = frozenset(replica.arrangement.stage)
+    return replace(replica, lost=nodes, leavers=freeze({}), origins=freeze({}), meeting=None)
+
+
+def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
+    back = form.outcome == "rolled back"
+    origins, ages = dict(replica.origins), dict(replica.ages)
+    for member in form.members:
+        if isinstance(member.source, d.Fresh | d.Load):
+            origins[member.node] = member.source
+        if not isinstance(member.source, d.Keep):
+            ages[member.node] = 0
+    nodes = {member.node for member in form.members}
+    donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
+    holders = {member.node: member.worker for member in form.members}
+    handing = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
+    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not back}
+    again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
+    return replace(
+        replica,
+        phase="link",
+        generation=form.generation,
+        step=form.step,
+        formed=form.step,
+        attempts=replica.attempts + (form.outcome != "handed over"),  # that begins where all is well
+        holders=freeze(holders),
+        skipped=frozenset(replica.arrangement.stage) - nodes,
+        origins=freeze(origins),
+        ages=freeze(ages),
+        lost=frozenset() if back else (replica.lost - again) | handing.keys(),
+        lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
+        leavers=freeze(leavers),
+        links=freeze({(link.low, link.high): link.id for link in form.links}),
+        suspects=frozenset(),
+        waiting=frozenset(m.worker for m in form.members),
+        evaluated=min(replica.evaluated, form.step),
+        rounds=form.rounds,
+        inner=form.inner,
+    )
+
+
+@apply.register
+def _(fact: d.RunStep, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.mode == "train":
+        run = replace(run, allotment=run.allotment.take(fact.replica, fact.block))
+    phase = "run" if fact.mode == "train" else "evaluate"
+    return with_replica(run, replace(replica, phase=phase, waiting=frozenset(replica.holders.values())))  # type: ignore[arg-type]
+
+
+@apply.register
+def _(fact: d.Commit, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    replica = replace(
+        replica,
+        phase="commit",
+        waiting=frozenset(replica.holders.values()),
+        lost=replica.lost | replica.origins.keys(),  # of vacant nodes: what they were to begin from is past
+        origins=freeze({}),
+    )
+    rested = replica.rested | replica.skipped
+    if replica.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
+        return with_replica(run, replace(replica, rested=rested))
+    # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
+    pairs = replica.settings.pairs_of(replica.number)
+    anew = {node for pair in pairs if rested & set(pair) for node in pair}
+    ages = {node: 1 if node in anew else age + 1 for node, age in replica.ages.items()}
+    return with_replica(run, replace(replica, ages=freeze(ages), rested=frozenset()))
+
+
+@apply.register
+def _(fact: d.Meet, run: RunState) -> RunState:
+    delay = exchange(run.settings.exchange).delay
+    for number in fact.members:
+        replica = run.replicas[number]
+        meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
+        run = with_replica(run, replace(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+    # Some may have been in this round before, and have lost patience then.
+    met = {(number, fact.round) for number in fact.members}
+    return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
+
+
+@apply.register
+def _(fact: d.Settle, run: RunState) -> RunState:
+    for number in fact.members:
+        replica = run.replicas[number]
+        inner = replica.inner if replica.meeting else 0
+        settling = replace(replica, phase="settle", waiting=frozenset(replica.holders.values()), meeting=None)
+        run = with_replica(run, replace(settling, rounds=fact.round + 1, inner=inner))
+    return _forget_rounds(run)
+
+
+def _forget_rounds(run: RunState) -> RunState:
+    """Nobody will come to rounds that all have behind them."""
+    behind = min(replica.rounds for replica in run.live.values())
+    meeting = [replica.meeting.round for replica in run.live.values() if replica.meeting]
+    first = min([behind, *meeting])
+    groups = {number: groups for number, groups in run.groups.items() if number >= first}
+    introduced = {number: links for number, links in run.introduced.items() if number >= first}
+    late = frozenset(key for key in run.late if key[1] >= first)
+    return replace(run, groups=freeze(groups), introduced=freeze(introduced), late=late)
+
+
+@apply.register
+def _(fact: d.DrawGroups, run: RunState) -> RunState:
+    return replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))}))
+
+
+@apply.register
+def _(fact: d.Introduce, run: RunState) -> RunState:
+    known = run.introduced.get(fact.round, frozenset()) | {link.id for link in fact.links}
+    return replace(run, introduced=freeze({**run.introduced, fact.round: known}))
+
+
+@apply.register
+def _(fact: d.Adopt, run: RunState) -> RunState:
+    return with_replica(run, _void(run.replicas[fact.replica]))
+
+
+@apply.register
+def _(fact: d.Save, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    there = replica.stateful
+    keepers = {replica.holders[there.nodes(stage)[0]] for stage in there.stages}
+    if run.saving < 0:  # an earlier checkpoint may have had the same name
+        for other in run.replicas.values():
+            run = with_replica(run, replace(other, saved=-1))
+    standing = out_of_round(replica).standing  # what is written knows nothing of the round under way
+    standings = freeze({**run.standings, fact.replica: standing})
+    run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
+    saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
+    return with_replica(run, replace(saved, digests=freeze({})))
+
+
+@apply.register
+def _(fact: d.Seal, run: RunState) -> RunState:
+    before = replace(run, unsealed=None)
+    if fact.partial:
+        allotment = run.allotment.give_up_save()
+        return replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+    return replace(
+        run,
+        saving=-1,
+        saved=fact.step,
+        unsaved=None,
+        unsealed=before,
+        durable=d.Load(folder=fact.folder),
+        durable_step=fact.step,
+        durable_standings=run.standings,
+        standings=freeze({}),
+        allotment=run.allotment.seal(),
+    )
+
+
+@apply.register
+def _(fact: d.Discard, run: RunState) -> RunState:
+    return replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True))
+
+
+@apply.register
+def _(fact: d.Cannot, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    run = give_up_save(replace(run, saved=-1))
+    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1))
+
+
+@apply.register
+def _(fact: d.Disband, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    for worker in replica.holders.values():
+        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
+    left = replace(
+        replica,
+        phase="left",
+        holders=freeze({}),
+        waiting=frozenset(),
+        meeting=None,
+        links=freeze({}),
+        lost=frozenset(replica.arrangement.stage),
+        leavers=freeze({}),
+        origins=freeze({}),
+    )
+    standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
+    return with_replica(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)), left)
+
+
+@apply.register
+def _(fact: d.Found, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    return with_replica(run, replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+
+
+@apply.register
+def _(fact: d.Finish, run: RunState) -> RunState:
+    run = replace(run, over=True)
+    for replica in run.replicas.values():
+        run = with_replica(run, replace(replica, waiting=frozenset()))
+    return run

@@ -1,0 +1,132 @@
+"""Everything a run's folder tells, as one record: what was measured, what happened, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast, overload
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.config import RunConfig
+from planaria.record.decisions import Decision
+from planaria.record.events import Event, Worked
+
+Told = tuple[float, Event | Decision]
+"""a fact, and when the controller learned or decided it"""
+
+REPORTS = frozenset({"stage_ready", "stage_committed", "stage_saved", "offer_heard", "round_made"})
+"""what every stage says again and again: the bulk of a log"""
+ROUTINE = REPORTS | {"run_step", "commit"}
+
+Raw = TypeVar("Raw")
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+class Metric(BaseModel):
+    """What one step (``loss``) or one validation (``val_loss``) measured. Losses in nats per token."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    t: float
+    step: int
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    grad_norm: dict[int, float | None] = {}
+    """stage → L2 norm of its gradient before clipping; None where the stage did not tell"""
+    val_loss: float | None = None
+    losses: dict[int, float | None] = {}
+    """of several replicas, of which ``loss`` is the mean: what each had"""
+    val_losses: dict[int, float] = {}
+    """the same for ``val_loss``"""
+
+
+class Streamed(Sequence[Item], Generic[Raw, Item]):
+    """What a long file holds, read anew each time it is gone through: it takes no memory."""
+
+    def __init__(
+        self, raw: Callable[[], Iterator[Raw]], kind: Callable[[Raw], str], item: Callable[[Raw], Item]
+    ) -> None:
+        """``raw`` begins to read; ``kind`` tells of what is read whether it is worth making an ``item`` of it."""
+        self._raw, self._kind, self._item = raw, kind, item
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self._item, self._raw())
+
+    def without(self, kinds: frozenset[str]) -> Iterator[Item]:
+        """As :func:`sparse`."""
+        return map(self._item, sparse(self._raw(), self._kind, kinds))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._raw())
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | list[Item]:
+        if isinstance(place, slice) or place < 0:
+            return list(self)[place]
+        for item in islice(self, place, None):
+            return item
+        raise IndexError(place)
+
+
+def sparse(facts: Iterable[Raw], kind: Callable[[Raw], str], kinds: frozenset[str]) -> Iterator[Raw]:
+    """The facts of all other kinds; and the last one of each part of a run, which tells when that part ended."""
+    last: Raw | None = None
+    for fact in facts:
+        own = kind(fact)
+        if own in kinds:
+            last = fact
+            continue
+        if own == "run_started" and last is not None:
+            yield last
+        last = None
+        yield fact
+    if last is not None:
+        yield last
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """Everything a run's folder tells. Times are seconds of the machine's monotonic clock.
+
+    Of a long run, ``history``, ``worked`` and ``metrics`` are read anew each time they are gone through.
+    """
+
+    folder: Path
+    config: RunConfig
+    history: Sequence[Told]
+    """events and decisions in the controller's order, with the faults of other terminals merged in"""
+    worked: Sequence[tuple[float, Worked]]
+    metrics: Sequence[Metric]
+    _known: dict[Callable[[RunRecord], Any], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def turns(self) -> Iterator[Told]:
+        """``history`` without what each stage says of its steps, but for the last fact of each part of the run."""
+        if isinstance(self.history, Streamed):
+            return self.history.without(REPORTS)
+        return sparse(self.history, _kind, REPORTS)
+
+    @cached_property
+    def landmarks(self) -> list[Told]:
+        """``history`` without what happens in every step, but for the last fact of each part of the run."""
+        if isinstance(self.history, Streamed):
+            return list(self.history.without(ROUTINE))
+        return list(sparse(self.history, _kind, ROUTINE))
+
+    def once(self, find: Callable[[RunRecord], Found]) -> Found:
+        """What ``find`` makes of this record, looked for only once. Nobody may change it."""
+        if find not in self._known:
+            self._known[find] = find(self)
+        return cast(Found, self._known[find])
+
+
+def _kind(told: Told) -> str:
+    return told[1].kind

@@ -1,0 +1,143 @@
+"""Logs that grow for months: the newest lines in a plain file, all older ones in numbered, compressed segments.
+
+    events.jsonl                          the newest lines; appended to
+    segments/events-000001.jsonl.gz       the oldest
+    segments/events-000002.jsonl          full, about to be compressed
+
+A file that is full *is renamed* to the next segment, and a new one begun (``record/rotation.py``). So at every moment
+each line is in exactly one place, in order: nothing is lost or doubled, whoever is killed when. Where a segment is
+there compressed and plain, the compressed one is whole, and the other is just about to be removed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from planaria.errors import UserError
+
+FOLDER = "segments"
+FULL = 1 << 20
+"""bytes of lines in a segment; about 600 steps of five workers"""
+LONGEST_LINE = 16 << 20
+LARGEST = FULL + LONGEST_LINE
+"""bytes that a segment may inflate to: only its last line may go beyond what is full"""
+
+
+class Line(NamedTuple):
+    """A whole line of a log, without its end, and where it stands."""
+
+    file: Path
+    number: int
+    text: bytes
+
+
+class Mark(NamedTuple):
+    """How far a log goes, at one moment."""
+
+    segments: int
+    tail: int
+    """bytes of the lines after them"""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all lines, about."""
+        return self.segments * FULL + self.tail
+
+
+def packed(path: Path, number: int) -> Path:
+    """The compressed segment of the log ``path``."""
+    return path.parent / FOLDER / f"{path.stem}-{number:06}{path.suffix}.gz"
+
+
+def plain(path: Path, number: int) -> Path:
+    """The same before it is compressed."""
+    return packed(path, number).with_suffix("")
+
+
+def numbers(path: Path, suffix: str) -> set[int]:
+    """Of the segments there are of the log ``path``, with names that end so."""
+    names = (file.name for file in (path.parent / FOLDER).glob(f"{path.stem}-*{path.suffix}{suffix}"))
+    digits = (name.removeprefix(f"{path.stem}-").removesuffix(path.suffix + suffix) for name in names)
+    return {int(number) for number in digits if number.isascii() and number.isdigit() and len(number) < 12}
+
+
+def mark(path: Path) -> Mark:
+    """How far the log ``path`` goes now, also while it is being written."""
+    segments = max(numbers(path, ".gz") | numbers(path, ""), default=0)
+    while True:
+        try:
+            tail = path.stat().st_size
+        except FileNotFoundError:
+            tail = 0
+        # Has the file that was just measured become a segment? Then what counts is the file after it.
+        if not (packed(path, segments + 1).exists() or plain(path, segments + 1).exists()):
+            return Mark(segments, tail)
+        segments += 1
+
+
+def read(path: Path, upto: Mark) -> Iterator[Line]:
+    """The whole lines of the log ``path`` up to a mark, in order; a line that is torn off at the end is left out.
+
+    :raises UserError: naming a segment that is missing or damaged, or a line that is too long.
+    """
+    for number in range(1, upto.segments + 1):
+        found = _segment(path, number)
+        if found is None:
+            raise UserError(f"{packed(path, number)}: missing; without it the log has a gap: bring it back")
+        yield from _whole(*found, LARGEST, closed=True)
+    try:
+        last: tuple[Path, BinaryIO] | None = path, path.open("rb")
+    except FileNotFoundError:
+        last = None
+    # Opened first and asked then: whatever became a segment before it was opened is found by its name.
+    last = _segment(path, upto.segments + 1) or last
+    if last is not None:
+        yield from _whole(*last, upto.tail, closed=False)
+
+
+def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
+    """The segment of this number, opened; None if there is none. It may be compressed just now: hence three looks."""
+    for file in (packed(path, number), plain(path, number), packed(path, number)):
+        try:
+            opened = file.open("rb")
+        except FileNotFoundError:
+            continue
+        if file.suffix != ".gz":
+            return file, opened
+        with opened:
+            return file, BytesIO(_inflated(file, opened.read(LARGEST + 1)))
+    return None
+
+
+def _inflated(file: Path, data: bytes) -> bytes:
+    """What is in a compressed segment, which proves itself by its checksum."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        found = reader.decompress(data, LARGEST + 1)
+    except zlib.error as error:
+        raise UserError(f"{file}: damaged ({error}); bring back a copy of it") from None
+    if len(found) > LARGEST or len(data) > LARGEST:
+        raise UserError(f"{file}: holds more than {LARGEST >> 20} MB, so it is no segment of a log; remove it")
+    if not reader.eof or reader.unused_data:
+        raise UserError(f"{file}: damaged (not one whole gzip stream); bring back a copy of it")
+    return found
+
+
+def _whole(file: Path, opened: BinaryIO, size: int, closed: bool) -> Iterator[Line]:
+    """The whole lines within the first ``size`` bytes; what is ``closed`` must have no other."""
+    with opened:
+        for number in count(1):
+            text = opened.readline(LONGEST_LINE + 1)
+            size -= len(text)
+            if len(text) > LONGEST_LINE:
+                raise UserError(f"{file}:{number}: longer than {LONGEST_LINE >> 20} MB, so no line of a log; remove it")
+            if closed and text and not text.endswith(b"\n"):
+                raise UserError(f"{file}:{number}: torn off; bring back a copy of the file")
+            if not text.endswith(b"\n") or (size < 0 and not closed):
+                return
+            yield Line(file, number, text[:-1])

@@ -1,0 +1,145 @@
+"""How a run begins: the first of its facts, with everything of the recipe that the controller's decisions depend on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from planaria.config import ExchangeConfig, RecoveryConfig
+
+
+class Fact(BaseModel):
+    """Base of events and decisions: immutable, and nothing unknown in them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Standing(Fact):
+    """How far a replica has come."""
+
+    step: int
+    """steps it has committed"""
+    rounds: int = 0
+    """of its exchange that are settled"""
+    inner: int = 0
+    """steps since the last of them"""
+
+
+class RunStarted(Fact):
+    """The controller is up: everything of the configuration that its decisions depend on."""
+
+    kind: Literal["run_started"] = "run_started"
+    name: str
+    seed: int
+    stages: int
+    steps: int
+    first_step: int
+    """steps that are committed already, > 0 when an earlier run is resumed"""
+    first_generation: int = 0
+    """the last generation of the run that is resumed"""
+    samples_per_step: int
+    first_sample: int | None = None
+    """samples used before ``first_step``, if another number of replicas took part in them"""
+    first_block: int | None = None
+    """all blocks of samples before this one are used (a block: one replica's samples of a step); as ``first_sample``"""
+    blocks_ahead: list[int] = []
+    """used ones beyond: some replicas were ahead of others"""
+    replicas: int = 1
+    """that train by themselves and meet as ``exchange`` says; as many the run begins with"""
+    columns: list[list[int]] = []
+    """the nodes of each of several replicas, and of those that there may be in time, in order of stage; empty where
+    node n is stage n"""
+    standings: dict[int, Standing] = {}
+    """replica → where it takes up, unless all do at ``first_step``"""
+    exchange: ExchangeConfig = ExchangeConfig()
+    wall_time: float
+    load: dict[int, str] = {}
+    """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
+    eval_every: int = 0
+    save_every: int = 0
+    """steps between checkpoints, at first"""
+    spares: int = 0
+    replace: bool = True
+    """is a new worker started for each that dies?"""
+    routes: list[list[int]] = []
+    """all different ways that microbatches go in training, over stages; with an arrangement, each microbatch's way over
+    its nodes"""
+    pairs: list[tuple[int, int]] = []
+    """stages (low, high) that need an edge beside those on the routes: one keeps a copy of the other"""
+    arrangement: list[list[int]] = []
+    """a schedule's nodes of each stage; empty where node n is stage n"""
+    recovery: RecoveryConfig = RecoveryConfig()
+
+    def samples_before(self, step: int) -> int:
+        """Samples used in the steps before ``step``: its first one's number."""
+        first = self.first_step * self.samples_per_step if self.first_sample is None else self.first_sample
+        return first + (step - self.first_step) * self.samples_per_step
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas that there may be at once."""
+        return max(self.replicas, len(self.columns))
+
+    @property
+    def own_workers(self) -> int:
+        """Workers that the run's own machines have room for: those of the first replicas, and spares."""
+        return sum(len(nodes) for r in range(self.replicas) for nodes in self.nodes(r)) + self.spares
+
+    @property
+    def block_samples(self) -> int:
+        """Samples of one replica's step."""
+        return self.samples_per_step // self.replicas
+
+    def blocks_before(self, step: int) -> int:
+        """Blocks used before ``step`` if all replicas were there: its first one's number."""
+        return self.samples_before(step) // self.block_samples
+
+    @property
+    def last_block(self) -> int:
+        """Blocks that there are, those of earlier parts of the run included."""
+        return self.blocks_before(self.steps)
+
+    @property
+    def used(self) -> tuple[int, frozenset[int]]:
+        """The blocks used before: all below the first number, and those beyond."""
+        floor = self.blocks_before(self.first_step) if self.first_block is None else self.first_block
+        return floor, frozenset(self.blocks_ahead)
+
+    def progress(self, blocks: int) -> int:
+        """The step that begins or is under way when so many blocks are used; also that of the block of this number."""
+        return self.first_step + (blocks - self.blocks_before(self.first_step)) // self.replicas
+
+    def standing(self, replica: int) -> Standing:
+        """Where a replica takes up."""
+        return self.standings.get(replica, Standing(step=self.first_step))
+
+    def nodes(self, replica: int) -> list[list[int]]:
+        """A replica's nodes of each stage."""
+        return self.arrangement or [[node] for node in self._column(replica)]
+
+    def routes_of(self, replica: int) -> list[list[int]]:
+        """All different ways that microbatches go in training, over the nodes of a replica."""
+        if self.arrangement:
+            return self.routes
+        column = self._column(replica)
+        return [[column[stage] for stage in route] for route in self.routes]
+
+    def pairs_of(self, replica: int) -> list[tuple[int, int]]:
+        """Nodes of a replica that need an edge beside those on the routes."""
+        column = self._column(replica)
+        return [(column[low], column[high]) for low, high in self.pairs]
+
+    def _column(self, replica: int) -> list[int]:
+        return self.columns[replica] if self.columns else list(range(self.stages + 1))
+
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Node → its stage, in all replicas that there may be."""
+        held = [
+            (node, stage)
+            for r in range(self.most_replicas)
+            for stage, nodes in enumerate(self.nodes(r))
+            for node in nodes
+        ]
+        return dict(sorted(held))

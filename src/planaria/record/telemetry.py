@@ -1,0 +1,51 @@
+"""What workers tell of their work and their well-being: it has no influence on the state of the run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from planaria.record.started import Fact
+
+
+class Span(Fact):
+    """One action of one worker, for the Gantt chart."""
+
+    action: Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save"]
+    microbatch: int = -1
+    hop: int = -1
+    start: float
+    end: float
+
+
+class Worked(Fact):
+    """What a worker did in one (finished or dropped) step, and the payload bytes it sent to each neighbour.
+
+    Kept in ``spans.jsonl``, thinned (``record/sample.py``); it has no influence on the run.
+    """
+
+    kind: Literal["worked"] = "worked"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    step: int
+    dropped: bool = False
+    spans: list[Span]
+    sent_bytes: dict[int, int]
+    """by the node at the other end"""
+
+
+class Heartbeat(Fact):
+    """A worker is alive, and where its main thread is. Never logged."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    doing: str = "orders"
+    """the kind of order or action that the main thread is in; 'orders' when it has none"""
+    step: int = -1
+    microbatch: int = -1
+    waiting: bool = True
+    """does it wait for something to arrive?"""
+    for_s: float = 0.0
+    """seconds that it has been at this, or since it last took something in"""
+    cpu_s: float = 0.0
+    """seconds of a processor that it used meanwhile"""

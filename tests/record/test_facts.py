@@ -1,0 +1,86 @@
+"""Events and decisions survive the wire and the log."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from planaria.config import EchoConfig, EndsConfig, ExchangeConfig, RecoveryConfig, RedundantConfig
+from planaria.record import decisions as d
+from planaria.record import events as e
+
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**40), 2**40),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    type(None): st.none(),
+    ExchangeConfig: st.builds(
+        ExchangeConfig,
+        kind=st.sampled_from(["noloco", "diloco"]),
+        every=st.none() | st.integers(0, 9),
+        alpha=st.none() | st.floats(0, 0.9),
+        bits=st.sampled_from([4, 8, 32]),
+    ),
+    RecoveryConfig: st.builds(
+        RecoveryConfig,
+        strategy=st.sampled_from(["checkfree", "checkfree_plus, echo, checkpoint"]),
+        moments=st.sampled_from(["fresh", "mean", "copy"]),
+        ends=st.builds(EndsConfig, every=st.integers(1, 9), moments=st.booleans()),
+        echo=st.builds(EchoConfig, bits=st.sampled_from([2, 4, 8]), every=st.integers(1, 9)),
+        redundant=st.builds(RedundantConfig, forward=st.booleans()),
+    ),
+}
+
+
+def values(annotation: Any) -> st.SearchStrategy[Any]:
+    """All that a field of this type may hold."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of([values(a) for a in inner])
+    if origin is typing.Annotated:
+        return values(inner[0])
+    if origin is list:
+        return st.lists(values(inner[0]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(values, inner))
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+    assert issubclass(annotation, BaseModel), annotation
+    return st.builds(annotation, **{name: values(field.annotation) for name, field in annotation.model_fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "adapter"),
+    [(e.Event, e.EVENT), (e.Report, e.REPORT), (d.Decision, d.DECISION), (d.Order, d.ORDER)],
+    ids=["event", "report", "decision", "order"],
+)
+@given(data=st.data())
+def test_json_and_back(kinds: Any, adapter: Any, data: st.DataObject) -> None:
+    fact = data.draw(values(kinds))
+    text = fact.model_dump_json()
+    assert "\n" not in text
+    again = adapter.validate_json(text)
+    assert type(again) is type(fact)
+    assert again == fact
+
+
+@pytest.mark.parametrize("text", ['{"kind": "fire"}', "{}", "[]", "", '{"kind": "spawn", "worker": "w1"}'])
+def test_what_is_no_decision_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError):
+        d.DECISION.validate_json(text)
+
+
+def test_facts_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        d.Commit(generation=1, step=1, progress=1).step = 2  # type: ignore[misc]
