@@ -241,7 +241,7 @@ def _raced_hours(course: Course, ticks: float, clock: Clock, scale: float, inter
 
 
 def _block_parameters(config: RunConfig) -> int:
-    from planaria.model.stages import stage_parameters
+    from planaria.model.families import stage_parameters
 
     return stage_parameters(config.model, config.pipeline.stages, 1)
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Collection
 from typing import Any
 
+from planaria.recovery import RECOVERIES
+
 Plain = dict[str, Any]
 
 CHAINS = (
@@ -73,13 +75,18 @@ def _one(rng: random.Random, chain: str, faults: int) -> Plain:
     offered: dict[str, Any] = {
         "meanwhile": "skip" if rng.random() < 0.25 else "wait",
         "moments": rng.choice(("fresh", "mean", "copy")),
-        "echo": {"bits": rng.choice((2, 4, 8)), "every": rng.randint(1, 4), "distance": rng.choice((1, 1, 2))},
-        "ends": {"every": rng.choice((1, 1, 3)), "moments": rng.random() < 0.5},
-        "redundant": {"forward": rng.random() < 0.5},
+        "bits": rng.choice((2, 4, 8)),
+        "every": rng.randint(1, 4),
+        "distance": rng.choice((1, 1, 2)),
+        "mirror_every": rng.choice((1, 1, 3)),
+        "mirror_moments": rng.random() < 0.5,
+        "forward": rng.random() < 0.5,
     }
-    taken = {"meanwhile": True, "moments": "checkfree" in chain, "ends": swapped}
-    taken |= {"echo": "echo" in chain, "redundant": "redundant" in chain}
-    recovery = {"strategy": chain, **{name: value for name, value in offered.items() if taken[name]}}
+    meanwhile = offered.pop("meanwhile")
+    if "checkfree" not in chain:
+        offered.pop("moments")
+    chosen = [name.strip() for name in chain.split(",")]
+    recovery = {"strategy": chain, "meanwhile": meanwhile, "options": RECOVERIES.declared(chosen, offered)}
     kind = "swapped" if swapped else rng.choice(("full", "full", "skipping"))
     routing = {"kind": kind, **({"skip": 0.25} if kind == "skipping" else {})}
     return {

@@ -22,18 +22,16 @@ from benchmarks.emulated import SKIP, even
 from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
 from planaria.config import (
     CheckpointConfig,
-    EchoConfig,
-    EndsConfig,
     FleetConfig,
     ModelConfig,
     PipelineConfig,
     RecoveryConfig,
-    RedundantConfig,
     RoutingConfig,
     RunConfig,
     TrainConfig,
 )
 from planaria.network.costs import FP32_BYTES
+from planaria.options import Options
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, Worked
 
@@ -47,15 +45,16 @@ ROUND = 12
 
 
 def plus(every: int, moments: bool) -> RecoveryConfig:
-    return RecoveryConfig(strategy="checkfree_plus", ends=EndsConfig(every=every, moments=moments))
+    options = Options({"mirror_every": every, "mirror_moments": moments})
+    return RecoveryConfig(strategy="checkfree_plus", options=options)
 
 
 def echo(bits: Literal[2, 4, 8], every: int) -> RecoveryConfig:
-    return RecoveryConfig(strategy="echo", echo=EchoConfig(bits=bits, every=every))
+    return RecoveryConfig(strategy="echo", options=Options({"bits": bits, "every": every}))
 
 
 def redundant(forward: bool) -> RecoveryConfig:
-    return RecoveryConfig(strategy="redundant", redundant=RedundantConfig(forward=forward))
+    return RecoveryConfig(strategy="redundant", options=Options({"forward": forward}))
 
 
 NONE = RecoveryConfig(strategy="checkfree")
@@ -73,13 +72,14 @@ LINK_S = 0.012
 
 def named(way: RecoveryConfig) -> str:
     """What distinguishes one way from the others."""
+    said = way.options
     match way.strategy:
         case "checkfree_plus":
-            return f"checkfree_plus every {way.ends.every}" + (", moments" if way.ends.moments else "")
+            return f"checkfree_plus every {said['mirror_every']}" + (", moments" if said["mirror_moments"] else "")
         case "echo":
-            return f"echo {way.echo.bits} bits every {way.echo.every}"
+            return f"echo {said['bits']} bits every {said['every']}"
         case "redundant":
-            return "redundant" + ("" if way.redundant.forward else " without forward")
+            return "redundant" + ("" if said["forward"] else " without forward")
         case other:
             return other
 

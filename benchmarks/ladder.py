@@ -28,12 +28,10 @@ import torch
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from planaria.checkpoint.stage_file import read_stage, write_stage
 from planaria.config import (
-    EchoConfig,
     ModelConfig,
     OptimConfig,
     PipelineConfig,
     RecoveryConfig,
-    RedundantConfig,
     RunConfig,
     TrainConfig,
 )
@@ -41,6 +39,8 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
 from planaria.errors import RunStopped, UserError
+from planaria.options import Options
+from planaria.recovery.echo import Echo
 
 NAME = "ladder"
 ORDER, LATER = Claim(high=0.95), Claim(high=0.05)
@@ -48,17 +48,17 @@ AVERAGES = ("checkfree", "checkfree as in its code", "uniform")
 # Twins are as exact without their forward passes, and half as slow.
 RULES = {
     "checkfree": RecoveryConfig(),
-    "checkfree as in its code": RecoveryConfig(omega="l2", measured="postclip"),
+    "checkfree as in its code": RecoveryConfig(options=Options({"omega": "l2", "measured": "postclip"})),
     "uniform": RecoveryConfig(strategy="uniform"),
     "copy": RecoveryConfig(strategy="copy"),
     "random": RecoveryConfig(strategy="random"),
     "identity": RecoveryConfig(strategy="identity"),
-    "echo, 8 bits": RecoveryConfig(strategy="echo", echo=EchoConfig(bits=8)),
-    "echo, 4 bits": RecoveryConfig(strategy="echo", echo=EchoConfig(bits=4)),
-    "echo, 2 bits": RecoveryConfig(strategy="echo", echo=EchoConfig(bits=2)),
-    "redundant": RecoveryConfig(strategy="redundant", redundant=RedundantConfig(forward=False)),
+    "echo, 8 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 8})),
+    "echo, 4 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 4})),
+    "echo, 2 bits": RecoveryConfig(strategy="echo", options=Options({"bits": 2})),
+    "redundant": RecoveryConfig(strategy="redundant", options=Options({"forward": False})),
 }
-WARM = max(rule.echo.every for rule in RULES.values())
+WARM = Echo().every
 """steps after which every copy is whole"""
 
 

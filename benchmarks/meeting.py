@@ -28,7 +28,7 @@ from planaria.exchange.base import Offer, Outer, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.lab import Replica, replicas
 from planaria.exchange.noloco import NoLoCo
-from planaria.model.stages import build_stage
+from planaria.model.families import build_stage
 from planaria.transport.edge import Arrived, Edge, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from planaria.chaos.trace import Fault, Trace
 from planaria.commands.train import check
-from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used, unused
-from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig, Section
+from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used
+from planaria.config import ExchangeConfig, RunConfig
 from planaria.errors import UserError
 from planaria.exchange import EXCHANGES, exchange
 from planaria.recipe import fields
-from planaria.recovery import RECOVERIES
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 OTHER: dict[str, Any] = {
@@ -58,30 +56,6 @@ def test_an_exchange_uses_a_field_or_a_run_does_not_begin_with_it(kind: str, fie
             require_used(given)
     else:
         require_used(given)
-
-
-def others(section: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Each field of a section with a value that is not the usual one."""
-    for name, field in section.model_fields.items():
-        usual = field.get_default(call_default_factory=True)
-        if isinstance(usual, Section):
-            yield from others(type(usual), f"{prefix}{name}.")
-        elif name not in ("strategy", "meanwhile"):
-            choices = [value for value in get_args(field.annotation) if value != usual]
-            value = choices[0] if choices and isinstance(choices[0], str | int) else None
-            yield prefix + name, not usual if isinstance(usual, bool) else value if value is not None else usual * 3
-
-
-def test_each_field_of_recovery_is_used_by_some_strategies_and_refused_for_others() -> None:
-    found: dict[str, set[bool]] = {}
-    for name, value in others(RecoveryConfig, ""):
-        section, _, field = name.rpartition(".")
-        for strategy in RECOVERIES:
-            tree = {section: {field: value}} if section else {field: value}
-            refused = [n for n, _ in unused(config(recovery={"strategy": strategy, **tree}))]
-            assert refused in ([], [f"recovery.{name}"])
-            found.setdefault(name, set()).add(not refused)
-    assert len(found) == 10 and all(used == {True, False} for used in found.values()), found
 
 
 @pytest.mark.parametrize(

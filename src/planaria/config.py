@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
+from planaria.options import Options
 
 
 class Section(BaseModel):
@@ -23,6 +24,11 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
+    family: str = "llama"
+    """what the stages are made of: llama, or 'module:Class' (see docs/families.md); others make of the sizes below what
+    fits them, but vocab, dim and context, which all share"""
+    options: Options = Options()
+    """of the family"""
     vocab: bounds.Vocab = 2048
     """rows of the embedding table; at least the tokenizer's vocabulary"""
     dim: bounds.Width = 128
@@ -88,7 +94,10 @@ class PipelineConfig(Section):
 
 class RoutingConfig(Section):
     kind: str = "full"
-    """which way microbatches go through the stages: full, swapped, skipping (at random), or given (by routes)"""
+    """which way microbatches go through the stages: full, swapped, skipping (at random), given (by routes), or
+    'module:Class'"""
+    options: Options = Options()
+    """of a routing of your own"""
     mixed: bool = False
     """with exchange.replicas: hand every microbatch to a replica drawn anew at each stage boundary"""
     skip: Fraction = 0.0
@@ -157,44 +166,15 @@ class TrainConfig(Section):
     """compile each stage with torch.compile"""
 
 
-class EndsConfig(Section):
-    every: Positive = 1
-    """checkfree_plus: steps between mirrorings of embedding and head at their neighbours; 1 is exact"""
-    moments: bool = False
-    """checkfree_plus: mirror their optimizer moments too"""
-
-
-class EchoConfig(Section):
-    bits: Literal[2, 4, 8] = 8
-    """bits of one weight in a message"""
-    every: Positive = 4
-    """steps in which a whole stage is sent once, a slice in each"""
-    distance: Positive = 1
-    """places round the ring of stages from a stage to its echo; with 2, adjacent stages may be lost together"""
-
-
-class RedundantConfig(Section):
-    forward: bool = True
-    """compute the successor's forward pass too, as published; exactness does not need it"""
-
-
 class RecoveryConfig(Section):
     strategy: str = "checkfree"
-    """what becomes of a lost stage: one strategy, or several in the order they are tried ('echo, checkpoint')"""
-    omega: Literal["l2sq", "l2"] = "l2sq"
-    """CheckFree's neighbour weight: squared or plain L2 norm of the last gradient"""
-    measured: Literal["preclip", "postclip"] = "preclip"
-    """whether that norm is taken before or after clipping"""
-    lr_scale: Annotated[float, Field(gt=0)] = 1.1
-    """a rebuilt stage's learning rate is multiplied by this once"""
-    moments: Literal["fresh", "mean", "copy"] = "fresh"
-    """optimizer moments of a stage rebuilt from neighbours: zero, their mean (weighted like the weights), or a copy"""
+    """what becomes of a lost stage: one strategy, or several in the order they are tried ('echo, checkpoint'); names,
+    or 'module:Class'""" ""
+    options: Options = Options()
+    """of the strategies: each goes to those that have it; a table of a strategy's name, to that alone"""
     meanwhile: Literal["wait", "skip"] = "wait"
     """while no worker is there for a lost block stage: wait for one, or train on with the stage skipped (with a
     schedule: by a new plan for the nodes that are left)"""
-    ends: EndsConfig = EndsConfig()
-    echo: EchoConfig = EchoConfig()
-    redundant: RedundantConfig = RedundantConfig()
 
 
 class ExchangeConfig(Section):

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
+from planaria.options import Options
 
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
@@ -103,12 +104,15 @@ def parse(tree: str, place: str) -> RunConfig:
 
 def flat(config: RunConfig) -> dict[str, Any]:
     """All settings by dotted name."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, _ in fields():
         value: Any = config
         for part in name.split("."):
             value = getattr(value, part)
-        found[name] = value
+        if isinstance(value, Options):
+            found |= {f"{name}.{option}": own for option, own in value.items()}
+        else:
+            found[name] = value
     return found
 
 
@@ -174,7 +178,8 @@ def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
 
 def _value(kind: type[Section], name: str, text: str) -> Any:
     """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
-    annotation = dict(fields(kind))[name].annotation
+    known = dict(fields(kind)).get(name)
+    annotation = None if known is None else known.annotation  # none: an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
     if annotation is str or str in get_args(annotation):

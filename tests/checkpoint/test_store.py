@@ -11,7 +11,8 @@ from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, read_manifest
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.stages import Llama, build_stage
+from planaria.model.families import build_stage
+from planaria.model.stages import Llama
 from planaria.model.state import StageState
 
 STAGES = 2

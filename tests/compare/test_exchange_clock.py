@@ -8,7 +8,7 @@ import pytest
 
 from planaria.compare.clock import clock_of, exchanged_bytes, waiting_s
 from planaria.config import RunConfig
-from planaria.model.stages import stage_parameters
+from planaria.model.families import stage_parameters
 
 NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
 

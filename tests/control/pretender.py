@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from planaria.config import RecoveryConfig
 from planaria.record import decisions as d
+from planaria.recovery.echo import Echo
 
 Gift = tuple[int, int, int]
 """generation, lost node, donor node or who stood there before"""
@@ -15,7 +16,8 @@ Gift = tuple[int, int, int]
 def is_whole(config: RecoveryConfig, by: str, lost: int, steps: set[int]) -> bool:
     """Can the host of a strategy's copy of the stage ``lost`` give it, having kept it through these ``steps``?"""
     if by == "echo":
-        return {step % config.echo.every for step in steps} == set(range(config.echo.every))
+        every = config.options.get("every", Echo().every)
+        return {step % every for step in steps} == set(range(every))
     if by == "redundant" or (by == "checkfree_plus" and lost == 0):
         return bool(steps)
     return True  # it gives of its own

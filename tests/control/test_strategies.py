@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pretend_fleet import PretendFleet
 from test_decide import STAGES, fleet, last, work_until
 
 from planaria.record import decisions as d
+from planaria.recovery import RECOVERIES
 
 
 def test_with_checkpoints_everyone_goes_back_to_the_last_one() -> None:
@@ -45,7 +48,7 @@ def test_a_resumed_run_without_a_checkpoint_of_its_own_rolls_back_to_where_it_to
 
 
 def test_each_lost_stage_goes_to_the_first_strategy_that_can() -> None:
-    made = fleet(recovery={"strategy": "checkfree, echo", "echo": {"every": 2}}, spares=2)
+    made = fleet(recovery={"strategy": "checkfree, echo", "options": {"every": 2}}, spares=2)
     work_until(made, "run", 3)
     for stage in (1, 3):
         made.lose(made.state.holders[stage])
@@ -59,7 +62,7 @@ def test_who_has_just_come_has_nothing_to_give_yet(strategy: str, commits: int) 
     """The host of a copy is rebuilt; until its copy is whole again, the loss of the original ends the run."""
     original, host = (0, 1) if strategy == "checkfree_plus" else (2, 1 if strategy == "redundant" else 3)
     for waited in range(commits + 1):
-        made = fleet(recovery={"strategy": strategy, "echo": {"every": 2}}, spares=2)
+        made = fleet(recovery={"strategy": strategy, "options": options_of(strategy, every=2)}, spares=2)
         work_until(made, "run", 3)
         made.lose(made.state.holders[host])
         work_until(made, "run", 3 + waited)
@@ -78,8 +81,12 @@ def test_a_twin_is_whole_as_soon_as_a_commit_is_over_in_which_its_original_died(
     assert last(made, d.Form).members[2].source == d.Rebuild(by="redundant", donors=[1])
 
 
+def options_of(strategy: str, **given: object) -> dict[str, Any]:
+    return RECOVERIES.declared([name.strip() for name in strategy.split(",")], given)
+
+
 def skipping(strategy: str, **changed: object) -> PretendFleet:
-    recovery = {"strategy": strategy, "meanwhile": "skip", "echo": {"every": 4}}
+    recovery = {"strategy": strategy, "meanwhile": "skip", "options": options_of(strategy, every=4)}
     return fleet(steps=9, spares=0, recovery=recovery, routes=[[0, 1, 2, 3, 4, 0]], **changed)
 
 

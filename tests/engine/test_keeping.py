@@ -47,11 +47,11 @@ def lose(engine: InlineEngine, *stages: int) -> Plan:
     "recovery",
     [
         {"strategy": "redundant"},
-        {"strategy": "redundant", "redundant": {"forward": False}},
-        {"strategy": "echo", "echo": {"bits": 2, "every": 3}},
+        {"strategy": "redundant", "options": {"forward": False}},
+        {"strategy": "echo", "options": {"bits": 2, "every": 3}},
         {"strategy": "identity, checkpoint"},
-        {"strategy": "checkfree_plus", "ends": {"moments": True}},
-        {"strategy": "checkfree_plus, echo, redundant, checkpoint", "ends": {"every": 3}, "echo": {"distance": 2}},
+        {"strategy": "checkfree_plus", "options": {"mirror_moments": True}},
+        {"strategy": "checkfree_plus, echo, redundant, checkpoint", "options": {"mirror_every": 3, "distance": 2}},
     ],
     ids=lambda recovery: recovery["strategy"],
 )
@@ -72,7 +72,7 @@ def test_what_is_kept_changes_no_loss(recovery: dict[str, Any], config: Recipe) 
     ("stages", "forward"), [([0], True), ([1], False), ([4], True), ([1, 3], True), ([0, 2], False)]
 )
 def test_twins_come_back_bit_for_bit(stages: list[int], forward: bool, config: Recipe) -> None:
-    recipe = config(optim=CLOCKED, recovery={"strategy": "redundant", "redundant": {"forward": forward}})
+    recipe = config(optim=CLOCKED, recovery={"strategy": "redundant", "options": {"forward": forward}})
     struck, untroubled = engine_of(recipe), engine_of(recipe)
     for engine in (struck, untroubled):
         for stage in stages:  # as if it had been reborn before
@@ -120,7 +120,7 @@ def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> No
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_with_mirrored_moments_the_ends_go_on_as_if_nothing_had_been(tied: bool, config: Recipe) -> None:
-    recovery = {"strategy": "checkfree_plus", "ends": {"moments": True}}
+    recovery = {"strategy": "checkfree_plus", "options": {"mirror_moments": True}}
     recipe = config(model={"tied": tied}, routing=SWAPPED, optim=CLOCKED, recovery=recovery)
     struck, untroubled = engine_of(recipe), engine_of(recipe)
     for engine in (struck, untroubled):
@@ -131,7 +131,7 @@ def test_with_mirrored_moments_the_ends_go_on_as_if_nothing_had_been(tied: bool,
 
 
 def test_seldom_mirrored_ends_come_back_as_they_were_when_last_mirrored(config: Recipe) -> None:
-    recovery = {"strategy": "checkfree_plus", "ends": {"every": 3, "moments": True}}
+    recovery = {"strategy": "checkfree_plus", "options": {"mirror_every": 3, "mirror_moments": True}}
     engine = engine_of(config(routing=SWAPPED, optim=CLOCKED, recovery=recovery))
     history = []
     for committed, mirrored in [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3), (6, 6), (7, 6)]:
@@ -159,7 +159,7 @@ def test_outer_stages_become_their_partners(config: Recipe) -> None:
 @pytest.mark.parametrize(("bits", "worst"), [(8, 0.002), (4, 0.006), (2, 0.03)])
 def test_an_echo_is_near_what_it_echoes(bits: int, worst: float, config: Recipe) -> None:
     """Near the weights that were sent last: what is lost is theirs, less the last update."""
-    engine = engine_of(config(recovery={"strategy": "echo", "echo": {"bits": bits, "every": 1}}, optim={"lr": 1e-4}))
+    engine = engine_of(config(recovery={"strategy": "echo", "options": {"bits": bits, "every": 1}}, optim={"lr": 1e-4}))
     losses(engine, 6)
     sent = {s: {n: w.clone() for n, w in runner.state().weights.items()} for s, runner in engine.runners.items()}
     losses(engine, 1)
@@ -176,7 +176,7 @@ def test_an_echo_is_near_what_it_echoes(bits: int, worst: float, config: Recipe)
 def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) -> None:
     plans = {}
     for distance in (1, 2):
-        engine = engine_of(config(recovery={"strategy": "echo", "echo": {"every": 2, "distance": distance}}))
+        engine = engine_of(config(recovery={"strategy": "echo", "options": {"every": 2, "distance": distance}}))
         losses(engine, 3)
         plans[distance] = lose(engine, 2, 3)
     assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, False, "")
@@ -191,9 +191,9 @@ def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) ->
     ("recovery", "original", "host", "steps"),
     [
         ({"strategy": "redundant"}, 2, 1, 1),
-        ({"strategy": "echo", "echo": {"every": 3}}, 2, 3, 3),
+        ({"strategy": "echo", "options": {"every": 3}}, 2, 3, 3),
         ({"strategy": "checkfree_plus"}, 0, 1, 1),
-        ({"strategy": "checkfree_plus", "ends": {"every": 3}}, 0, 4, 1),
+        ({"strategy": "checkfree_plus", "options": {"mirror_every": 3}}, 0, 4, 1),
     ],
     ids=lambda value: value["strategy"] if isinstance(value, dict) else str(value),
 )
@@ -237,8 +237,8 @@ def half_a_step(engine: InlineEngine) -> None:
     "recovery",
     [
         {"strategy": "redundant"},
-        {"strategy": "echo", "echo": {"bits": 4, "every": 2}},
-        {"strategy": "checkfree_plus, checkpoint", "ends": {"moments": True}},
+        {"strategy": "echo", "options": {"bits": 4, "every": 2}},
+        {"strategy": "checkfree_plus, checkpoint", "options": {"mirror_moments": True}},
     ],
     ids=lambda recovery: recovery["strategy"],
 )

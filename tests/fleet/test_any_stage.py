@@ -44,7 +44,7 @@ def test_the_ends_come_back_byte_identical(tmp_path: Path, tied: bool, moments: 
     """
     settings = PLUS | {
         "model": {"tied": tied},
-        "recovery": {"strategy": "checkfree_plus", "ends": {"moments": moments}, "lr_scale": 1.0},
+        "recovery": {"strategy": "checkfree_plus", "options": {"mirror_moments": moments, "lr_scale": 1.0}},
         "checkpoint": {"every": 1, "keep": 99},
     }
     # A step apart: under load a blow may come late, when its step is already committed.

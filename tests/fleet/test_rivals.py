@@ -38,7 +38,7 @@ def final(record: RunRecord, step: int) -> dict[int, list[tuple[str, bytes]]]:
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_redundant_brings_every_stage_back_bit_for_bit(tmp_path: Path, forward: bool) -> None:
-    settings: dict[str, Any] = {"recovery": {"strategy": "redundant", "redundant": {"forward": forward}}}
+    settings: dict[str, Any] = {"recovery": {"strategy": "redundant", "options": {"forward": forward}}}
     record = train(tiny(tmp_path, steps=18, **settings), KILLS)
     unharmed = train(tiny(tmp_path / "unharmed", steps=18, **settings))
     assert outcomes(record) == ["started"] + ["recovered"] * 5 and ending(record).outcome == "finished"
@@ -77,9 +77,9 @@ def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Pa
 @pytest.mark.parametrize(
     "recovery",
     [
-        {"strategy": "echo", "echo": {"bits": 8, "every": 2}},
-        {"strategy": "echo", "echo": {"bits": 2, "every": 1, "distance": 2}},
-        {"strategy": "echo, checkfree, checkpoint", "echo": {"bits": 4, "every": 3}, "moments": "mean"},
+        {"strategy": "echo", "options": {"bits": 8, "every": 2}},
+        {"strategy": "echo", "options": {"bits": 2, "every": 1, "distance": 2}},
+        {"strategy": "echo, checkfree, checkpoint", "options": {"bits": 4, "every": 3, "moments": "mean"}},
     ],
 )
 def test_an_echo_brings_back_what_inline_brings_back(tmp_path: Path, recovery: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def test_the_ablations_bring_back_what_inline_brings_back(tmp_path: Path, strate
 def test_adjacent_stages_survive_if_their_echoes_lie_two_places_on(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "fleet": {"spares": 2},
-        "recovery": {"strategy": "echo", "echo": {"every": 2, "distance": 2}},
+        "recovery": {"strategy": "echo", "options": {"every": 2, "distance": 2}},
     }
     record = train(tiny(tmp_path, stages=6, **settings), [Fault(step=8, stage=3), Fault(step=8, stage=4)])
     assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}
@@ -111,7 +111,7 @@ def test_each_lost_stage_goes_to_the_first_strategy_that_can(tmp_path: Path) -> 
     settings: dict[str, Any] = {
         "fleet": {"spares": 3},
         "routing": {"kind": "swapped"},
-        "recovery": {"strategy": "checkfree_plus, echo, checkpoint", "echo": {"every": 2, "distance": 2}},
+        "recovery": {"strategy": "checkfree_plus, echo, checkpoint", "options": {"every": 2, "distance": 2}},
     }
     faults = [Fault(step=8, stage=stage, moment="forward") for stage in (1, 3, 4)]
     record = train(tiny(tmp_path, stages=6, **settings), faults)

@@ -29,7 +29,7 @@ BLOWS = [
 STRATEGIES: dict[str, dict[str, Any]] = {
     "checkfree": {},
     "checkfree_plus": {"routing": {"kind": "swapped"}},
-    "echo": {"recovery": {"echo": {"bits": 8, "every": 2}}},
+    "echo": {"recovery": {"options": {"bits": 8, "every": 2}}},
     "redundant": {},
     "checkpoint": {"checkpoint": {"every": 4}},
     "copy": {},

@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
         pytest.param(
             1, {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}, marks=pytest.mark.slow
         ),
-        pytest.param(4, {"recovery": {"strategy": "echo", "echo": {"every": 2}}}, marks=pytest.mark.slow),
+        pytest.param(4, {"recovery": {"strategy": "echo", "options": {"every": 2}}}, marks=pytest.mark.slow),
         (3, {"recovery": {"strategy": "redundant"}}),
     ],
 )

@@ -8,7 +8,8 @@ import tomllib
 import pytest
 
 from planaria.config import RunConfig
-from planaria.model.stages import build_stage, parameter_count
+from planaria.model.families import build_stage
+from planaria.model.stages import parameter_count
 from planaria.shipped import FOLDER as RECIPES
 
 

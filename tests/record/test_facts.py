@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from planaria.config import EchoConfig, EndsConfig, ExchangeConfig, RecoveryConfig, RedundantConfig
+from planaria.config import ExchangeConfig, RecoveryConfig
+from planaria.options import Options
 from planaria.record import decisions as d
 from planaria.record import events as e
 
@@ -31,10 +32,10 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     RecoveryConfig: st.builds(
         RecoveryConfig,
         strategy=st.sampled_from(["checkfree", "checkfree_plus, echo, checkpoint"]),
-        moments=st.sampled_from(["fresh", "mean", "copy"]),
-        ends=st.builds(EndsConfig, every=st.integers(1, 9), moments=st.booleans()),
-        echo=st.builds(EchoConfig, bits=st.sampled_from([2, 4, 8]), every=st.integers(1, 9)),
-        redundant=st.builds(RedundantConfig, forward=st.booleans()),
+        options=st.builds(
+            Options,
+            st.dictionaries(st.sampled_from(["bits", "moments", "mine"]), st.integers() | st.text() | st.booleans()),
+        ),
     ),
 }
 

@@ -12,6 +12,7 @@ from stage_states import AT, assert_same_state, replica, state, weights
 from planaria.config import RecoveryConfig
 from planaria.errors import UserError
 from planaria.model.state import StageState
+from planaria.options import Options
 from planaria.recovery import RECOVERIES, names, recovery
 from planaria.recovery.base import Copy, Replica
 from planaria.recovery.chain import Chain, Plan, Slot
@@ -20,8 +21,8 @@ from planaria.recovery.merging import merge
 ROLLBACK = Plan({}, True, "")
 
 
-def chain_of(strategy: str, stages: int = 6, **fields: Any) -> Chain:
-    return recovery(RecoveryConfig.model_validate({"strategy": strategy, **fields}), stages)
+def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
+    return recovery(RecoveryConfig(strategy=strategy, options=Options(options)), stages)
 
 
 def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
@@ -66,7 +67,7 @@ def test_stages_that_are_rebuilt_need_no_reason() -> None:
     )
 
 
-strategies = st.lists(st.sampled_from(sorted(RECOVERIES)), min_size=1, max_size=4, unique=True)
+strategies = st.lists(st.sampled_from(RECOVERIES.names), min_size=1, max_size=4, unique=True)
 
 
 @given(strategies, st.frozensets(st.integers(0, 6)), st.lists(st.integers(0, 5), min_size=7, max_size=7))
@@ -119,7 +120,7 @@ def test_names_may_have_spaces_around_them() -> None:
     assert list(chain_of(" echo ,checkpoint").strategies) == ["echo", "checkpoint"]
 
 
-@pytest.mark.parametrize("name", sorted(RECOVERIES))
+@pytest.mark.parametrize("name", RECOVERIES.names)
 def test_every_registered_strategy_can_be_named(name: str) -> None:
     assert list(chain_of(name).strategies) == [name]
 
@@ -127,11 +128,11 @@ def test_every_registered_strategy_can_be_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ("chekfree", r"'chekfree': no strategy 'chekfree'; did you mean 'checkfree'\?"),
-        ("echo, chekpoint", r"'echo, chekpoint': no strategy 'chekpoint'; did you mean 'checkpoint'\?"),
+        ("chekfree", r"'chekfree': no such choice; did you mean 'checkfree'\?"),
+        ("echo, chekpoint", r"'chekpoint': no such choice; did you mean 'checkpoint'\?"),
         ("echo, checkpoint, echo", r"'echo' is there twice; remove one"),
-        ("echo,", r"'echo,': no strategy ''; known here: checkfree, "),
-        ("", r"recovery.strategy = '': no strategy ''"),
+        ("echo,", r"'': no such choice; known here: checkfree, "),
+        ("", r"recovery.strategy = '': no such choice"),
     ],
 )
 def test_mistakes_are_named(strategy: str, message: str) -> None:

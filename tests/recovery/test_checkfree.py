@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, assert_same, assert_same_state, replica, state, weights
 
-from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.checkfree import CheckFree
+from planaria.recovery.checkfree import CheckFree, Uniform
 from planaria.recovery.merging import merge, merge_moments
 
 
 def checkfree(**fields: Any) -> CheckFree:
-    return CheckFree.from_config(RecoveryConfig.model_validate(fields))
+    return CheckFree.model_validate(fields)
 
 
 def donor(seed: int, preclip: float | None, postclip: float | None) -> StageState:
@@ -49,7 +48,7 @@ def test_without_gradients_it_is_the_plain_mean(norms: tuple[float | None, float
 
 
 def test_uniform_weighs_both_neighbours_alike() -> None:
-    rebuilt = CheckFree.uniform(RecoveryConfig()).rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
+    rebuilt = Uniform().rebuild(2, {1: donor(1, 9.0, 1.0), 3: donor(2, 1.0, 1.0)}, AT)
     assert_same(rebuilt.weights, {n: 0.5 * weights(1)[n] + 0.5 * weights(2)[n] for n in weights(1)})
 
 

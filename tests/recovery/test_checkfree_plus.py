@@ -8,8 +8,8 @@ import pytest
 import torch
 from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state
 
-from planaria.config import ModelConfig, RecoveryConfig
-from planaria.model.stages import build_stage
+from planaria.config import ModelConfig
+from planaria.model.families import build_stage
 from planaria.model.state import StageState
 from planaria.recovery.base import Copy, Holder, Sender
 from planaria.recovery.checkfree import CheckFree
@@ -19,7 +19,7 @@ GRADIENTS = StageState({})
 
 
 def plus(**fields: Any) -> CheckFreePlus:
-    return CheckFreePlus.from_config(RecoveryConfig.model_validate(fields))
+    return CheckFreePlus.model_validate(fields)
 
 
 @pytest.mark.parametrize("lost", losses(6), ids=lambda lost: "".join(map(str, sorted(lost))) or "none")
@@ -94,7 +94,7 @@ def test_mirrors_share_the_ends_between_them(tied: bool) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_ends_come_back_exactly_with_their_moments_when_they_are_mirrored(tied: bool) -> None:
-    strategy, now = plus(ends={"moments": True}), ends_state(tied)
+    strategy, now = plus(mirror_moments=True), ends_state(tied)
     pairs = mirrors(strategy)
     mirror(pairs, 0, ends_state(tied, seed=9))
     mirror(pairs, 1, now)
@@ -111,7 +111,7 @@ def test_without_mirrored_moments_the_ends_optimizer_starts_anew(tied: bool) -> 
 
 
 def test_mirrors_follow_every_kth_step() -> None:
-    strategy = plus(ends={"every": 3, "moments": True})
+    strategy = plus(mirror_every=3, mirror_moments=True)
     pairs, states = mirrors(strategy), [ends_state(True, seed=s) for s in range(8)]
     sent = []
     for step, now in enumerate(states):
@@ -141,8 +141,8 @@ def test_an_outer_stage_whose_partner_was_just_reborn_has_no_moments_either() ->
 
 @pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
 def test_a_middle_stage_is_checkfrees(moments: str) -> None:
-    config = RecoveryConfig.model_validate({"moments": moments, "omega": "l2", "lr_scale": 1.2})
-    one, other = CheckFreePlus.from_config(config), CheckFree.from_config(config)
+    options = {"moments": moments, "omega": "l2", "lr_scale": 1.2}
+    one, other = CheckFreePlus.model_validate(options), CheckFree.model_validate(options)
     found, expected = (
         s.rebuild(2, {1: s.give(2, state(1), None), 3: s.give(2, state(3), None)}, AT) for s in (one, other)
     )

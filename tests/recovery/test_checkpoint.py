@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import losses, replica
 
-from planaria.config import RecoveryConfig
 from planaria.recovery.checkpoint import Checkpoint, best_interval
 
 
 def test_whatever_is_lost_all_roll_back() -> None:
-    strategy = Checkpoint.from_config(RecoveryConfig())
+    strategy = Checkpoint()
     for lost in losses(4):
         answer = strategy.donors(lost, replica(4, age=0))
         assert answer.rollback and not answer.donors and not answer.refused

@@ -68,8 +68,8 @@ def test_echoes_lie_round_the_ring() -> None:
 
 @pytest.mark.parametrize("distance", [4, 5, 8])
 def test_an_echo_at_home_or_farther_round_is_a_mistake(distance: int) -> None:
-    config = RecoveryConfig.model_validate({"strategy": "echo", "echo": {"distance": distance}})
-    with pytest.raises(UserError, match=rf"recovery\.echo\.distance = {distance}: .* at most 3 places"):
+    config = RecoveryConfig.model_validate({"strategy": "echo", "options": {"distance": distance}})
+    with pytest.raises(UserError, match=rf"recovery\.options\.distance = {distance}: .* at most 3 places"):
         recovery(config, 3)
 
 
@@ -113,9 +113,9 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_new_optimizer() -> None:
 
 
 def test_the_recipe_chooses_bits_and_round() -> None:
-    fields: dict[str, Any] = {"echo": {"bits": 4, "every": 4}}
+    fields: dict[str, Any] = {"bits": 4, "every": 4}
     original = ToyStage(1, SHAPES)
-    sender, holder = Echo.from_config(RecoveryConfig.model_validate(fields)).keeper(Copy(1, 2), original)
+    sender, holder = Echo.model_validate(fields).keeper(Copy(1, 2), original)
     message = sender.before(0, original.state())
     assert message is not None and len(message) == coded_bytes(2 * GROUP, 4)
     holder.take(0, "before", message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from stage_states import AT, assert_same_state, losses, replica, state
 
-from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
 from planaria.recovery.neighbour import CopyNeighbour
 
@@ -25,10 +24,10 @@ def test_the_stage_before_is_copied_or_else_the_one_after(stages: int) -> None:
                 assert answer.refused[stage] == f"stage {stage} has no neighbour left to copy"
 
 
-@pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
+@pytest.mark.parametrize("moments", ["fresh", "copy"])
 @pytest.mark.parametrize("updates", [6, 0])
 def test_weights_are_copied_and_moments_if_the_recipe_says_so(moments: str, updates: int) -> None:
-    strategy = CopyNeighbour.from_config(RecoveryConfig.model_validate({"moments": moments, "lr_scale": 1.2}))
+    strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
     own = state(3, updates=updates)
     rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, None)}, AT)
     if moments == "fresh":

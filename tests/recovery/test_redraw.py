@@ -9,21 +9,21 @@ import torch
 from stage_states import assert_same, assert_same_state, losses, replica, weights
 from torch import Tensor
 
-from planaria.config import ModelConfig, RecoveryConfig
-from planaria.model.stages import build_stage
+from planaria.config import ModelConfig
+from planaria.model.families import build_stage
 from planaria.model.state import StageState
 from planaria.recovery.base import Workshop
-from planaria.recovery.redraw import Redraw
+from planaria.recovery.redraw import Identity, Redraw
 
 MODEL = ModelConfig(vocab=20, dim=16, layers=4, heads=2, hidden=24, context=8)
-CONFIG = RecoveryConfig(lr_scale=1.4)
+RANDOM, IDENTITY = Redraw(lr_scale=1.4), Identity(lr_scale=1.4)
 
 
 def draw() -> Mapping[str, Tensor]:
     return {name: p.detach() for name, p in build_stage(MODEL, 2, 1, seed=9).named_parameters()}
 
 
-@pytest.mark.parametrize("strategy", [Redraw.random(CONFIG), Redraw.skipped(CONFIG)])
+@pytest.mark.parametrize("strategy", [RANDOM, IDENTITY])
 def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> None:
     for lost in losses(4):
         answer = strategy.donors(lost, replica(4, age=0))
@@ -33,12 +33,12 @@ def test_every_block_stage_is_in_reach_and_needs_nobody(strategy: Redraw) -> Non
 
 
 def test_random_weights_are_those_that_are_drawn() -> None:
-    rebuilt = Redraw.random(CONFIG).rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    rebuilt = RANDOM.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
     assert_same_state(rebuilt, StageState(dict(draw()), lr_scale=1.4))
 
 
 def test_the_identity_passes_its_input_on_and_learns_again() -> None:
-    rebuilt = Redraw.skipped(CONFIG).rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
+    rebuilt = IDENTITY.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
     assert (rebuilt.moments, rebuilt.updates, rebuilt.lr_scale) == ({}, 0, 1.4)
     stage = build_stage(MODEL, 2, 2, seed=1)
     stage.load_state_dict(rebuilt.weights)
@@ -56,5 +56,5 @@ def test_the_identity_passes_its_input_on_and_learns_again() -> None:
 
 def test_what_was_drawn_is_left_alone() -> None:
     drawn = {"layers.0.mlp.down_proj.weight": torch.ones(3), **weights(1)}
-    Redraw.skipped(CONFIG).rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
+    IDENTITY.rebuild(1, {}, Workshop(lambda: drawn, (0.9, 0.999)))
     assert torch.equal(drawn["layers.0.mlp.down_proj.weight"], torch.ones(3))

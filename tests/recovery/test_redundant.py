@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_states import AT, SHAPES, ToyStage, assert_same_state, losses, replica, state, weights
 
-from planaria.config import RecoveryConfig
 from planaria.model.packing import PackingError
 from planaria.model.state import StageState
 from planaria.recovery.base import Copy
@@ -120,7 +119,7 @@ def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
         def twin(self) -> ToyStage:
             return twin
 
-    strategy = Redundant.from_config(RecoveryConfig.model_validate({"redundant": {"forward": forward}}))
+    strategy = Redundant(forward=forward)
     sender, holder = strategy.keeper(Copy(stage, stage - 1), Original())
     assert isinstance(sender, TwinSender) and isinstance(holder, TwinHolder)
     holder.passes(0, torch.zeros(1))

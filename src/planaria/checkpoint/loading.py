@@ -8,6 +8,7 @@ from planaria.checkpoint.stage_file import check_stage, read_stage, require_stag
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
+from planaria.model.families import family
 from planaria.model.stages import Llama, global_name
 from planaria.model.state import StageState
 
@@ -21,6 +22,11 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
     if not saved.whole:
         missing = sorted(set(range(manifest.pipeline_stages + 1)) - set(manifest.stages))
         raise UserError(f"{saved.folder}: stages {missing} are missing; resume the run, or choose a whole checkpoint")
+    if not family(manifest.model).whole:
+        raise UserError(
+            f"{saved.folder}: its model.family = {manifest.model.family!r} cannot be made one model; read the "
+            "stages' files, which are safetensors"
+        )
     weights = {}
     for stage in manifest.stages:
         for name, tensor in _of_all(saved.folder, manifest, stage).weights.items():

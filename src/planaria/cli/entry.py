@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
 from planaria.cli import comparing, ensembles, faults, models, recipes, swarms, training
+from planaria.cli.flags import take_options
 from planaria.errors import RunStopped, UserError, nearest
+from planaria.options import NAME
 from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
 
@@ -75,7 +77,9 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     if " ".join(arguments[:2]) in SECOND_WORDS:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
+    arguments, options = take_options(arguments)
     given, rest = parser.parse_known_args(arguments)
+    _set_options(given, options)
     if rest:
         flag = rest[0].partition("=")[0]
         settings = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
@@ -84,6 +88,15 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else see}")
     code: int = given.action(given)
     return code
+
+
+def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
+    """As flags of the command, if it has settings and they belong to one that has options."""
+    for name, text in options.items():
+        setting = f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
+        if given.root is None or setting not in dict(recipe.fields(given.root)):
+            raise UserError(f"--{name}: unknown flag; see `planaria {given.command} --help`")
+        setattr(given, f"set {name}", text)
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:

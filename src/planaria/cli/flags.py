@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from planaria import recipe
+from planaria import options, recipe
 from planaria.config import Section
+from planaria.errors import UserError
 from planaria.shipped import find
 
 
@@ -28,6 +29,8 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
     parser.set_defaults(root=root)
     groups: dict[str, Any] = {}
     for name, field in recipe.fields(root):
+        if name.endswith(f".{options.NAME}"):
+            continue  # see take_options
         section = name.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
@@ -39,6 +42,26 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
         groups[section].add_argument(
             f"--{name}", dest=f"set {name}", default=argparse.SUPPRESS, metavar=metavar, help=help_text
         )
+
+
+def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """A command line without the options of choices (``--recovery.options.bits 4``), and those by their dotted names.
+
+    Which there are is known to the choices alone, so no parser can list them.
+
+    :raises UserError: naming an option without a value.
+    """
+    rest, found = [], {}
+    left = iter(words)
+    for word in left:
+        name, given, value = word.partition("=")
+        if not (name.startswith("--") and f".{options.NAME}." in name):
+            rest.append(word)
+        elif (said := value if given else next(left, None)) is None:
+            raise UserError(f"{name}: has no value; write {name} VALUE")
+        else:
+            found[name.removeprefix("--")] = said
+    return rest, found
 
 
 def flagged(given: argparse.Namespace) -> dict[str, str]:

@@ -18,7 +18,8 @@ from planaria.data.shards import Dataset, prepare
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
-from planaria.model.stages import parameter_count, stage_parameters
+from planaria.model.families import stage_parameters
+from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
 from planaria.observe.live.race_progress import RaceProgress
 from planaria.observe.trials.comparison import show_table, write_comparison
@@ -170,4 +171,4 @@ def _activation_bytes(config: RunConfig) -> int:
 def _changes(base: RunConfig, config: RunConfig) -> dict[str, str]:
     """The settings in which an arm differs from the recipe."""
     one, other = recipe.flat(base), recipe.flat(config)
-    return {name: str(value) for name, value in other.items() if one[name] != value and name != "name"}
+    return {name: str(value) for name, value in other.items() if one.get(name) != value and name != "name"}

@@ -27,6 +27,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin
 from planaria.errors import RunStopped, UserError
 from planaria.exchange import exchange
+from planaria.model.families import check_shapes, family
 from planaria.observe.live.progress import Progress, Quiet
 from planaria.observe.live.watch import Watch
 from planaria.observe.run.report import write_report
@@ -34,7 +35,7 @@ from planaria.observe.run.summary import summary
 from planaria.plan.check import require
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.logs import read_run
-from planaria.recovery import names, recovery
+from planaria.recovery import recovery
 
 MODEL = "model"
 """the folder in a run's that a finished run is exported to"""
@@ -102,11 +103,14 @@ def check(config: RunConfig) -> None:
         )
     if config.checkpoint.every == "best" and not config.network.hourly:
         raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
-    if "checkfree_plus" in names(config.recovery) and config.routing.kind != "swapped":
-        raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} needs routing.kind = 'swapped', not "
-            f"{config.routing.kind!r}: only then has an outer stage a partner that can stand in for it"
-        )
+    for name, strategy in chain.strategies.items():
+        if strategy.needs.routing not in ("", config.routing.kind):
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} needs routing.kind = "
+                f"{strategy.needs.routing!r}, not {config.routing.kind!r}: {strategy.needs.why}"
+            )
+    if not family(config.model).whole:
+        check_shapes(config.model, config.pipeline.stages)
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 
@@ -199,9 +203,16 @@ def conclude(config: RunConfig, folder: Path) -> None:
     """
     for line in summary(read_run(folder)):
         print(line)
+    whole = family(config.model).whole
     if config.prompt:
-        print(f"completion    {complete(folder, config.prompt)}")
+        told = (
+            complete(folder, config.prompt) if whole else f"none: model.family = {config.model.family!r} has no texts"
+        )
+        print(f"completion    {told}")
     print(f"report        {_report(folder)}")
+    if not whole:
+        print(f"model         {runs.newest_whole(folder).folder}, stage by stage")
+        return
     try:
         model = export_run(folder, _cleared(folder / MODEL))
     except UserError as error:

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from planaria.chaos.trace import FATAL, Trace
-from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig
+from planaria.config import ExchangeConfig, RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.recipe import fields
-from planaria.recovery import recovery
 
 Used = Callable[[RunConfig], bool]
 
@@ -72,8 +71,6 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield name, RULES[name][1]
         elif section == "exchange" and config.exchange.replicas > 1 and not _says_exchange(config.exchange, field):
             yield name, f"exchange.kind = {config.exchange.kind!r} makes no use of it"
-        elif section.partition(".")[0] == "recovery" and not _says_recovery(config, name):
-            yield name, f"recovery.strategy = {config.recovery.strategy!r} makes no use of it"
 
 
 def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
@@ -101,22 +98,6 @@ def _says_exchange(config: ExchangeConfig, field: str) -> bool:
         return exchange(config) != exchange(config.model_copy(update={field: usual}))
     except UserError:
         return True
-
-
-def _says_recovery(config: RunConfig, name: str) -> bool:
-    _, *sections, field = name.split(".")
-    if field in ("strategy", "meanwhile"):
-        return True
-    changed = config.recovery
-    if sections:
-        inner = getattr(changed, sections[0])
-        usual = type(inner).model_fields[field].get_default(call_default_factory=True)
-        update: dict[str, object] = {sections[0]: inner.model_copy(update={field: usual})}
-    else:
-        update = {field: RecoveryConfig.model_fields[field].get_default(call_default_factory=True)}
-    stages = config.pipeline.stages
-    one, other = (recovery(c, stages).strategies for c in (changed, changed.model_copy(update=update)))
-    return any((type(one[name]), vars(one[name])) != (type(other[name]), vars(other[name])) for name in one)
 
 
 def _value(config: RunConfig, name: str) -> object:

@@ -14,7 +14,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
-from planaria.model.stages import build_stage, stage_parameters
+from planaria.model.families import build_stage, stage_parameters
 from planaria.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost

@@ -8,11 +8,12 @@ from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
+from planaria import documents
 from planaria.compare.results import Compared, Run, Scored
 from planaria.errors import UserError
+from planaria.recovery import RECOVERIES
+from planaria.recovery.base import Recovery
 
-EXACT = frozenset({"redundant", "checkpoint"})
-"""strategies that bring back the very state: nobody need have raced them"""
 POWERS = [k / 20 for k in range(6, 25)]
 """0.3 to 1.2: what a curve's power may be"""
 WIDE = 2.0
@@ -77,9 +78,9 @@ class Experience(BaseModel):
         return {way: fit([one for one in self.observed if one.way == way]) for way in ways}
 
 
-def way_of(strategy: str, echo_bits: int) -> str:
-    """The name under which experience keeps what a strategy does: echoes differ by their bits."""
-    return f"echo ({echo_bits} bits)" if strategy == "echo" else strategy
+def way_of(name: str, strategy: Recovery) -> str:
+    """The name under which experience keeps what a strategy does."""
+    return f"{name} ({strategy.variety})" if strategy.variety else name
 
 
 def fit(observed: Sequence[Observation]) -> Curve:
@@ -110,16 +111,24 @@ def learn(found: Compared, source: str) -> Experience:
         raise UserError(f"{source}: no arm has swapped routing and faults = false; nothing tells what swapping costs")
     observed = []
     for arm in found.arms:
-        by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
-        if arm.faults and by not in EXACT:
+        by, first = _first(arm)
+        if arm.faults and not first.exact:
             unharmed = swapped[0] if arm.routing == "swapped" else free
-            way = way_of(by, int(arm.changes.get("recovery.echo.bits", "8")))
-            observed += [_observation(way, arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
+            observed += [_observation(way_of(by, first), arm.name, *pair, source) for pair in _pairs(arm, unharmed)]
     ratios = [
         _ticks(run, swapped[0].name, source) / _ticks(own, free.name, source) for run, own in _pairs(swapped[0], free)
     ]
     spread = Range(mean=statistics.fmean(ratios), low=min(ratios), high=max(ratios))
     return Experience(sources=[source], swapped=spread, observed=observed)
+
+
+def _first(arm: Scored) -> tuple[str, Recovery]:
+    """The first strategy of an arm's chain, with the options that the arm gives it."""
+    place = "recovery.options."
+    said = {key.removeprefix(place): value for key, value in arm.changes.items() if key.startswith(place)}
+    options = {key: documents.parse_toml(f"value = {value.lower()}", place)["value"] for key, value in said.items()}
+    by = arm.changes.get("recovery.strategy", "checkfree").split(",")[0].strip()
+    return by, RECOVERIES.make(by, RECOVERIES.declared([by], options))
 
 
 def _observation(way: str, arm: str, run: Run, unharmed: Run, source: str) -> Observation:

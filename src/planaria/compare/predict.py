@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planaria.compare.clock import Clock
-from planaria.compare.experience import EXACT, Experience, Range, way_of
-from planaria.config import RoutingConfig, RunConfig, Section
-from planaria.recovery import names, recovery
+from planaria.compare.experience import Experience, Range, way_of
+from planaria.config import RunConfig
+from planaria.options import Options
+from planaria.recovery import names, recovery, with_strategy
 from planaria.recovery.checkpoint import best_interval, rollback_mean
 
 OLD = 1000
@@ -19,8 +20,8 @@ OLD = 1000
 
 def is_known(config: RunConfig, experience: Experience) -> bool:
     """Has every strategy of the recipe's chain been raced, or is it exact?"""
-    bits = config.recovery.echo.bits
-    return all(name in EXACT or way_of(name, bits) in experience.curves for name in names(config.recovery))
+    chain = recovery(config.recovery, config.pipeline.stages).strategies
+    return all(one.exact or way_of(name, one) in experience.curves for name, one in chain.items())
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def predict(
     chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
-    by = Counter(way_of(fate.by, config.recovery.echo.bits) for fate in rebuilt if fate.by is not None)
+    chain = recovery(config.recovery, config.pipeline.stages).strategies
+    by = Counter(way_of(fate.by, chain[fate.by]) for fate in rebuilt if fate.by is not None)
     hours = {}
     for side in ("mean", "low", "high"):
         swap = getattr(experience.swapped, side) if config.routing.kind == "swapped" else 1.0
@@ -107,29 +109,27 @@ def _fates(config: RunConfig, struck: Collection[int]) -> dict[int, _Fate]:
 
 
 def ways(config: RunConfig) -> Mapping[str, RunConfig]:
-    """The ways of coping that advice weighs, each a change of ``config``."""
-    swapped = config.routing.model_copy(update={"kind": "swapped"})
-    full = config.routing.model_copy(update={"kind": "full"})
-    chains: dict[str, tuple[str, RoutingConfig, dict[str, Section]]] = {
-        "checkpoint": ("checkpoint", full, {}),
-        "checkfree": ("checkfree, checkpoint", full, {}),
-        "checkfree_plus": ("checkfree_plus, checkpoint", swapped, {}),
-        "echo (8 bits)": ("echo, checkpoint", full, {"echo": config.recovery.echo.model_copy(update={"bits": 8})}),
-        "echo (2 bits)": ("echo, checkpoint", full, {"echo": config.recovery.echo.model_copy(update={"bits": 2})}),
-        "redundant": ("redundant, checkpoint", full, {}),
-        "redundant, gradients only": (
-            "redundant, checkpoint",
-            full,
-            {"redundant": config.recovery.redundant.model_copy(update={"forward": False})},
-        ),
+    """The ways of coping that advice weighs, each a change of ``config``; the recipe's own is one of them."""
+    chains: dict[str, tuple[str, dict[str, Any]]] = {
+        "checkpoint": ("checkpoint", {}),
+        "checkfree": ("checkfree, checkpoint", {}),
+        "checkfree_plus": ("checkfree_plus, checkpoint", {}),
+        "echo (8 bits)": ("echo, checkpoint", {"bits": 8}),
+        "echo (2 bits)": ("echo, checkpoint", {"bits": 2}),
+        "redundant": ("redundant, checkpoint", {}),
+        "redundant, gradients only": ("redundant, checkpoint", {"forward": False}),
     }
-    return {
-        name: config.model_copy(
-            update={
-                "routing": routing,
-                "recovery": config.recovery.model_copy(update={"strategy": chain, **changes}),
-            }
-        )
-        for name, (chain, routing, changes) in chains.items()
-        if routing.kind == "full" or config.pipeline.stages >= 4
-    }
+    found = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
+    firsts = {names(way.recovery)[0] for way in found.values()}
+    if names(config.recovery)[0] not in firsts:
+        found[config.recovery.strategy] = config
+    return {name: way for name, way in found.items() if way.routing.kind != "swapped" or config.pipeline.stages >= 4}
+
+
+def _changed(config: RunConfig, chain: str, changes: dict[str, Any]) -> RunConfig:
+    """With this chain, in the routing that it needs."""
+    section = with_strategy(config.recovery, chain)
+    section = section.model_copy(update={"options": Options({**section.options, **changes})})
+    needed = [one.needs.routing for one in recovery(section, config.pipeline.stages).strategies.values()]
+    routing = config.routing.model_copy(update={"kind": max(needed) or "full"})
+    return config.model_copy(update={"routing": routing, "recovery": section})

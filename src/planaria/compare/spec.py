@@ -122,8 +122,8 @@ def _refuse_unfair(base: RunConfig, arm: RunConfig, place: str) -> None:
     """Arms that differ in data, trace or budget cannot be compared."""
     ours, theirs = recipe.flat(base), recipe.flat(arm)
     free = ", ".join(FREE_TO_DIFFER[:-1])
-    for name in ours:
-        if (name in FIXED or not name.startswith(FREE_TO_DIFFER)) and ours[name] != theirs[name]:
+    for name in ours.keys() | theirs.keys():
+        if (name in FIXED or not name.startswith(FREE_TO_DIFFER)) and ours.get(name) != theirs.get(name):
             raise UserError(
                 f"{place}.{name} = {theirs[name]!r}: the recipe has {ours[name]!r}; arms may differ in {free} only"
             )

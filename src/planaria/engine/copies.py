@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.engine.runner import StageRunner
-from planaria.model.stages import build_stage
+from planaria.model.families import build_stage
 from planaria.model.state import StageState
 from planaria.plan.actions import Action
 from planaria.recovery import recovery

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
+from planaria.model.families import stage_parameters
 from planaria.model.packing import HEADROOM
-from planaria.model.stages import stage_parameters
 from planaria.network.costs import FP32_BYTES, message_bytes
 from planaria.record.decisions import BEFORE, Donate, Form, Handover, Link, Rebuild, Source, state_link
 from planaria.recovery import recovery

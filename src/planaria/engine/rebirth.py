@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from planaria.config import RunConfig
-from planaria.model.stages import build_stage
+from planaria.model.families import build_stage
 from planaria.recovery.base import Workshop
 
 

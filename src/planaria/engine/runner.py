@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.engine.batches import Batch
 from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.model.stages import BlockStage, Ends, build_stage
+from planaria.model.families import build_stage
 from planaria.model.state import StageState
 
 
@@ -29,11 +30,11 @@ class StageRunner:
     def __init__(self, config: RunConfig, stage: int, initialise: bool = True) -> None:
         """Build ``stage`` (0 is the ends); without ``initialise`` its weights are to be loaded before use."""
         self.config, self.stage = config, stage
-        self.module: Ends | BlockStage = build_stage(
+        self.module: Any = build_stage(
             config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
         )
         if config.train.compile:
-            _compile(self.module)
+            _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
         self.optimizer = make_optimizer(list(self.parameters.values()), config.optim)
         self.updates = 0
@@ -59,7 +60,7 @@ class StageRunner:
         with torch.set_grad_enabled(self._train), self._precision():
             if x is not None:
                 x = x.to(self.config.train.device).detach().requires_grad_(self._train)
-            if isinstance(self.module, BlockStage):
+            if self.stage:
                 assert x is not None
                 y = self.module(x)
             elif hop == 0:
@@ -108,13 +109,18 @@ class StageRunner:
         Otherwise a stage that saw half of them would take half the step (and be clipped less than others). Nothing to
         do at the ends, where all pass, or a second time.
         """
-        if isinstance(self.module, Ends):
-            self.module.fold_gradients()
+        if self.stage == 0:
+            self._fold()
         elif 0 < self._seen != self._microbatches:
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._microbatches / self._seen)
             self._seen = self._microbatches
+
+    def _fold(self) -> None:
+        """Let the ends put together what they gathered apart, if their family does that."""
+        if fold := getattr(self.module, "fold_gradients", None):
+            fold()
 
     @property
     def grads(self) -> dict[str, Tensor]:
@@ -128,8 +134,7 @@ class StageRunner:
 
     def share(self) -> Tensor:
         """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
-        if isinstance(self.module, Ends):
-            self.module.fold_gradients()
+        self._fold()
         counted = torch.tensor([float(self._seen), self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
@@ -140,7 +145,7 @@ class StageRunner:
         # Others absorb the same total, and clipping changes gradients in place.
         self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
         self._seen = round(counted[0].item())
-        if isinstance(self.module, Ends):
+        if self.stage == 0:
             self._losses = {0: counted[1].clone()}
 
     def gradients(self) -> StageState:
@@ -262,9 +267,9 @@ class StageRunner:
         return nullcontext()
 
 
-def _compile(module: Ends | BlockStage) -> None:
+def _compile(module: Any, stage: int) -> None:
     """Compile what costs: a block stage's pass, and at the ends norm, head and loss (an embedding is a look-up)."""
-    if isinstance(module, BlockStage):
+    if stage:
         module.compile()
     else:
-        module.loss = torch.compile(module.loss)  # type: ignore[method-assign]
+        module.loss = torch.compile(module.loss)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
+from planaria.model.family import Family
 from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
 
 
@@ -123,33 +124,24 @@ class Ends(nn.Module):
         self._tie()
 
 
-def build_stage(
-    config: ModelConfig,
-    stages: int,
-    stage: int,
-    seed: int,
-    device: str | torch.device = "cpu",
-    initialise: bool = True,
-) -> Ends | BlockStage:
-    """Stage ``stage`` of 0..``stages`` with its initial weights: norm gains 1, all else N(0, init_std²).
+class LlamaFamily(Family):
+    """LLaMA decoders. Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name."""
 
-    Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name, so the weights depend
-    neither on the cut, the device nor PyTorch's global generator. On device "meta" the stage takes no memory; without
-    ``initialise`` its matrices hold whatever was in memory, to be overwritten.
+    whole: ClassVar[bool] = True
 
-    :raises ValueError: when there is no such stage, or the layers do not divide into the stages.
-    """
-    if not 0 <= stage <= stages or (config.layers - config.ends_layers) % stages:
-        raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
-    with torch.device(device):
-        built = Ends(config) if stage == 0 else BlockStage(config, stages)
-    if initialise and torch.device(device).type != "meta":
+    def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
+        """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""
+        if not 0 <= stage <= stages or (config.layers - config.ends_layers) % stages:
+            raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
+        return Ends(config) if stage == 0 else BlockStage(config, stages)
+
+    def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
+        """Norm gains are 1, all else N(0, init_std²)."""
         with torch.no_grad():
             for local, parameter in built.named_parameters():
                 if parameter.dim() > 1:
                     name = global_name(config, stages, stage, local)
                     parameter.copy_(_draw(parameter.shape, config.init_std, seed, name))
-    return built
 
 
 def _draw(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
@@ -191,7 +183,12 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        ends, *blocks = (build_stage(config, stages, s, seed, device, initialise) for s in range(stages + 1))
+        family = LlamaFamily()
+        with torch.device(device):
+            ends, *blocks = (family.build_stage(config, stages, stage) for stage in range(stages + 1))
+        if initialise and torch.device(device).type != "meta":
+            for stage, built in enumerate((ends, *blocks)):
+                family.initialise(built, config, stages, stage, seed)
         assert isinstance(ends, Ends)
         self.ends = ends
         self.stages = nn.ModuleList(blocks)

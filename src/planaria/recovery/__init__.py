@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from planaria.config import RecoveryConfig
-from planaria.errors import UserError, nearest
+from planaria.errors import UserError
+from planaria.options import Options
 from planaria.recovery.base import Recovery
 from planaria.recovery.chain import Chain
-from planaria.recovery.checkfree import CheckFree
+from planaria.recovery.checkfree import CheckFree, Uniform
 from planaria.recovery.checkfree_plus import CheckFreePlus
 from planaria.recovery.checkpoint import Checkpoint
 from planaria.recovery.echo import Echo
 from planaria.recovery.neighbour import CopyNeighbour
-from planaria.recovery.redraw import Redraw
+from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
+from planaria.registry import Registry
 
-RECOVERIES: dict[str, Callable[[RecoveryConfig], Recovery]] = {
-    "checkfree": CheckFree.from_config,
-    "checkfree_plus": CheckFreePlus.from_config,
-    "echo": Echo.from_config,
-    "redundant": Redundant.from_config,
-    "checkpoint": Checkpoint.from_config,
-    "copy": CopyNeighbour.from_config,
-    "uniform": CheckFree.uniform,
-    "random": Redraw.random,
-    "identity": Redraw.skipped,
-}
+RECOVERIES: Registry[Recovery] = Registry(
+    "recovery",
+    "recovery.strategy",
+    Recovery,  # type: ignore[type-abstract]
+    {
+        "checkfree": CheckFree,
+        "checkfree_plus": CheckFreePlus,
+        "echo": Echo,
+        "redundant": Redundant,
+        "checkpoint": Checkpoint,
+        "copy": CopyNeighbour,
+        "uniform": Uniform,
+        "random": Redraw,
+        "identity": Identity,
+    },
+)
 
 
 def names(config: RecoveryConfig) -> list[str]:
@@ -35,14 +40,18 @@ def names(config: RecoveryConfig) -> list[str]:
 
 
 def recovery(config: RecoveryConfig, stages: int) -> Chain:
-    """The strategies that the recipe names, for ``stages`` block stages; UserError names the nearest known one."""
-    chosen = {}
-    for name in names(config):
-        if name not in RECOVERIES:
-            raise UserError(
-                f"recovery.strategy = {config.strategy!r}: no strategy {name!r}; {nearest(name, RECOVERIES)}"
-            )
-        if name in chosen:
-            raise UserError(f"recovery.strategy = {config.strategy!r}: {name!r} is there twice; remove one")
-        chosen[name] = RECOVERIES[name](config)
-    return Chain(chosen, stages)
+    """The strategies that the recipe names, for ``stages`` block stages.
+
+    :raises UserError: naming the strategy or option that is unknown, or the option's wrong value.
+    """
+    chosen = names(config)
+    if twice := next((name for name in chosen if chosen.count(name) > 1), None):
+        raise UserError(f"recovery.strategy = {config.strategy!r}: {twice!r} is there twice; remove one")
+    return Chain(RECOVERIES.make_all(chosen, config.options), stages)
+
+
+def with_strategy(config: RecoveryConfig, strategy: str) -> RecoveryConfig:
+    """The same with another strategy, and without the options that this one does not have."""
+    changed = config.model_copy(update={"strategy": strategy})
+    options = Options(RECOVERIES.declared(names(changed), config.options))
+    return changed.model_copy(update={"options": options})

@@ -6,14 +6,16 @@ The engine knows these protocols and never a strategy's name.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from planaria.model.state import StageState
+from planaria.registry import Choice
 
 
 class Copy(NamedTuple):
@@ -73,32 +75,50 @@ class CopyCost:
     """the host computes the stage's forward pass too"""
 
 
-class Recovery(Protocol):
-    """One way of coping with lost stages."""
+class Needs(NamedTuple):
+    """What a strategy needs of the rest of a recipe."""
+
+    routing: str = ""
+    """the only kind of routing with which it works; any, unless said"""
+    why: str = ""
+    """as a clause for the user"""
+
+
+class Recovery(Choice, ABC):
+    """One way of coping with lost stages; its fields are its options. Nothing is kept unless it says so."""
+
+    needs: ClassVar[Needs] = Needs()
+    exact: ClassVar[bool] = False
+    """is what is rebuilt what was lost, so that losses cost time and no learning?"""
+
+    @property
+    def variety(self) -> str:
+        """What of its options makes its rebuilt stages better or worse, for those who remember past races."""
+        return ""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
-        ...
+        return ()
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
         """The two sides of one of the :meth:`copies`."""
-        ...
+        raise LookupError(f"nothing is kept of stage {copy.stage}")
 
     def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
         """What one of the :meth:`copies` costs, given the copied stage's parameters."""
-        ...
+        raise LookupError(f"nothing is kept of stage {copy.stage}")
 
+    @abstractmethod
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
-        ...
 
+    @abstractmethod
     def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
         """What a donor sends: of its ``own`` stage, or of what it ``kept`` of the lost one."""
-        ...
 
+    @abstractmethod
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """The lost stage's new state from what its donors gave."""
-        ...
 
 
 Moment = Literal["before", "after"]

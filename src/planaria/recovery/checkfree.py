@@ -8,37 +8,23 @@ formula is ``merging.merge``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from planaria.config import RecoveryConfig
+from pydantic import Field
+
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
-from planaria.recovery.keepless import Keepless
+from planaria.recovery.base import Answer, Recovery, Replica, Workshop
 from planaria.recovery.merging import merge, merge_moments
 
 
-@dataclass(frozen=True)
-class CheckFree(Keepless):
-    """CheckFree's choices: how ω is measured, what a rebuilt stage's learning rate is multiplied by, and its moments.
+class Uniform(Recovery):
+    """The ablation that weighs both neighbours alike; what CheckFree adds to it is ω."""
 
-    ``moments`` 'fresh' is the published code's reading; 'mean' and 'copy' [ours] give the rebuilt stage the weighted
-    mean of its neighbours' moments, or those of the stage before it.
-    """
-
-    omega: Literal["l2sq", "l2", "uniform"] = "l2sq"
-    measured: Literal["preclip", "postclip"] = "preclip"
-    lr_scale: float = 1.1
+    lr_scale: Annotated[float, Field(gt=0)] = 1.1
+    """a rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"
-
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> CheckFree:
-        return cls(config.omega, config.measured, config.lr_scale, config.moments)
-
-    @classmethod
-    def uniform(cls, config: RecoveryConfig) -> CheckFree:
-        """The ablation that weighs both neighbours alike."""
-        return cls("uniform", config.measured, config.lr_scale, config.moments)
+    """its optimizer moments: zero as in the published code; [ours] the neighbours' mean, weighted like the weights, or
+    a copy of those of the stage before it"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """Both neighbours of every lost middle stage."""
@@ -77,7 +63,18 @@ class CheckFree(Keepless):
         return ""
 
     def _omega(self, donor: StageState) -> float | None:
-        if self.omega == "uniform":
-            return 1.0
+        """A neighbour's weight; None where there is nothing to go by."""
+        return 1.0
+
+
+class CheckFree(Uniform):
+    """The neighbour whose last gradient was larger weighs more."""
+
+    omega: Literal["l2sq", "l2"] = "l2sq"
+    """a neighbour's weight: squared or plain L2 norm of its last gradient"""
+    measured: Literal["preclip", "postclip"] = "preclip"
+    """whether that norm is taken before or after clipping"""
+
+    def _omega(self, donor: StageState) -> float | None:
         norm = donor.grad_norm if self.measured == "preclip" else donor.clipped_norm
         return norm if norm is None or self.omega == "l2" else norm * norm

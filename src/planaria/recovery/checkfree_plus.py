@@ -9,14 +9,14 @@ Middle stages are CheckFree's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from planaria.config import RecoveryConfig
+from planaria.bounds import Positive
 from planaria.model.state import StageState
 from planaria.network.costs import FP32_BYTES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop, numel
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Needs, Original, Replica, Sender, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.mirror import MirrorHolder, MirrorSender
 
@@ -33,38 +33,33 @@ def belongs_at(host: int) -> Callable[[str], bool]:
     return lambda name: name.startswith("embed_tokens.") == (host == 1)
 
 
-@dataclass(frozen=True)
-class CheckFreePlus:
+class CheckFreePlus(CheckFree):
     """CheckFree for the middle stages, copies for the outer ones, mirrors for the ends."""
 
-    middle: CheckFree
-    every: int = 1
-    """steps between mirrorings; 1 is exact"""
-    ends_moments: bool = False
-    """mirror the ends' optimizer moments too"""
-
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> CheckFreePlus:
-        ends = config.ends
-        return cls(CheckFree.from_config(config), ends.every, ends.moments)
+    needs: ClassVar[Needs] = Needs("swapped", "only then has an outer stage a partner that can stand in for it")
+    mirror_every: Positive = 1
+    """steps between mirrorings of embedding and head at their neighbours; 1 is exact"""
+    mirror_moments: bool = False
+    """mirror their optimizer moments too"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return (Copy(ENDS, 1), Copy(ENDS, stages))
 
     def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        return MirrorSender(belongs_at(copy.host), self.every, self.ends_moments), MirrorHolder(self.every)
+        sender = MirrorSender(belongs_at(copy.host), self.mirror_every, self.mirror_moments)
+        return sender, MirrorHolder(self.mirror_every)
 
     def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
         wanted = belongs_at(copy.host)
         size = FP32_BYTES * numel({name: shape for name, shape in shapes.items() if wanted(name)})
-        held = size * (3 if self.ends_moments else 1)
-        return CopyCost(held / self.every, held)
+        held = size * (3 if self.mirror_moments else 1)
+        return CopyCost(held / self.mirror_every, held)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """The ends from their two mirrors, outer stages from their partners, middle ones from both neighbours."""
         last = replica.stages
         outer = lost & {ENDS, 1, last}
-        middle = self.middle.donors(lost - outer, replica)
+        middle = super().donors(lost - outer, replica)
         donors, refused = dict(middle.donors), dict(middle.refused)
         for stage in sorted(lost - outer):
             if adjacent := sorted(lost & {stage - 1, stage + 1}):
@@ -84,7 +79,7 @@ class CheckFreePlus:
         if lost == ENDS:
             assert kept is not None
             return kept
-        return self.middle.give(lost, own, None)
+        return super().give(lost, own, None)
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """Both mirrors put together, the partner's copy, or CheckFree's mean."""
@@ -93,8 +88,8 @@ class CheckFreePlus:
         if len(given) == 1:
             (partner_state,) = given.values()
             clock = partner_state.updates if partner_state.moments else 0
-            return StageState(partner_state.weights, partner_state.moments, clock, self.middle.lr_scale)
-        return self.middle.rebuild(stage, given, at)
+            return StageState(partner_state.weights, partner_state.moments, clock, self.lr_scale)
+        return super().rebuild(stage, given, at)
 
 
 def united(parts: list[StageState]) -> StageState:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
-from planaria.recovery.keepless import Keepless
+from planaria.recovery.base import Answer, Recovery, Replica, Workshop
 
 
-class Checkpoint(Keepless):
+class Checkpoint(Recovery):
     """Whole-model rollback: every loss is within its reach, and costs the steps since the last checkpoint."""
 
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> Checkpoint:
-        return cls()
+    exact: ClassVar[bool] = True
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         return Answer(rollback=True)

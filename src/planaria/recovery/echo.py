@@ -13,37 +13,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from planaria.config import RecoveryConfig
+from planaria.bounds import Positive
 from planaria.errors import UserError
 from planaria.model.quantise import GROUP, coded_bytes, decode, encode
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Workshop, numel
+from planaria.recovery.base import (
+    Answer,
+    Copy,
+    CopyCost,
+    Holder,
+    Moment,
+    Original,
+    Recovery,
+    Replica,
+    Sender,
+    Workshop,
+    numel,
+)
 
 KEPT = torch.bfloat16
 
 
-@dataclass(frozen=True)
-class Echo:
+class Echo(Recovery):
     """Bits of a weight in a message, steps of a round, and how far round the ring the copy lies."""
 
-    bits: int = 8
-    every: int = 4
-    distance: int = 1
+    bits: Literal[2, 4, 8] = 8
+    """bits of one weight in a message"""
+    every: Positive = 4
+    """steps in which a whole stage is sent once, a slice in each"""
+    distance: Positive = 1
+    """stages round the ring from a stage to its echo; with 2, adjacent stages may be lost together"""
 
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> Echo:
-        chosen = config.echo
-        return cls(chosen.bits, chosen.every, chosen.distance)
+    @property
+    def variety(self) -> str:
+        return f"{self.bits} bits"
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         if self.distance > stages:
             raise UserError(
-                f"recovery.echo.distance = {self.distance}: an echo lies at most {stages} places round the ring of the "
-                f"ends and {stages} block stages; lower it"
+                f"recovery.options.distance = {self.distance}: an echo lies at most {stages} places round the ring of "
+                f"the ends and {stages} block stages; lower it"
             )
         return tuple(Copy(stage, self.host(stage, stages)) for stage in range(stages + 1))
 

@@ -6,24 +6,21 @@ The stage before it gives, or the one after it where that one is lost too or is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from planaria.config import RecoveryConfig
+from pydantic import Field
+
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
-from planaria.recovery.keepless import Keepless
+from planaria.recovery.base import Answer, Recovery, Replica, Workshop
 
 
-@dataclass(frozen=True)
-class CopyNeighbour(Keepless):
-    """Weights of one neighbour, its moments too if ``moments``."""
+class CopyNeighbour(Recovery):
+    """The weights of one neighbour."""
 
-    lr_scale: float = 1.1
-    moments: bool = False
-
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> CopyNeighbour:
-        return cls(config.lr_scale, config.moments != "fresh")
+    lr_scale: Annotated[float, Field(gt=0)] = 1.1
+    """the rebuilt stage's learning rate is multiplied by this once"""
+    moments: Literal["fresh", "copy"] = "fresh"
+    """its optimizer moments: zero, or the neighbour's"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}
@@ -38,7 +35,7 @@ class CopyNeighbour(Keepless):
         return Answer(donors, refused)
 
     def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        return own.part(lambda name: True, self.moments)
+        return own.part(lambda name: True, self.moments == "copy")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (near,) = given.values()

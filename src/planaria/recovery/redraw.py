@@ -7,33 +7,24 @@ again from there, since the gradients of those projections are not zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
+from torch import Tensor
 
-from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
-from planaria.recovery.keepless import Keepless
+from planaria.recovery.base import Answer, Recovery, Replica, Workshop
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 """what a decoder layer adds to the residual stream is linear in these"""
 
 
-@dataclass(frozen=True)
-class Redraw(Keepless):
-    """New random weights; with ``identity`` the stage changes nothing until it has learnt to."""
+class Redraw(Recovery):
+    """New random weights."""
 
-    identity: bool
-    lr_scale: float = 1.1
-
-    @classmethod
-    def random(cls, config: RecoveryConfig) -> Redraw:
-        return cls(identity=False, lr_scale=config.lr_scale)
-
-    @classmethod
-    def skipped(cls, config: RecoveryConfig) -> Redraw:
-        return cls(identity=True, lr_scale=config.lr_scale)
+    lr_scale: Annotated[float, Field(gt=0)] = 1.1
+    """the new stage's learning rate is multiplied by this once"""
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
@@ -43,7 +34,15 @@ class Redraw(Keepless):
         raise LookupError("nobody gives anything")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        weights = dict(at.draw())
-        if self.identity:
-            weights |= {name: torch.zeros_like(w) for name, w in weights.items() if name.endswith(OUTPUTS)}
-        return StageState(weights, lr_scale=self.lr_scale)
+        return StageState(self._drawn(at), lr_scale=self.lr_scale)
+
+    def _drawn(self, at: Workshop) -> dict[str, Tensor]:
+        return dict(at.draw())
+
+
+class Identity(Redraw):
+    """The stage changes nothing until it has learnt to."""
+
+    def _drawn(self, at: Workshop) -> dict[str, Tensor]:
+        weights = super()._drawn(at)
+        return weights | {name: torch.zeros_like(w) for name, w in weights.items() if name.endswith(OUTPUTS)}

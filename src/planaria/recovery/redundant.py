@@ -11,12 +11,11 @@ costs memory and bytes, and no computation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from planaria.config import RecoveryConfig
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.network.costs import FP32_BYTES
@@ -27,6 +26,7 @@ from planaria.recovery.base import (
     Holder,
     Moment,
     Original,
+    Recovery,
     Replica,
     Sender,
     Twin,
@@ -35,15 +35,12 @@ from planaria.recovery.base import (
 )
 
 
-@dataclass(frozen=True)
-class Redundant:
-    """Twins of all stages, each at the stage before; with ``forward`` they compute."""
+class Redundant(Recovery):
+    """Twins of all stages, each at the stage before."""
 
+    exact: ClassVar[bool] = True
     forward: bool = True
-
-    @classmethod
-    def from_config(cls, config: RecoveryConfig) -> Redundant:
-        return cls(config.redundant.forward)
+    """compute the successor's forward pass too, as published; exactness does not need it"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return tuple(Copy(stage, _before(stage, stages)) for stage in range(stages + 1))

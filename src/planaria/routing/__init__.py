@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from planaria.config import RunConfig
-from planaria.errors import UserError, nearest
-from planaria.routing.full import full
-from planaria.routing.given import given
-from planaria.routing.skipping import skipping
-from planaria.routing.swapped import swapped
+from planaria.registry import Registry
+from planaria.routing.base import Route, Routing, require
+from planaria.routing.full import Full, full
+from planaria.routing.given import Given
+from planaria.routing.skipping import Skipping
+from planaria.routing.swapped import Swapped
 
 __all__ = ["ROUTINGS", "change", "full", "routes", "without"]
 
-Routing = Callable[[RunConfig, int], list[tuple[int, ...]]]
-"""(recipe, step) → one closed route ``(0, …, 0)`` over stages per microbatch."""
-
-ROUTINGS: dict[str, Routing] = {
-    "full": lambda config, step: full(config.pipeline.stages, config.pipeline.microbatches),
-    "swapped": lambda config, step: swapped(config.pipeline.stages, config.pipeline.microbatches),
-    "skipping": skipping,
-    "given": given,
-}
+ROUTINGS: Registry[Routing] = Registry(
+    "routing",
+    "routing.kind",
+    Routing,  # type: ignore[type-abstract]
+    {"full": Full, "swapped": Swapped, "skipping": Skipping, "given": Given},
+)
 
 
-def routes(config: RunConfig, step: int) -> list[tuple[int, ...]]:
-    """The routes of a training step; UserError names the nearest kind of routing where there is none such."""
-    kind = config.routing.kind
-    if kind not in ROUTINGS:
-        raise UserError(f"routing.kind = {kind!r}: no such routing; {nearest(kind, ROUTINGS)}")
-    return ROUTINGS[kind](config, step)
+def routes(config: RunConfig, step: int) -> list[Route]:
+    """The routes of a training step.
+
+    :raises UserError: naming the kind or option that is unknown, or the route that no microbatch can take.
+    """
+    kind, found = config.routing.kind, _chosen(config).routes(config, step)
+    return found if kind in ROUTINGS.shipped else require(found, config, f"routing.kind = {kind!r}")
 
 
 def change(config: RunConfig) -> bool:
     """Are routes drawn anew in every step, so that any two stages may meet?"""
-    return config.routing.kind == "skipping"
+    return _chosen(config).varies
+
+
+def _chosen(config: RunConfig) -> Routing:
+    return ROUTINGS.make(config.routing.kind, config.routing.options)
 
 
 def without(routes: Sequence[tuple[int, ...]], absent: Collection[int]) -> list[tuple[int, ...]]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from math import gcd
+from typing import ClassVar
 
 from planaria.config import RunConfig
 from planaria.errors import UserError
+from planaria.routing.base import Route, Routing
 
 TRIES = 30
 """draws of one set of stages"""
@@ -25,7 +27,16 @@ def visits(stages: int, skip: float) -> int:
     return max(1, round((1 - skip) * stages))
 
 
-def skipping(config: RunConfig, step: int) -> list[tuple[int, ...]]:
+class Skipping(Routing):
+    """Routes drawn from the run's seed, anew in every step."""
+
+    varies: ClassVar[bool] = True
+
+    def routes(self, config: RunConfig, step: int) -> list[Route]:
+        return skipping(config, step)
+
+
+def skipping(config: RunConfig, step: int) -> list[Route]:
     """The routes of ``step``, drawn from the run's seed: each stage is used as often as any other, give or take one.
 
     :raises UserError: when routing.jump is too short for so few visits.

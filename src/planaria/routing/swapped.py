@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from planaria.config import RunConfig
 from planaria.errors import UserError
+from planaria.routing.base import Route, Routing
 
 FEWEST = 4
 """block stages that two disjoint pairs take"""
+
+
+class Swapped(Routing):
+    """Half of the microbatches meet the outer stages in swapped order."""
+
+    def routes(self, config: RunConfig, step: int) -> list[Route]:
+        return swapped(config.pipeline.stages, config.pipeline.microbatches)
 
 
 def swapped(stages: int, microbatches: int) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ def redundant_arm(found: Compared) -> str | None:
     """The first arm in which workers compute their neighbours' stages too."""
     for arm in found.arms:
         chain = [name.strip() for name in arm.changes.get("recovery.strategy", "").split(",")]
-        if arm.faults and "redundant" in chain and arm.changes.get("recovery.redundant.forward") != "False":
+        if arm.faults and "redundant" in chain and arm.changes.get("recovery.options.forward") != "False":
             return arm.name
     return None
 

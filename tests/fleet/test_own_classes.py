@@ -1,0 +1,67 @@
+"""Classes from outside the package on a live fleet: workers import them too, and a SIGKILL is survived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
+
+from planaria.chaos.trace import Fault
+from planaria.commands.train import check, conclude
+from planaria.errors import UserError
+from planaria.record import decisions as d
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KILLS = [Fault(step=5, stage=2), Fault(step=9, stage=3)]
+
+
+@pytest.fixture(autouse=True)
+def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def test_a_strategy_of_ones_own_rebuilds_stages_on_the_fleet_as_it_does_inline(tmp_path: Path) -> None:
+    strategy = "own_strategy:Noisy"
+    recovery: dict[str, Any] = {"strategy": strategy, "options": {"noise": 0.05, "moments": "mean"}}
+    record = train(tiny(tmp_path, recovery=recovery), KILLS)
+    assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
+    assert losses(record) == inline(record)[0]
+    sources = [m.source for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
+    assert {source.by for source in sources} == {strategy}
+    plain = losses(train(tiny(tmp_path / "plain", recovery={"options": {"moments": "mean"}}), KILLS))
+    assert plain[0] == losses(record)[0] and plain[15] != losses(record)[15], "the noise is there"
+
+
+def test_a_family_of_ones_own_trains_and_recovers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model: dict[str, Any] = {"family": "own_family:Recurrent", "options": {"width": 24}}
+    config = tiny(tmp_path, steps=12, model=model, recovery={"options": {"lr_scale": 1.0}})
+    record = train(config, KILLS)
+    assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
+    assert apart(losses(record), inline(record)[0]) == 0.0
+    conclude(config, record.folder)
+    assert "checkpoints/step-00000012, stage by stage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return nn.Linear(config.dim, config.dim)", r"stage 0 has no method 'embed'; the ends need embed\(tokens\)"),
+        ("return None", r"stage 0 is NoneType; build_stage must return a torch\.nn\.Module"),
+        ("return Wide()", r"stage 0 gives \[1, 32, 64\] for one sample, not \[1, 32, 32\]"),
+    ],
+)
+def test_a_family_without_the_door_is_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    name = f"family_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\nfrom torch import nn\nfrom planaria.model.family import Family\n\n"
+        "class Wide(nn.Module):\n    def embed(self, tokens):\n        return torch.zeros(*tokens.shape, 64)\n"
+        "    def loss(self, x, targets):\n        return x.mean()\n\n"
+        f"class Mine(Family):\n    def build_stage(self, config, stages, stage):\n        {body}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        check(tiny(tmp_path, model={"family": f"{name}:Mine"}))

@@ -1,0 +1,103 @@
+"""What a recipe may choose by name, and what is said of a choice that cannot be."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from planaria import registry
+from planaria.config import RecoveryConfig
+from planaria.errors import UserError
+from planaria.options import Options
+from planaria.recovery import RECOVERIES, recovery, with_strategy
+from planaria.recovery.echo import Echo
+
+OWN = """
+from pydantic import Field
+from planaria.recovery.checkfree import CheckFree
+
+class Mine(CheckFree):
+    noise: float = Field(0.0, ge=0)
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the present folder, of a name that no other test uses."""
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return name
+
+
+def test_a_class_of_ones_own_is_found_in_the_present_folder_with_its_options(own: str) -> None:
+    made = RECOVERIES.make(f"{own}:Mine", {"noise": 0.5, "lr_scale": 2.0})
+    assert made.model_dump() == {
+        "noise": 0.5, "lr_scale": 2.0, "moments": "fresh", "omega": "l2sq", "measured": "preclip"
+    }  # fmt: skip
+    assert [kind.__name__ for kind in registry.foreign([type(made), Echo])] == ["Mine"]
+
+
+def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"noisy": EntryPoint("noisy", f"{own}:Mine", "planaria.recovery")}
+    monkeypatch.setattr(registry, "_registered", lambda kind: points)
+    assert RECOVERIES.find("noisy").__name__ == "Mine" and "noisy" in RECOVERIES.names
+    with pytest.raises(UserError, match=r"no such choice; did you mean 'noisy'\?"):
+        RECOVERIES.find("noisi")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eco", r"recovery\.strategy = 'eco': no such choice; did you mean 'echo'\?, or write 'module:Class'"),
+        ("nowhere_at_all:Mine", r"there is no module 'nowhere_at_all' on Python's path or in "),
+        ("OWN:Mien", r"has no 'Mien'; did you mean 'Mine'\?"),
+        ("OWN:Other", r"is not derived from planaria\.recovery\.base\.Recovery; derive it"),
+        ("broken:Mine", r"cannot be imported: .*broken\.py:2: ZeroDivisionError"),
+        ("worse:Mine", r"cannot be imported: .*worse\.py:1: SyntaxError"),
+    ],
+)
+def test_a_choice_that_cannot_be_had_is_named(own: str, name: str, message: str) -> None:
+    Path("broken.py").write_text("\n1 / 0\n")
+    Path("worse.py").write_text("class\n")
+    with pytest.raises(UserError, match=message):
+        RECOVERIES.find(name.replace("OWN", own))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bit": 4}, r"^recovery\.options\.bit: no option of 'echo', 'checkfree'; did you mean 'bits'\?$"),
+        ({"bits": 3}, r"^recovery\.options\.bits = 3: Input should be 2, 4 or 8$"),
+        ({"echo": 3}, r"^recovery\.options\.echo = 3: is a table of the options of 'echo'$"),
+        ({"echo": {"omega": "l2"}}, r"^recovery\.options\.echo\.omega: unknown; known here: bits, distance, every$"),
+        ({"checkpoint": {}}, r"^recovery\.options\.checkpoint: no option of 'echo', 'checkfree'"),
+    ],
+)
+def test_options_are_as_strict_as_all_settings(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        recovery(RecoveryConfig(strategy="echo, checkfree", options=Options(options)), 4)
+
+
+def test_an_option_goes_to_all_that_have_it_and_a_table_to_one() -> None:
+    options = Options({"lr_scale": 1.5, "copy": {"lr_scale": 1.25}})
+    chain = recovery(RecoveryConfig(strategy="checkfree, copy, random", options=options), 4).strategies
+    assert [one.lr_scale for one in chain.values()] == [1.5, 1.25, 1.5]  # type: ignore[attr-defined]
+
+
+def test_another_strategy_goes_without_what_only_the_first_had() -> None:
+    first = RecoveryConfig(strategy="echo", options=Options({"bits": 4, "echo": {"every": 2}}))
+    assert with_strategy(first, "checkfree").options == {}
+    assert with_strategy(first, "checkfree, echo").options == first.options
+
+
+def test_options_are_values() -> None:
+    one, other = Options({"a": [1, 2], "b": 2}), Options({"b": 2, "a": [1, 2]})
+    assert one == other and hash(one) == hash(other) and {one: 1}[other] == 1
+    assert RecoveryConfig.model_validate_json(RecoveryConfig(options=one).model_dump_json()).options == one
