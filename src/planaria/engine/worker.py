@@ -156,7 +156,7 @@ class Worker:
         except (Interrupted, NonFinite):
             self._report_work(spans, dropped=True)
             raise
-        self.here.report(e.StageReady, loss=self.runner.loss, grad_norm=norm)
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm)
         self.post.patience.learn(time.monotonic() - began)
         self._report_work(spans)
 
