@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -20,6 +21,7 @@ from planaria.engine import links
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.mail import Awaited, Mail
+from planaria.engine.patience import Patience
 from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.setup import Setup
@@ -30,7 +32,7 @@ from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
-from planaria.transport.wire import Activation, Content, Header, Label, State, WireError
+from planaria.transport.wire import Activation, Content, GradientShare, Header, Label, State, WireError
 
 SHAPE = (2, 32, 32)
 
@@ -192,3 +194,27 @@ def test_a_frame_of_the_present_generation_is_accepted(office: tuple[Post, Conne
 def test_an_action_with_data_of_its_own_waits_for_nobody(office: tuple[Post, Connection]) -> None:
     post, _ = office
     assert post.input_of(Action("forward", 4, 0, node=0, source=None, target=1)) is None
+
+
+def test_a_wait_longer_than_the_time_out_is_reported_once_and_goes_on(office: tuple[Post, Connection]) -> None:
+    post, controller = office
+    post.patience = Patience(0.01)
+    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
+    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
+    (taken,) = post.take_shares([3], torch.zeros(4))
+    assert torch.equal(taken, torch.full((4,), 2.0))
+    report = REPORT.validate_json(controller.recv_bytes())
+    assert isinstance(report, EdgeBroken) and report.peer == 3
+    assert "waited 0.01 s for the gradient of stage 3" in report.detail
+    assert not controller.poll()
+
+
+def test_a_gradient_of_a_wrong_shape_is_no_use_and_is_waited_for_again(office: tuple[Post, Connection]) -> None:
+    post, controller = office
+    post.hear(Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
+    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
+    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
+    (taken,) = post.take_shares([3], torch.zeros(4))
+    assert taken.shape == (4,)
+    report = REPORT.validate_json(controller.recv_bytes())
+    assert isinstance(report, EdgeBroken) and "its gradient is not [4] numbers" in report.detail
