@@ -33,7 +33,7 @@ from planaria.transport.edge import Arrived, Edge, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
-from planaria.transport.wire import Content, Header
+from planaria.transport.wire import Content, OfferPart
 
 TIMEOUT_S = 60.0
 
@@ -200,7 +200,7 @@ class Member:
     def _swap(self, part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
-        self._edge.send(Header(Content.STATE, 1, 1, 0, 0, part.dtype, tuple(part.shape), time.monotonic()), part)
+        self._edge.send(OfferPart(1, Content.BLOCKING), part)
         payload: Tensor = self._expect(Arrived).payload
         return payload
 

@@ -88,15 +88,14 @@ class End:
         return edge
 
     def _send(self, side: Side, payload: Tensor) -> None:
-        from planaria.transport.wire import Content, Header
+        from planaria.transport.wire import Content, Ping
 
         if side == "gloo":
             self._group.send([payload], self._other, _TAG).wait()
         elif side in self._raw:
             self._raw[side].sendall(payload.numpy())
         else:
-            shape = tuple(payload.shape)
-            self._edges[side].send(Header(Content.FORWARD, 1, 1, 1, 1, payload.dtype, shape, time.monotonic()), payload)
+            self._edges[side].send(Ping(1, Content.PING), payload)
 
     def _receive(self, side: Side, into: Tensor) -> None:
         if side == "gloo":

@@ -80,7 +80,7 @@ def side_by_side(given: argparse.Namespace, address: str, small: bool) -> tuple[
             record = run_fleet(on(fleet, address, config))
             require_finished(record)
             seconds[fleet].append(step_seconds(record, WARM_UP))
-            losses[fleet] = {m.step: m.loss for m in record.metrics if m.loss is not None}
+            losses[fleet] = {m.step: m.loss for m in record.trained}
         ray, local = losses["ray"], losses["local"]
         apart.append(
             max(abs(ray[step] - local[step]) / abs(local[step]) for step in local) if ray.keys() == local.keys() else 1

@@ -43,11 +43,11 @@ def train(home: Path, name: str, *flags: str) -> int:
 
 
 def losses(home: Path, name: str) -> dict[int, float]:
-    return {m.step: m.loss for m in read_run(home / "runs" / name).metrics if m.loss is not None}
+    return {m.step: m.loss for m in read_run(home / "runs" / name).trained}
 
 
 def validations(run: Path) -> dict[int, float]:
-    return {m.step: m.val_loss for m in read_run(run).metrics if m.val_loss is not None}
+    return {m.step: m.val_loss for m in read_run(run).validated}
 
 
 @pytest.mark.parametrize("source", ["runs/parent", "runs/parent/model"])
@@ -96,7 +96,8 @@ def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: P
     assert losses(home, "twins") == pytest.approx(losses(home, "twins-inline"), abs=1e-6)
     norms: dict[tuple[int, int], list[float]] = {}
     for _, fact in read_run(home / "runs" / "twins").history:
-        if isinstance(fact, StageReady) and fact.grad_norm is not None:
+        if isinstance(fact, StageReady) and fact.mode == "train":
+            assert fact.grad_norm is not None
             norms.setdefault((fact.step, fact.stage), []).append(fact.grad_norm)
     assert norms.keys() == {(step, stage) for step in range(5) for stage in (0, 1)}
     assert all(len(said) == 2 and said[0] == said[1] for said in norms.values())

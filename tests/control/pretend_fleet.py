@@ -75,7 +75,7 @@ class PretendFleet:
             case d.RunStep() as run if run.generation == me.generation:
                 assert me.updates == run.step
                 loss, norm = (1.0 if me.stage == 0 else None), (1.0 if run.mode == "train" else None)
-                self._report(worker, e.StageReady, step=run.step, loss=loss, grad_norm=norm)
+                self._report(worker, e.StageReady, step=run.step, mode=run.mode, loss=loss, grad_norm=norm)
             case d.Commit() as commit if commit.generation == me.generation:
                 assert me.updates == commit.step
                 me.updates = commit.step + 1
@@ -371,12 +371,13 @@ class PretendFleet:
             assert (self.alive[worker].node, self.alive[worker].updates) == (node, self.next_step)
 
     def _reported_ready(self, commit: d.Commit) -> set[str]:
-        """Workers that reported ready in the commit's generation since the last order to run."""
+        """Workers that reported the step ready in the commit's generation since the last order to run."""
+        trained = commit.generation, commit.step, "train"
         workers: set[str] = set()
         for fact in self.history:
             if isinstance(fact, d.RunStep):
                 workers.clear()
-            elif isinstance(fact, e.StageReady) and (fact.generation, fact.step) == (commit.generation, commit.step):
+            elif isinstance(fact, e.StageReady) and (fact.generation, fact.step, fact.mode) == trained:
                 workers.add(fact.worker)
         return workers
 

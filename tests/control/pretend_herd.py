@@ -247,7 +247,7 @@ class PretendHerd:
             case d.RunStep() if order.generation == me.generation:
                 assert me.step == order.step and me.content is not None
                 me.block = order.block if order.mode == "train" else -1
-                self.report(me, e.StageReady, step=order.step, loss=1.0, grad_norm=1.0)
+                self.report(me, e.StageReady, step=order.step, mode=order.mode, loss=1.0, grad_norm=1.0)
             case d.Commit() if order.generation == me.generation:
                 assert me.step == order.step and me.block >= 0 and me.content is not None
                 me.content = replace(me.content, blocks=(*me.content.blocks, me.block))

@@ -69,7 +69,8 @@ class ObedientFleet:
                 self.stages[worker] = next(m.stage for m in order.members if m.worker == worker)
                 self._report(worker, e.Linked, order.generation, node=self.stages[worker], link_s=0.0)
             case d.RunStep():
-                self._report(worker, e.StageReady, order.generation, step=order.step, loss=1.0, grad_norm=1.0)
+                said = {"step": order.step, "mode": order.mode, "loss": 1.0, "grad_norm": 1.0}
+                self._report(worker, e.StageReady, order.generation, **said)
             case d.Commit():
                 self._report(worker, e.StageCommitted, order.generation, step=order.step)
             case d.Save():

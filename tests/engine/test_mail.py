@@ -3,20 +3,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planaria.engine.mail import Mail
-from planaria.plan.actions import Action
-from planaria.transport.wire import Content, Header, WireError
+from planaria.engine.mail import Awaited, Mail
+from planaria.transport.wire import (
+    Activation,
+    Content,
+    CopyMessage,
+    Goodbye,
+    GradientShare,
+    Header,
+    Label,
+    OfferPart,
+    Ping,
+    State,
+    WireError,
+)
 
 SHAPE = (2, 3)
-FORWARD = Action("forward", 4, 2, node=2, source=1, target=3)
-"""waits for what microbatch 4 sends forward at hop 1"""
-BACKWARD = Action("backward", 4, 2, node=2, source=3, target=1)
-"""waits for what microbatch 4 sends back at hop 3"""
-LOCAL = Action("forward", 4, 0, node=0, source=None, target=1)
+FORWARD = Activation(5, 9, 4, 1, Content.FORWARD)
 
 
-def header(generation: int = 5, step: int = 9, content: Content = Content.FORWARD, hop: int = 1) -> Header:
-    return Header(content, generation, step, 4, hop, torch.float32, SHAPE)
+def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> Header:
+    return Header(label, dtype, shape)
 
 
 @pytest.fixture
@@ -26,53 +33,75 @@ def mail() -> Mail:
     return made
 
 
-def test_a_frame_waits_for_its_action_and_is_handed_over_once(mail: Mail) -> None:
-    payload = torch.ones(SHAPE)
-    assert not mail.has(FORWARD)
-    mail.put(header(), payload)
-    assert mail.has(FORWARD)
-    assert not mail.has(BACKWARD)
-    assert mail.take(FORWARD) is payload
-    assert not mail.has(FORWARD)
+LABELS: list[Label] = [
+    FORWARD,
+    FORWARD._replace(content=Content.BACKWARD),
+    FORWARD._replace(hop=2),
+    FORWARD._replace(microbatch=5),
+    GradientShare(5, 9),
+    CopyMessage(5, 9, 4, Content.COPY_BEFORE),
+    CopyMessage(5, 9, 4, Content.COPY_AFTER),
+    CopyMessage(5, 9, 5, Content.COPY_BEFORE),
+    State(5),
+]
 
 
-def test_activations_and_gradients_do_not_mix(mail: Mail) -> None:
-    mail.put(header(content=Content.BACKWARD, hop=3), torch.zeros(SHAPE))
-    mail.put(header(content=Content.BACKWARD, hop=1), torch.ones(SHAPE))
-    assert mail.has(BACKWARD)
-    assert not mail.has(FORWARD)
+@pytest.mark.parametrize("label", LABELS, ids=str)
+def test_a_frame_waits_until_it_is_taken_and_is_handed_over_once(mail: Mail, label: Label) -> None:
+    payload, frame = torch.ones(SHAPE), Awaited(1, label)
+    assert frame not in mail and mail.missing([frame, Awaited(3, label)]) == [1, 3]
+    mail.put(1, header(label), payload)
+    assert frame in mail and mail.missing([frame, Awaited(3, label)]) == [3], "nobody else has sent this"
+    assert not [other for other in LABELS if other != label and Awaited(1, other) in mail], "nor anything else"
+    assert mail.take(frame) is payload
+    assert frame not in mail
 
 
-def test_an_action_with_data_of_its_own_waits_for_nobody(mail: Mail) -> None:
-    assert mail.has(LOCAL)
-    assert mail.take(LOCAL) is None
+def test_all_that_may_come_in_a_step_is_kept_apart(mail: Mail) -> None:
+    frames = [Awaited(sender, label) for sender in (1, 3) for label in LABELS]
+    for number, frame in enumerate(frames):
+        mail.put(frame.sender, header(frame.label), torch.full(SHAPE, float(number)))
+    assert [mail.take(frame)[0, 0].item() for frame in frames] == list(range(len(frames)))
 
 
+@pytest.mark.parametrize("label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, Content.COPY_AFTER)], ids=str)
 @pytest.mark.parametrize(("generation", "step"), [(5, 10), (6, 9), (6, 0)])
-def test_a_neighbour_may_be_ahead(generation: int, step: int, mail: Mail) -> None:
-    mail.put(header(generation, step), torch.ones(SHAPE))
-    assert not mail.has(FORWARD)
+def test_a_neighbour_may_be_ahead(label: Label, generation: int, step: int, mail: Mail) -> None:
+    ahead = label._replace(generation=generation, step=step)  # type: ignore[union-attr, call-arg]
+    mail.put(1, header(ahead), torch.ones(SHAPE))
+    assert Awaited(1, label) not in mail
     mail.turn(generation, step)
-    assert mail.has(FORWARD)
+    assert Awaited(1, ahead) in mail
 
 
-def test_what_belongs_to_the_past_is_gone(mail: Mail) -> None:
-    mail.put(header(generation=4), torch.ones(SHAPE))
-    mail.put(header(step=9), torch.ones(SHAPE))
+@pytest.mark.parametrize("label", [FORWARD, GradientShare(5, 9), CopyMessage(5, 9, 4, Content.COPY_AFTER)], ids=str)
+def test_what_belongs_to_the_past_is_gone(label: Label, mail: Mail) -> None:
+    old, frame = label._replace(generation=4), Awaited(1, label)  # type: ignore[union-attr, call-arg]
+    mail.put(1, header(old), torch.ones(SHAPE))
+    mail.put(1, header(old, shape=(7,)), torch.ones(7))  # of a past that nobody judges
+    mail.put(1, header(label), torch.ones(SHAPE))
     mail.turn(6, 9)  # a new generation repeats the step
-    assert not mail.has(FORWARD)
+    assert frame not in mail
+    mail.turn(4, 0)
+    assert frame not in mail and Awaited(1, old) not in mail, "dropped, not hidden"
+
+
+def test_a_state_that_nobody_has_taken_goes_with_its_generation(mail: Mail) -> None:
+    mail.put(1, header(State(2)), torch.ones(SHAPE))
     mail.turn(5, 9)
-    assert not mail.has(FORWARD), "dropped, not hidden"
+    assert Awaited(1, State(2)) in mail
+    mail.turn(6, 9)
+    assert Awaited(1, State(2)) not in mail
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        Header(Content.STATE, 5, 9, 4, 1, torch.float32, SHAPE),
-        Header(Content.FORWARD, 5, 9, 4, 1, torch.float32, (3, 2)),
-        Header(Content.FORWARD, 5, 9, 4, 1, torch.bfloat16, SHAPE),
-    ],
-)
+@pytest.mark.parametrize("odd", [header(shape=(3, 2)), header(dtype=torch.bfloat16)], ids=["shape", "dtype"])
 def test_what_is_no_activation_of_this_model_is_refused(odd: Header, mail: Mail) -> None:
     with pytest.raises(WireError, match=r"for step 9; activations here are torch.float32 \[2, 3\]"):
-        mail.put(odd, torch.zeros(odd.shape, dtype=odd.dtype))
+        mail.put(1, odd, torch.zeros(odd.shape, dtype=odd.dtype))
+    assert Awaited(1, FORWARD) not in mail
+
+
+@pytest.mark.parametrize("label", [OfferPart(1, Content.BLOCKING), Ping(1, Content.PING), Goodbye()], ids=str)
+def test_what_nobody_takes_out_is_refused(label: Label, mail: Mail) -> None:
+    with pytest.raises(WireError, match="which nobody here waits for"):
+        mail.put(1, header(label), torch.zeros(SHAPE))

@@ -168,9 +168,7 @@ def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
     whole = train(recipe(12), tmp_path / "whole")
     train(recipe(7), tmp_path / "parted")
     again = resumed(recipe(12), tmp_path / "parted", 7)
-    assert [m.loss for m in again.metrics if m.step >= 7 and m.loss] == [
-        m.loss for m in whole.metrics if m.step >= 7 and m.loss
-    ]
+    assert [m.loss for m in again.trained if m.step >= 7] == [m.loss for m in whole.trained if m.step >= 7]
     for replica in range(3):
         for stage in range(3):
             one, other = (
@@ -208,6 +206,4 @@ def test_the_log_tells_who_met_whom_and_what_the_one_model_is_worth(config: Reci
     looks = [fact for _, fact in record.history if isinstance(fact, ReplicasEvaluated)]
     assert [look.step for look in looks] == [0, 5, 10]
     assert len(set(looks[0].losses)) == 1 and len(set(looks[-1].losses)) == 4
-    assert {m.step: m.val_loss for m in record.metrics if m.val_loss is not None} == {
-        look.step: look.consensus for look in looks
-    }
+    assert {m.step: m.val_loss for m in record.validated} == {look.step: look.consensus for look in looks}

@@ -51,7 +51,7 @@ def test_what_dies_goes_on_where_it_had_saved_and_what_is_trained_is_only_export
     assert train_all("one", [training], 1, 1, killer) == []
     assert 0 < killer.saved < STEPS and training.attempts == 2
     assert killer.lines[0].startswith("one: killed by signal 9") and killer.lines[-1] == "one: trained"
-    steps = [metric.step for metric in read_run(training.folder).metrics if metric.loss is not None]
+    steps = [metric.step for metric in read_run(training.folder).trained]
     assert steps.count(0) == 1, "it began anew"
     assert steps[killer.saved - STEPS :] == list(range(killer.saved, STEPS))
 

@@ -260,11 +260,11 @@ def outcomes(record: RunRecord) -> list[str]:
 
 def losses(record: RunRecord) -> dict[int, float]:
     """Step → training loss of the step as it was committed last."""
-    return {m.step: m.loss for m in record.metrics if m.loss is not None}
+    return {m.step: m.loss for m in record.trained}
 
 
 def validation_losses(record: RunRecord) -> dict[int, float]:
-    return {m.step: m.val_loss for m in record.metrics if m.val_loss is not None}
+    return {m.step: m.val_loss for m in record.validated}
 
 
 # ---- the same run without processes
@@ -303,7 +303,7 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                     for node, source in lost.items()
                     if source.by != d.PEER
                 }
-            case e.StageReady(stage=0, grad_norm=None):
+            case e.StageReady(stage=0, mode="evaluate"):
                 if fact.step not in validated:
                     validated[fact.step] = engine.evaluate()
             case d.Commit():

@@ -12,7 +12,7 @@ from planaria.engine import worker
 from planaria.engine.post import Post
 from planaria.engine.setup import Setup
 from planaria.transport.edge import Edge
-from planaria.transport.wire import Content
+from planaria.transport.wire import Content, Part
 
 LIAR = 1
 _entry = worker.main
@@ -22,8 +22,8 @@ def main(setup: Setup, connection: Connection, name: str, incarnation: int) -> N
     """Be a worker like any other, but for what is said in rounds 0 and 1."""
     truth = Post._say
 
-    def lie(self: Post, edge: Edge, content: Content, part: Tensor | None) -> None:
-        if self.replica == LIAR and content is Content.BLOCKING and part is not None and self.circle.round < 2:
+    def lie(self: Post, edge: Edge, content: Part, part: Tensor | None) -> None:
+        if self.here.replica == LIAR and content is Content.BLOCKING and part is not None and self.circle.round < 2:
             part = part[:-1].contiguous() if self.circle.round else torch.full_like(part, torch.nan)
         truth(self, edge, content, part)
 

@@ -39,7 +39,7 @@ def mean_losses(record: RunRecord) -> dict[int, float]:
     """Step → the mean of the replicas' losses in it."""
     found: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for ready in facts(record, e.StageReady):
-        if ready.loss is not None and ready.grad_norm is not None:
+        if ready.loss is not None and ready.mode == "train":
             found[ready.step][ready.replica] = ready.loss
     return {step: fmean(of.values()) for step, of in sorted(found.items())}
 

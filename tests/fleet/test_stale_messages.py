@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -19,32 +20,36 @@ from torch import Tensor
 from planaria.engine import links
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.mail import Mail
+from planaria.engine.mail import Awaited, Mail
+from planaria.engine.patience import Patience
+from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.setup import Setup
-from planaria.plan.actions import Action, Key
+from planaria.plan.actions import Action
 from planaria.record.decisions import Form, Keep, Link, Member, Rebuild, Source
 from planaria.record.events import REPORT, EdgeBroken
 from planaria.transport.edge import Arrived, Broken, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
-from planaria.transport.wire import Content, Header, WireError
+from planaria.transport.wire import Activation, Content, GradientShare, Header, Label, State, WireError
 
 SHAPE = (2, 32, 32)
 
 
+def first_visit(generation: int, step: int) -> Activation:
+    """What stage 1 hands on of microbatch 0."""
+    return Activation(generation, step, 0, 1, Content.FORWARD)
+
+
 def frame(
-    generation: int, step: int, microbatch: int = 0, shape: tuple[int, ...] = SHAPE, **other: Any
+    label: Label, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32, value: float = 0.0
 ) -> tuple[Header, Tensor]:
-    label = {"content": Content.FORWARD, "hop": 1, "dtype": torch.float32, **other}
-    header = Header(generation=generation, step=step, microbatch=microbatch, shape=shape, **label)
-    return header, torch.full(shape, float(100 * generation + 10 * step + microbatch), dtype=header.dtype)
+    return Header(label, dtype, shape), torch.full(shape, value, dtype=dtype)
 
 
-def second_visit(microbatch: int) -> Action:
-    """The action that waits for what ``frame`` sends."""
-    return Action("forward", microbatch, 2, node=2, source=1, target=3)
+SECOND_VISIT = Action("forward", 0, 2, node=2, source=1, target=3)
+"""waits for that"""
 
 
 places = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -64,24 +69,22 @@ def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_
             mail.turn(*now)
             sent = {place for place in sent if place >= now}
         else:
-            mail.put(*frame(generation, step))
-            if generation >= now[0]:
+            mail.put(1, *frame(first_visit(generation, step), value=10.0 * generation + step))
+            if (generation, step) >= now:
                 sent.add((generation, step))
-        assert mail.has(second_visit(0)) == (now in sent)
+        assert (Awaited(1, first_visit(*now)) in mail) == (now in sent)
     if now in sent:
-        taken = mail.take(second_visit(0))
-        assert taken is not None and torch.equal(taken, frame(*now)[1])
-        assert not mail.has(second_visit(0)), "a message is used once"
+        taken = mail.take(Awaited(1, first_visit(*now)))
+        assert torch.equal(taken, torch.full(SHAPE, 10.0 * now[0] + now[1]))
+        assert Awaited(1, first_visit(*now)) not in mail, "a message is used once"
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"shape": (2, 32, 31)}, {"dtype": torch.bfloat16}, {"content": Content.STATE}, {"content": Content.BYE}]
-)
+@pytest.mark.parametrize("wrong", [{"shape": (2, 32, 31)}, {"dtype": torch.bfloat16}], ids=str)
 def test_mail_refuses_what_is_no_activation(wrong: dict[str, Any]) -> None:
     mail = Mail(SHAPE)
     with pytest.raises(WireError, match=r"sent .* for step 0; activations here are torch\.float32 \[2, 32, 32\]"):
-        mail.put(*frame(0, 0, **wrong))
-    assert not mail.has(second_visit(0))
+        mail.put(1, *frame(first_visit(0, 0), **wrong))
+    assert Awaited(1, first_visit(0, 0)) not in mail
 
 
 # ---- a post whose edges lead nowhere
@@ -96,7 +99,7 @@ class DeadEdge:
     inbox: Inbox
     abandoned: bool = False
     sent_bytes: int = 0
-    sent: list[Header] = field(default_factory=list)
+    sent: list[Label] = field(default_factory=list)
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -117,7 +120,9 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Po
     ours, theirs = Pipe()
     setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
-    post = Post(setup, Itinerary(setup.config), "w2", Desk(theirs, heartbeat_s=1.0), port)
+    itinerary, desk = Itinerary(setup.config), Desk(theirs, heartbeat_s=1.0)
+    here = Position("w2", itinerary, desk.report)
+    post = Post(setup, itinerary, here, desk, port, lambda order: pytest.fail(f"nobody asked for a copy: {order}"))
     post.move(2, form(1, {(1, 2): "g1:1-2", (2, 3): "g1:2-3", (0, 1): "g1:0-1"}))
     yield post, ours
     port.close()
@@ -157,28 +162,59 @@ def test_what_an_edge_of_an_older_generation_left_in_the_inbox_is_ignored(
     old: Any = post.links.edges[3]
     post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g2:2-3"}))
     item = {
-        "frame": Arrived(old, *frame(2, 7)),
-        "state": Arrived(old, *frame(2, 7, content=Content.STATE)),
+        "frame": Arrived(old, *frame(first_visit(2, 7))),
+        "state": Arrived(old, *frame(State(3))),
         "broken": Broken(old, "connection reset"),
         "opened": Opened(old, 0.1),
     }[said]
     post.hear(item)
-    assert not post.mail.has(second_visit(0)) and not post.states and old not in post.links.opened
+    waiting = [Awaited(old.spec.peer, label) for label in (first_visit(2, 7), State(3))]
+    assert not [frame for frame in waiting if frame in post.mail] and old not in post.links.opened
     assert not controller.poll(), "a false alarm would cost a generation"
 
 
 def test_a_frame_of_a_wrong_shape_is_reported_with_peer_step_and_generation(office: tuple[Post, Connection]) -> None:
     post, controller = office
-    post.hear(Arrived(post.links.edges[1], *frame(1, 7, shape=(2, 32, 31))))
+    post.hear(Arrived(post.links.edges[1], *frame(first_visit(1, 7), shape=(2, 32, 31))))
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken)
     assert (report.node, report.peer, report.generation) == (2, 1, 1)
     for part in ("worker w2 (stage 2) and stage 1", "[2, 32, 31]", "step 7", "generation 1"):
         assert part in report.detail
-    assert not post.mail.has(second_visit(0))
+    assert Awaited(1, first_visit(1, 7)) not in post.mail
 
 
 def test_a_frame_of_the_present_generation_is_accepted(office: tuple[Post, Connection]) -> None:
     post, _ = office
-    post.hear(Arrived(post.links.edges[1], *frame(1, 7)))
-    assert post.mail.has(second_visit(0)) and second_visit(0).needs == Key("forward", 0, 1)
+    post.hear(Arrived(post.links.edges[1], *frame(first_visit(1, 7))))
+    assert post.input_of(SECOND_VISIT) == Awaited(1, first_visit(1, 7))
+    assert post.input_of(SECOND_VISIT) in post.mail
+
+
+def test_an_action_with_data_of_its_own_waits_for_nobody(office: tuple[Post, Connection]) -> None:
+    post, _ = office
+    assert post.input_of(Action("forward", 4, 0, node=0, source=None, target=1)) is None
+
+
+def test_a_wait_longer_than_the_time_out_is_reported_once_and_goes_on(office: tuple[Post, Connection]) -> None:
+    post, controller = office
+    post.patience = Patience(0.01)
+    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,), value=2.0))
+    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
+    (taken,) = post.take_shares([3], torch.zeros(4))
+    assert torch.equal(taken, torch.full((4,), 2.0))
+    report = REPORT.validate_json(controller.recv_bytes())
+    assert isinstance(report, EdgeBroken) and report.peer == 3
+    assert "waited 0.01 s for the gradient of stage 3" in report.detail
+    assert not controller.poll()
+
+
+def test_a_gradient_of_a_wrong_shape_is_no_use_and_is_waited_for_again(office: tuple[Post, Connection]) -> None:
+    post, controller = office
+    post.hear(Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(3,))))
+    gradient = Arrived(post.links.edges[3], *frame(GradientShare(1, 7), shape=(4,)))
+    threading.Timer(0.2, lambda: post.desk.inbox.put(gradient)).start()
+    (taken,) = post.take_shares([3], torch.zeros(4))
+    assert taken.shape == (4,)
+    report = REPORT.validate_json(controller.recv_bytes())
+    assert isinstance(report, EdgeBroken) and "its gradient is not [4] numbers" in report.detail

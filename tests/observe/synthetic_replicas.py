@@ -9,7 +9,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision, Keep, Member, Rebuild
 from planaria.record.events import Event
-from planaria.record.logs import Metric, RunRecord
+from planaria.record.run_record import Metric, RunRecord
 
 SAMPLES = 8
 """of a replica's step"""
@@ -58,10 +58,12 @@ def committed(worker: str, step: int) -> e.StageCommitted:
     return e.StageCommitted(worker=worker, stage=0, generation=1, step=step)
 
 
-def ready(replica: int, step: int, loss: float | None, norm: float | None = 1.0, stage: int = 0) -> e.StageReady:
+def ready(
+    replica: int, step: int, loss: float | None, norm: float | None = 1.0, stage: int = 0, mode: e.Mode = "train"
+) -> e.StageReady:
     return e.StageReady(
         worker="abcdef"[2 * replica + stage], stage=stage, generation=1, step=step, loss=loss, replica=replica,
-        grad_norm=norm,
+        mode=mode, grad_norm=norm if mode == "train" else None,
     )  # fmt: skip
 
 

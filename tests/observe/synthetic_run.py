@@ -25,6 +25,7 @@ from planaria.record.events import (
     WorkerLost,
 )
 from planaria.record.logs import RunLog
+from planaria.record.run_record import StepMetric, ValidationMetric
 from planaria.record.segments import FULL
 
 STAGES, MICROBATCHES, STEPS = 4, 8, 40
@@ -163,9 +164,10 @@ class Synthesis:
             self.log.event(self.t, StageCommitted(worker=worker, stage=stage, generation=self.generation, step=step))
         self._report(step, spans, dropped=False)
         speed = self.config.pipeline.samples * 128 / (self.t - start)
-        self.log.metric(self.t, {"step": step, "loss": self._loss(step), "tokens_per_s": speed, "grad_norm": {0: 0.4}})
+        made = StepMetric(t=self.t, step=step, loss=self._loss(step), tokens_per_s=speed, grad_norm={0: 0.4})
+        self.log.metric(made)
         if (step + 1) % 10 == 0:
-            self.log.metric(self.t, {"step": step, "val_loss": self._loss(step) + 0.12})
+            self.log.metric(ValidationMetric(t=self.t, step=step, val_loss=self._loss(step) + 0.12))
 
     def _loss(self, step: int) -> float:
         after = sum(0.25 * math.exp(-(step - d) / 4) for d in self.deaths if step >= d)

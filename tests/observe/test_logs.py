@@ -17,7 +17,7 @@ from planaria.record import logs
 from planaria.record.decisions import Commit, Form
 from planaria.record.events import FaultInjected, GraceExpired, RunStarted, Span, Worked, WorkerJoined
 from planaria.record.logs import RunLog, read_run
-from planaria.record.run_record import ROUTINE, Streamed, sparse
+from planaria.record.run_record import ROUTINE, StepMetric, Streamed, ValidationMetric, sparse
 
 
 def empty_run(folder: Path) -> Path:
@@ -47,20 +47,48 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     log.event(1.0, joined)
     log.decision(2.0, commit)
     log.worked(2.5, work)
-    log.metric(3.0, {"step": 3, "loss": 2.5, "tokens_per_s": 100.0, "grad_norm": {0: 0.5, 1: None}})
+    trained = StepMetric(t=3.0, step=3, loss=2.5, tokens_per_s=100.0, grad_norm={0: 0.5}, losses={0: 2.0, 1: 3.0})
+    validated = ValidationMetric(t=3.5, step=4, val_loss=2.25)
+    log.metric(trained)
+    log.metric(validated)
     log.close()
     record = read_run(folder)
     assert record.config == RunConfig(name="x")
     assert record.history == [(0.5, STARTED), (1.0, joined), (2.0, commit)]
     assert record.worked == [(2.5, work)]
-    (metric,) = record.metrics
-    assert (metric.t, metric.step, metric.loss, metric.grad_norm, metric.val_loss) == (
-        3.0,
-        3,
-        2.5,
-        {0: 0.5, 1: None},
-        None,
-    )
+    assert record.metrics == [trained, validated]
+    assert (list(record.trained), list(record.validated)) == ([trained], [validated])
+
+
+def test_metrics_of_an_older_planaria_are_read(tmp_path: Path) -> None:
+    """Their lines do not tell of what kind they are."""
+    folder = empty_run(tmp_path)
+    begun(folder).close()
+    trained = {"t": 3.0, "step": 3, "loss": 2.5, "grad_norm": {"0": 0.5}, "tokens_per_s": 100.0}
+    validated = {"t": 3.5, "step": 4, "val_loss": 2.25, "val_losses": {"0": 2.0, "1": 2.5}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (trained, validated)))
+    assert read_run(folder).metrics == [
+        StepMetric(t=3.0, step=3, loss=2.5, grad_norm={0: 0.5}, tokens_per_s=100.0),
+        ValidationMetric(t=3.5, step=4, val_loss=2.25, val_losses={0: 2.0, 1: 2.5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"kind": "guess", "t": 1.0, "step": 3}', "guess"),
+        ('{"kind": "step", "t": 1.0, "step": 3, "val_loss": 2.0}', "step.loss: Field required"),
+        ('{"kind": "validation", "t": 1.0, "step": 3, "loss": 2.0}', "validation.val_loss: Field required"),
+        ("[3]", "discriminator"),
+        ("3", "discriminator"),
+    ],
+)
+def test_a_line_that_measures_nothing_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    folder = empty_run(tmp_path)
+    begun(folder).close()
+    (folder / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:1: broken line \(.*{complaint}.*\); mend or remove it"):
+        read_run(folder)
 
 
 def test_lines_are_on_disk_before_close_and_have_the_documented_shape(tmp_path: Path) -> None:
@@ -141,10 +169,10 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
     log = begun(tmp_path)
-    log.metric(1.0, {"step": 0, "loss": math.nan})
+    log.metric(StepMetric(t=1.0, step=0, loss=math.nan, tokens_per_s=0.0, grad_norm={0: math.inf}))
     log.close()
-    (metric,) = read_run(tmp_path).metrics
-    assert metric.loss is not None and math.isnan(metric.loss)
+    (metric,) = read_run(tmp_path).trained
+    assert math.isnan(metric.loss) and metric.grad_norm == {0: math.inf}
 
 
 def test_form_survives_with_all_its_members(tmp_path: Path) -> None:
@@ -157,7 +185,7 @@ def test_a_long_run_reads_as_a_short_one(tmp_path: Path, monkeypatch: pytest.Mon
     """In segments, and read anew each time: the same facts, the same report, the same summary."""
     Synthesis(tmp_path / "one", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run").write()
     Synthesis(tmp_path / "many", deaths={12: 2, 27: 3}, rollbacks={27: 20}, name="run", full=20_000).write()
-    assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 3
+    assert len(list((tmp_path / "many" / "segments").glob("events-*.jsonl.gz"))) == 4
     one = read_run(tmp_path / "one")
     monkeypatch.setattr(logs, "IN_MEMORY", -1)
     many = read_run(tmp_path / "many")

@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 def replay(record: RunRecord, progress: Quiet) -> None:
     """The run as the controller would have shown it: decisions, events and metrics in time order."""
-    metrics = [(m.t, m.model_dump(exclude_none=True)) for m in record.metrics]
+    metrics = [(metric.t, metric) for metric in record.metrics]
     progress.start(record.config.train.steps, 0)
     for t, fact in record.history:
         while metrics and metrics[0][0] <= t:

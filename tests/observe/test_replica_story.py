@@ -16,6 +16,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision
 from planaria.record.events import Event
+from planaria.record.run_record import StepMetric
 
 BEGIN: list[Event | Decision] = [
     r.started(3), *r.joined("abcdefg"), r.form(0, "ab"), r.form(1, "cd"), r.form(2, "ef"),
@@ -130,7 +131,7 @@ def test_the_bar_counts_what_all_have_done_and_never_runs_back() -> None:
     shown = []
     for block, (replica, step) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1)]):
         progress.on_decision(100.0 + block, r.commit(replica, step, block))
-        progress.on_metric({"step": step, "loss": 2.0})
+        progress.on_metric(StepMetric(t=0.0, step=step, loss=2.0, tokens_per_s=1.0, grad_norm={}))
         shown.append(progress._done)
     assert shown == [0, 0, 1, 1, 1, 2]
     lines = stream.getvalue().splitlines()

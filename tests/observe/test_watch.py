@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import synthetic_replicas as r
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from planaria.config import RunConfig
 from planaria.observe.live.progress import Quiet
@@ -13,6 +13,7 @@ from planaria.record import events as e
 from planaria.record.decisions import Decision
 from planaria.record.events import Event
 from planaria.record.logs import read_run
+from planaria.record.run_record import Metric, StepMetric, ValidationMetric
 
 
 class Shown(Quiet):
@@ -20,7 +21,7 @@ class Shown(Quiet):
 
     def __init__(self) -> None:
         self.started: tuple[int, int] | None = None
-        self.metrics: list[Mapping[str, object]] = []
+        self.metrics: list[Metric] = []
         self.facts: list[Event | Decision] = []
         self.stopped = False
 
@@ -33,7 +34,7 @@ class Shown(Quiet):
     def on_decision(self, t: float, decision: Decision) -> None:
         self.facts.append(decision)
 
-    def on_metric(self, metric: Mapping[str, object]) -> None:
+    def on_metric(self, metric: Metric) -> None:
         self.metrics.append(metric)
 
     def stop(self) -> None:
@@ -50,7 +51,7 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
         (3.0, e.StageReady(worker="w0", stage=0, generation=1, step=3, loss=4.5, grad_norm=1.5)),
         (4.0, d.Commit(generation=1, step=3, progress=3)),
         (5.0, d.RunStep(generation=1, step=4, mode="evaluate")),
-        (6.0, e.StageReady(worker="w0", stage=0, generation=1, step=4, loss=4.25)),
+        (6.0, e.StageReady(worker="w0", stage=0, generation=1, step=4, mode="evaluate", loss=4.25)),
         (7.0, d.Finish(outcome="finished")),
     ]
     for t, fact in told:
@@ -65,15 +66,19 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     record = read_run(tmp_path)
     assert record.history == told
     assert record.worked == [(4.5, worked)]
-    assert [(m.step, m.loss, m.val_loss) for m in record.metrics] == [(3, 4.5, None), (4, None, 4.25)]
-    assert record.metrics[0].grad_norm == {0: 1.5}
-    assert record.metrics[0].tokens_per_s == 50.0
+    assert record.metrics == [
+        StepMetric(t=4.0, step=3, loss=4.5, tokens_per_s=50.0, grad_norm={0: 1.5}),
+        ValidationMetric(t=6.0, step=4, val_loss=4.25),
+    ]
 
     assert shown.started == (9, 3)
     assert shown.facts == [fact for _, fact in told]
-    assert [metric["step"] for metric in shown.metrics] == [3, 4]
+    assert shown.metrics == record.metrics
     assert shown.stopped
-    assert list((tmp_path / "tensorboard").iterdir()), "TensorBoard has something to show"
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    curves = {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert curves == {"loss": [(3, 4.5)], "tokens_per_s": [(3, 50.0)], "val_loss": [(4, 4.25)]}
 
 
 def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: Path) -> None:
@@ -101,8 +106,9 @@ def test_what_replicas_measured_is_written_with_what_each_of_them_did(tmp_path: 
         watch.on_decision(3.0, r.commit(replica, 0, replica))
     for replica in range(3):
         watch.on_decision(4.0, d.RunStep(replica=replica, generation=1, step=1, mode="evaluate"))
-        watch.on_event(5.0, r.ready(replica, 1, 4.0 + replica, norm=None))
+        watch.on_event(5.0, r.ready(replica, 1, 4.0 + replica, mode="evaluate"))
     watch.close()
     trained, validated = read_run(tmp_path).metrics
+    assert isinstance(trained, StepMetric) and isinstance(validated, ValidationMetric)
     assert (trained.loss, trained.losses, trained.tokens_per_s) == (3.0, {0: 2.0, 1: 3.0, 2: 4.0}, 150.0)
     assert (validated.val_loss, validated.val_losses) == (5.0, {0: 4.0, 1: 5.0, 2: 6.0})

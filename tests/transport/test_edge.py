@@ -17,7 +17,7 @@ from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
-from planaria.transport.wire import Content, Header
+from planaria.transport.wire import HEADER_BYTES, Content, Ping
 
 SOON_S = 20.0
 """a busy machine's patience"""
@@ -40,8 +40,7 @@ class End:
         return item
 
     def send(self, payload: torch.Tensor, number: int = 0) -> None:
-        header = Header(Content.FORWARD, 1, 2, number, 3, payload.dtype, tuple(payload.shape), time.monotonic())
-        self.edge.send(header, payload)
+        self.edge.send(Ping(number, Content.PING), payload)
 
     def hears_nothing(self) -> bool:
         try:
@@ -111,7 +110,7 @@ def test_frames_arrive_intact_and_in_order_both_ways(ends: tuple[End, End]) -> N
         for number, frame in enumerate(frames):
             arrived = end.next(Arrived)
             assert arrived.edge is end.edge
-            assert (arrived.header.microbatch, arrived.header.hop, arrived.header.step) == (number, 3, 2)
+            assert arrived.header.label == Ping(number, Content.PING)
             assert arrived.payload.dtype == frame.dtype
             assert torch.equal(arrived.payload, frame)
         assert end.edge.sent_bytes == sum(frame.nbytes for frame in frames)
@@ -126,10 +125,16 @@ def test_a_frame_larger_than_the_edge_allows_breaks_it_at_the_receiver(ends: tup
     assert high.hears_nothing()
 
 
-def test_what_is_no_frame_breaks_the_edge(ends: tuple[End, End]) -> None:
-    low, high = ends
-    low.edge.send(Header(Content.FORWARD, 1, 1, 1, 1, torch.float32, (2,), float("nan")), torch.zeros(2))
-    assert "nan" in high.next(Broken).detail
+def test_what_is_no_frame_breaks_the_edge(spec: EdgeSpec, port: Port) -> None:
+    end = End(spec, port)
+    other = port.call(port.address, spec.link_id, SOON_S, lambda: False)
+    assert other is not None
+    end.next(Opened)
+    no_frame = memoryview(bytes(HEADER_BYTES))
+    assert other.write_some(no_frame, no_frame[:0]) == HEADER_BYTES
+    assert "not a planaria frame" in end.next(Broken).detail
+    other.close()
+    assert gone(end)
 
 
 def test_an_abandoned_edge_says_nothing_and_lets_the_other_end_go(spec: EdgeSpec, port: Port) -> None:
@@ -210,7 +215,7 @@ def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -
         high.send(frame[:5], number)
     for number, frame in enumerate(frames):
         assert torch.equal(high.next(Arrived).payload, frame)
-        assert low.next(Arrived).header.microbatch == number
+        assert low.next(Arrived).header.label.number == number
 
 
 def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tuple[End, End]) -> None:
@@ -224,7 +229,7 @@ def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tupl
     for number, frame in enumerate(frames):
         high.send(frame[:5])
         arrived = high.next(Arrived)
-        assert arrived.header.microbatch == number and torch.equal(arrived.payload, frame)
+        assert arrived.header.label.number == number and torch.equal(arrived.payload, frame)
     assert high.hears_nothing(), "a goodbye is no break"
 
 
@@ -234,7 +239,7 @@ def test_frames_are_held_no_longer_than_the_fault_lasts(ends: tuple[End, End]) -
     start = time.monotonic()
     for number in range(100):
         low.send(torch.zeros(3), number)
-    assert [high.next(Arrived).header.microbatch for _ in range(100)] == list(range(100))
+    assert [high.next(Arrived).header.label.number for _ in range(100)] == list(range(100))
     assert 0.45 < time.monotonic() - start < 5.0, "one hold after the other would take 10 s"
 
 

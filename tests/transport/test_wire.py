@@ -9,24 +9,45 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.transport.wire import HEADER_BYTES, MAX_DIMS, Content, Header, WireError, pack, unpack
+from planaria.transport.wire import (
+    HEADER_BYTES,
+    MAX_DIMS,
+    Activation,
+    Content,
+    CopyMessage,
+    Goodbye,
+    GradientShare,
+    Header,
+    Label,
+    OfferPart,
+    Ping,
+    State,
+    WireError,
+    pack,
+    unpack,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 LARGEST = 2**62
 
-numbers = st.integers(-(2**31), 2**31 - 1)
+numbers = st.integers(0, 2**32 - 1)
+labels = st.one_of(
+    st.builds(Activation, numbers, numbers, numbers, numbers, st.sampled_from([Content.FORWARD, Content.BACKWARD])),
+    st.builds(GradientShare, numbers, numbers),
+    st.builds(CopyMessage, numbers, numbers, numbers, st.sampled_from([Content.COPY_BEFORE, Content.COPY_AFTER])),
+    st.builds(State, numbers),
+    st.builds(OfferPart, numbers, st.sampled_from([Content.PREFETCHED, Content.BLOCKING])),
+    st.builds(Ping, numbers, st.sampled_from([Content.PING, Content.PONG])),
+    st.just(Goodbye()),
+)
 headers = st.builds(
     Header,
-    content=st.sampled_from(Content),
-    generation=st.integers(0, 2**32 - 1),
-    step=numbers,
-    microbatch=numbers,
-    hop=numbers,
+    label=labels,
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 2**12), max_size=MAX_DIMS).map(tuple),
     sent_at=st.floats(allow_nan=False, allow_infinity=False),
 )
-GOOD = Header(Content.FORWARD, 3, 7, 1, 2, torch.float32, (2, 3, 5), 1.5)
+GOOD = Header(Activation(3, 7, 1, 2, Content.FORWARD), torch.float32, (2, 3, 5), 1.5)
 
 
 def forged(offset: int, layout: str, *values: object) -> bytearray:
@@ -40,7 +61,22 @@ def forged(offset: int, layout: str, *values: object) -> bytearray:
 def test_a_header_survives_the_wire(header: Header) -> None:
     raw = pack(header)
     assert len(raw) == HEADER_BYTES
-    assert unpack(raw, LARGEST) == header
+    found = unpack(raw, LARGEST)
+    assert found == header and type(found.label) is type(header.label)
+    assert found.label.content is header.label.content
+
+
+@given(labels, labels)
+def test_labels_are_equal_only_if_they_are_of_the_same_kind(one: Label, other: Label) -> None:
+    """They are keys: a share of step 3 must not be taken for the state of stage 3."""
+    assert (one == other) == (repr(one) == repr(other))
+
+
+def test_every_content_has_a_label() -> None:
+    for content in Content:
+        raw = bytearray(pack(Header(Goodbye(), torch.uint8, (0,))))
+        raw[5] = content
+        assert unpack(raw, 1).label.content is content
 
 
 @given(headers)
@@ -54,20 +90,22 @@ def test_a_header_announces_what_its_tensor_takes(header: Header) -> None:
     ("raw", "complaint"),
     [
         (forged(0, "4s", b"GET "), "not a planaria frame"),
-        (forged(4, "B", 2), "version 2"),
+        (forged(4, "B", 1), "version 1"),
         (forged(5, "B", max(Content) + 1), "unknown content"),
         (forged(6, "B", 5), "dtype code 5"),
         (forged(7, "B", 5), "5 dimensions"),
+        (forged(5, "B", Content.COPY_AFTER), r"COPY_AFTER has 3 numbers, not \[3, 7, 1, 2\]"),
+        (forged(5, "B", Content.STATE), "STATE has 1 numbers"),
         (forged(7, "B", 2), "shape"),  # two of three sides: not the bytes that are announced
         (forged(6, "B", 1), "shape"),  # half the bytes a number
-        (forged(28, "<Q", 3), "shape"),
-        (forged(60, "<Q", 0), "announces 0 bytes"),
-        (forged(60, "<Q", 2**64 - 1), "announces 18446744073709551615 bytes"),
-        (forged(28, "<4QQ", 2**62, 4, 2**62, 0, 4), "shape"),
-        (forged(28, "<4QQ", 2**63, 0, 1, 0, 0), "at most"),  # no bytes, but no tensor either
-        (forged(28, "<4QQ", 2**22, 2**22, 0, 2**22, 0), "at most"),
-        (forged(68, "<d", math.nan), "nan"),
-        (forged(68, "<d", math.inf), "inf"),
+        (forged(24, "<Q", 3), "shape"),
+        (forged(56, "<Q", 0), "announces 0 bytes"),
+        (forged(56, "<Q", 2**64 - 1), "announces 18446744073709551615 bytes"),
+        (forged(24, "<4QQ", 2**62, 4, 2**62, 0, 4), "shape"),
+        (forged(24, "<4QQ", 2**63, 0, 1, 0, 0), "at most"),  # no bytes, but no tensor either
+        (forged(24, "<4QQ", 2**22, 2**22, 0, 2**22, 0), "at most"),
+        (forged(64, "<d", math.nan), "nan"),
+        (forged(64, "<d", math.inf), "inf"),
         (bytearray(HEADER_BYTES), "not a planaria frame"),
     ],
 )
@@ -84,7 +122,7 @@ def test_a_good_header_is_taken_up_to_the_last_byte() -> None:
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), st.booleans())
 def test_random_bytes_are_a_sound_header_or_refused(raw: bytes, disguised: bool) -> None:
-    given_bytes = bytearray(b"PLNR\x01" + raw[5:] if disguised else raw)
+    given_bytes = bytearray(b"PLNR\x02" + raw[5:] if disguised else raw)
     try:
         header = unpack(given_bytes, 1000)
     except WireError as error:
@@ -104,6 +142,9 @@ def test_one_wrong_byte_never_lets_more_in_than_the_edge_allows(header: Header, 
 
 def test_what_does_not_fit_a_frame_is_not_sent() -> None:
     with pytest.raises(WireError, match="5 dimensions"):
-        pack(Header(Content.STATE, 0, 0, 0, 0, torch.float32, (1,) * 5))
+        pack(Header(State(0), torch.float32, (1,) * 5))
     with pytest.raises(WireError, match=r"torch.float64 does not travel"):
-        pack(Header(Content.STATE, 0, 0, 0, 0, torch.float64, (1,)))
+        pack(Header(State(0), torch.float64, (1,)))
+    for number in (-1, 2**32):
+        with pytest.raises(WireError, match=rf"State\(stage={number}.* does not fit a frame"):
+            pack(Header(State(number), torch.float32, (1,)))

@@ -161,7 +161,7 @@ class _InlineRun:
         for round in result.rounds:
             self._settled(round)
         for stage, norm in result.grad_norms.items():
-            self._ready(stage, step, result.loss if stage == 0 else None, norm)
+            self._ready("train", stage, step, result.loss if stage == 0 else None, norm)
         self.tell(d.Commit(generation=0, step=step, progress=step))
 
     def conclude(self) -> None:
@@ -179,12 +179,12 @@ class _InlineRun:
         step, replicas = self.engine.step, self.engine.replicas
         self.tell(d.RunStep(generation=0, step=step, mode="evaluate"))
         if replicas is None:
-            self._ready(0, step, self.engine.evaluate(), None)
+            self._ready("evaluate", 0, step, self.engine.evaluate())
             return
         losses, consensus = self.engine.evaluate_replicas(), self.engine.evaluate_consensus()
         told = e.ReplicasEvaluated(step=step, losses=losses, consensus=consensus, spread=replicas.spread())
         self.observer.on_event(time.monotonic(), told)
-        self._ready(0, step, consensus, None)
+        self._ready("evaluate", 0, step, consensus)
 
     def _settled(self, round: Round) -> None:
         assert self.engine.replicas is not None
@@ -198,8 +198,8 @@ class _InlineRun:
         )
         self.observer.on_event(time.monotonic(), told)
 
-    def _ready(self, stage: int, step: int, loss: float | None, norm: float | None) -> None:
-        ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, loss=loss, grad_norm=norm)
+    def _ready(self, mode: e.Mode, stage: int, step: int, loss: float | None, norm: float | None = None) -> None:
+        ready = e.StageReady(worker=WORKER, stage=stage, generation=0, step=step, mode=mode, loss=loss, grad_norm=norm)
         self.observer.on_event(time.monotonic(), ready)
 
     def save_at_last(self, nodes: list[int]) -> str:

@@ -17,7 +17,7 @@ from planaria.recovery import recovery
 from planaria.transport.edge import Edge, EdgeSpec
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port
-from planaria.transport.wire import Header
+from planaria.transport.wire import State
 
 
 class Links:
@@ -31,6 +31,7 @@ class Links:
         self.meeting: dict[int, Edge] = {}
         """to the same stage of other replicas, in the round under way"""
         self.opened: set[Edge] = set()
+        self._sent: dict[int, int] = {}
         self._held = 0.0, 0.0
         """how long each frame is held up, and until when (monotonic seconds)"""
 
@@ -84,10 +85,10 @@ class Links:
         self.meeting.clear()
         self.opened &= {*self.edges.values(), *self.transfers.values()}
 
-    def lend(self, order: Donate, header: Header, flat: Tensor) -> None:
+    def lend(self, order: Donate, flat: Tensor) -> None:
         """Send a state to another replica, or a successor, over an edge of its own that nobody here hears of again."""
         edge = self._open(order.link, order.at, order.donor, order.to, self._state_bytes(order.stage))
-        edge.send(header, flat)
+        edge.send(State(order.stage), flat)
         edge.abandon()  # once the state has gone out
 
     def close(self) -> None:
@@ -109,6 +110,11 @@ class Links:
         self._held = hold_s, time.monotonic() + seconds
         for edge in [*self.edges.values(), *self.meeting.values()]:
             edge.hold_s, edge.hold_until = self._held
+
+    def newly_sent(self) -> dict[int, int]:
+        """Bytes sent to each neighbour since this was asked last."""
+        before, self._sent = self._sent, {peer: edge.sent_bytes for peer, edge in self.edges.items()}
+        return {peer: max(0, size - before.get(peer, 0)) for peer, size in self._sent.items()}
 
     def has(self, edge: Edge) -> bool:
         """Is this an edge of the present generation?"""

@@ -1,53 +1,70 @@
-"""Frames that have arrived and wait for the action that needs them."""
+"""Frames that have arrived and wait for whatever needs them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from planaria.plan.actions import Action, Key
-from planaria.transport.wire import Content, Header, WireError
+from planaria.transport.wire import Activation, CopyMessage, GradientShare, Header, Label, State, WireError
 
-_KINDS = {Content.FORWARD: "forward", Content.BACKWARD: "backward"}
+
+class Awaited(NamedTuple):
+    """A frame, by the node that sends it and by what it is."""
+
+    sender: int
+    label: Label
 
 
 class Mail:
-    """Arrived activations and gradients, by the action that sent them.
+    """Arrived frames, each until it is taken.
 
     A neighbour may already be a generation or a step ahead of this worker: its frames are kept until this worker
-    follows. Frames of older generations are dropped.
+    follows. Frames of the past are dropped. A state is of the present, as is the edge over which it comes.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """All frames have the shape of one microbatch's activation."""
+        """``shape``: that of one microbatch's activation, in fp32."""
         self._shape = shape
-        self._held: dict[tuple[int, int, Key], Tensor] = {}
-        self.generation, self.step = 0, 0
+        self._held: dict[Awaited, tuple[tuple[int, int], Tensor]] = {}
+        """with the generation and step that each is of"""
+        self._now = 0, 0
 
     def turn(self, generation: int, step: int) -> None:
         """This worker is now at ``step`` of ``generation``."""
-        self.generation, self.step = generation, step
-        self._held = {k: v for k, v in self._held.items() if k[:2] >= (generation, step)}
+        self._now = generation, step
+        self._held = {frame: held for frame, held in self._held.items() if held[0] >= self._now}
 
-    def put(self, header: Header, payload: Tensor) -> None:
-        """Keep a frame if it is of this generation or a later one.
+    def put(self, sender: int, header: Header, payload: Tensor) -> None:
+        """Keep a frame unless it is of the past.
 
-        :raises WireError: when it is not an activation of the expected shape.
+        :raises WireError: when it is nothing that a worker waits for, or an activation of another shape.
         """
-        if header.generation < self.generation:
+        match label := header.label:
+            case Activation() | GradientShare() | CopyMessage():
+                when = label.generation, label.step
+            case State():
+                when = self._now
+            case _:
+                raise WireError(f"sent {label}, which nobody here waits for")
+        if when < self._now:
             return
-        if header.content not in _KINDS or header.shape != self._shape or header.dtype != torch.float32:
+        if isinstance(label, Activation) and (header.shape, header.dtype) != (self._shape, torch.float32):
             raise WireError(
-                f"sent {header.content.name} {header.dtype} {list(header.shape)} for step {header.step}; "
+                f"sent {label.content.name} {header.dtype} {list(header.shape)} for step {label.step}; "
                 f"activations here are torch.float32 {list(self._shape)}"
             )
-        kind = _KINDS[header.content]
-        self._held[header.generation, header.step, Key(kind, header.microbatch, header.hop)] = payload  # type: ignore[arg-type]
+        self._held[Awaited(sender, label)] = when, payload
 
-    def has(self, action: Action) -> bool:
-        """Is the input of ``action`` here (or local)?"""
-        return action.needs is None or (self.generation, self.step, action.needs) in self._held
+    def __contains__(self, frame: Awaited) -> bool:
+        return frame in self._held
 
-    def take(self, action: Action) -> Tensor | None:
-        """Hand over the input of ``action``."""
-        return None if action.needs is None else self._held.pop((self.generation, self.step, action.needs))
+    def missing(self, frames: Iterable[Awaited]) -> list[int]:
+        """Who has yet to send one of these."""
+        return [frame.sender for frame in frames if frame not in self._held]
+
+    def take(self, frame: Awaited) -> Tensor:
+        """Hand over a frame that is here."""
+        return self._held.pop(frame)[1]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
+from planaria.engine.mail import Awaited
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner
 from planaria.plan.actions import Action, Key, Plan
@@ -16,41 +18,47 @@ Passed = Callable[[Action, Tensor], None]
 """is told what each action hands on"""
 
 
+class Task(NamedTuple):
+    """An action, and the frame that it waits for; None if its input is local."""
+
+    action: Action
+    input: Awaited | None
+
+
 def perform(plan: Plan, post: Post, runner: StageRunner, spans: list[Span], passed: Passed | None = None) -> None:
-    """Carry out the actions of ``post.node``; appends a span for each to ``spans`` as it ends.
+    """Carry out the actions of this worker's node; appends a span for each to ``spans`` as it ends.
 
     :raises Interrupted: when the controller wants something else meanwhile.
     """
-    todo, done = list(plan.actions.get(post.node, ())), set[Key]()
+    todo, done = [Task(a, post.input_of(a)) for a in plan.actions.get(post.here.node, ())], set[Key]()
     while todo:
-        action = _first_ready(todo, done, post)
-        spans.append(_act(action, post, runner, passed))
-        done.add(action.key)
-        todo.remove(action)
+        task = _first_ready(todo, done, post)
+        spans.append(_act(task, post, runner, passed))
+        done.add(task.action.key)
+        todo.remove(task)
 
 
-def _first_ready(todo: list[Action], done: set[Key], post: Post) -> Action:
+def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
     """The most preferred action that can begin, waiting for one if need be."""
     post.hear_all()
-    found: list[Action] = []
-
-    def ready() -> bool:
-        found[:] = [a for a in todo if post.mail.has(a) and done.issuperset(a.after)][:1]
-        return bool(found)
+    found: list[Task] = []
 
     def late() -> list[int]:
-        return [a.source for a in todo if a.source is not None and done.issuperset(a.after)][:1]
+        begins = [task for task in todo if done.issuperset(task.action.after)]
+        found[:] = [task for task in begins if task.input is None or task.input in post.mail][:1]
+        return [] if found else [task.input.sender for task in begins if task.input is not None][:1]
 
-    first = todo[0]
-    post.wait_for(ready, f"the {first.kind} of microbatch {first.microbatch} from {{}}", late)
+    first = todo[0].action
+    post.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
     return found[0]
 
 
-def _act(action: Action, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
-    post.desk.at(action.kind, post.step, action.microbatch, action.hop)
+def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
+    action = task.action
+    post.desk.at(action.kind, post.here.step, action.microbatch, action.hop)
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
-    out = work(action.microbatch, action.hop, post.mail.take(action))
+    out = work(action.microbatch, action.hop, None if task.input is None else post.mail.take(task.input))
     if action.target is not None:
         assert out is not None
         post.send(action, out.cpu())

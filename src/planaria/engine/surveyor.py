@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import torch
 from pydantic import Field, TypeAdapter
-from torch import Tensor
 
 from planaria.engine.desk import Desk, Interrupted
 from planaria.fleet.base import ControlLine
@@ -20,7 +19,7 @@ from planaria.record.decisions import Leave
 from planaria.record.events import Fact, Heartbeat
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
 from planaria.transport.port import Port
-from planaria.transport.wire import Content, Header
+from planaria.transport.wire import Content, Header, Ping
 
 T = TypeVar("T")
 
@@ -143,8 +142,8 @@ class Surveyor:
                 self._desk.report(Met(link=edge.spec.link_id))
             case Broken(edge=edge, detail=detail) if edge is self._edge:
                 raise _Lost(detail)
-            case Arrived(edge=edge, header=header) if edge is self._edge and header.content is Content.FORWARD:
-                self._send(edge, Content.BACKWARD, header.microbatch, torch.empty(0, dtype=torch.uint8))
+            case Arrived(edge=edge, header=Header(label=Ping(number, Content.PING))) if edge is self._edge:
+                edge.send(Ping(number, Content.PONG), torch.empty(0, dtype=torch.uint8))
 
     def _spec(self, meet: Meet) -> EdgeSpec:
         return EdgeSpec(
@@ -174,20 +173,17 @@ class Surveyor:
             self._noise = torch.empty(size, dtype=torch.uint8).random_()  # links may compress what they carry
         self._number += 1
         start = time.monotonic()
-        self._send(edge, Content.FORWARD, self._number, self._noise[:size])
+        edge.send(Ping(self._number, Content.PING), self._noise[:size])
         while True:
             item = self._desk.next(start + self._place.timeout_s)
             match item:
                 case None:
                     raise _Lost(f"no answer to a message of {size} bytes within {self._place.timeout_s:g} s")
-                case Arrived(header=header) if item.edge is edge and header.content is Content.BACKWARD:
-                    if header.microbatch == self._number:
+                case Arrived(header=Header(label=Ping(number, Content.PONG))) if item.edge is edge:
+                    if number == self._number:
                         return time.monotonic() - start
                 case _:
                     self._take(item)
-
-    def _send(self, edge: Edge, content: Content, number: int, payload: Tensor) -> None:
-        edge.send(Header(content, 0, 0, number, 0, payload.dtype, tuple(payload.shape), time.monotonic()), payload)
 
 
 def _repeat(measure: Callable[[], T], least: int, most: int, seconds: float) -> list[T]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from planaria.checkpoint.loading import stage_for
 from planaria.config import RunConfig
 from planaria.engine.copies import Keeping
+from planaria.engine.mail import Awaited
 from planaria.engine.post import Post
 from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner
@@ -19,6 +20,7 @@ from planaria.engine.sleeper import new_runner
 from planaria.model.packing import pack, unpack
 from planaria.record import decisions as d
 from planaria.recovery import recovery
+from planaria.transport.wire import State
 
 
 @dataclass(frozen=True)
@@ -47,38 +49,38 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
     chain = recovery(config.recovery, config.pipeline.stages)
     for member in form.members:
         source = member.source
-        if isinstance(source, d.Rebuild) and post.node in source.donors:
-            post.desk.at("give", post.step)
+        if isinstance(source, d.Rebuild) and post.here.node in source.donors:
+            post.desk.at("give", post.here.step)
             given = runner.state()
             if source.by != d.PEER:
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
-            post.send_state(member.node, pack(given))
+            post.links.transfers[member.node].send(State(post.here.stage), pack(given))
 
 
 def take_state(
     setup: Setup, post: Post, source: d.Source, runner: StageRunner, rounds: int
 ) -> tuple[StageRunner, Timing]:
-    """The runner of ``post.stage`` with the state that ``source`` says; ``runner`` is what the worker has now.
+    """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now.
 
     ``rounds`` of the exchange are behind its replica.
 
     :raises UserError: when a checkpoint cannot be read.
     """
     start = time.monotonic()
-    outer: dict[str, Tensor] = {}
+    here, outer = post.here, dict[str, Tensor]()
     match source:
         case d.Keep():
             return runner, Timing()
         case d.Fresh():
-            runner = new_runner(setup.config, post.stage, initialise=True)
+            runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
-            post.desk.at("read", post.step)
-            runner = _fitting(setup.config, runner, post.stage)
-            state = stage_for(setup.checkpoints / folder, post.stage, post.place, setup.config.exchange.replicas)
+            post.desk.at("read", here.step)
+            runner = _fitting(setup.config, runner, here.stage)
+            state = stage_for(setup.checkpoints / folder, here.stage, here.number, setup.config.exchange.replicas)
             runner.load(state)
             outer = state.outer
         case d.Rebuild() | d.Handover():
-            runner = _fitting(setup.config, runner, post.stage)
+            runner = _fitting(setup.config, runner, here.stage)
             timing, outer = _receive(setup.config, post, source, runner)
             post.circle.begin(outer, runner, rounds)
             return runner, timing
@@ -91,26 +93,21 @@ def _receive(
 ) -> tuple[Timing, dict[str, Tensor]]:
     """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
     outer state."""
-    start = time.monotonic()
-    post.desk.at("take", post.step)
-    donors = source.donors if isinstance(source, d.Rebuild) else [d.BEFORE]
-
-    def missing() -> list[int]:
-        return [node for node in donors if node not in post.states]
-
-    post.wait_for(lambda: not missing(), "the state of {}", missing)
+    start, here = time.monotonic(), post.here
+    post.desk.at("take", here.step)
+    stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
+    flats = post.collect([Awaited(node, State(stage)) for node, stage in stages.items()], "the state of {}")
     arrived = time.monotonic()
-    post.desk.at("rebuild", post.step)
-    given = {post.stage if node == d.BEFORE else post.stage_at(node): unpack(post.states[node]) for node in donors}
-    size = sum(flat.nbytes for flat in post.states.values())
+    post.desk.at("rebuild", here.step)
+    given = {stage: unpack(flat) for stage, flat in zip(stages.values(), flats, strict=True)}
+    size = sum(flat.nbytes for flat in flats)
     outer: dict[str, Tensor] = {}
     if isinstance(source, d.Handover) or source.by == d.PEER:
-        runner.load(given[post.stage])
-        outer = given[post.stage].outer
+        runner.load(given[here.stage])
+        outer = given[here.stage].outer
     else:
         chain = recovery(config.recovery, config.pipeline.stages)
-        runner.load(chain.rebuild(source.by, post.stage, given, workshop(config, post.stage, post.step)))
-    post.states.clear()
+        runner.load(chain.rebuild(source.by, here.stage, given, workshop(config, here.stage, here.step)))
     post.links.end_transfers()
     return Timing(arrived - start, size, time.monotonic() - arrived), outer
 

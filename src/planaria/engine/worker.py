@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from typing import NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from planaria.engine.copies import Keeping
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.perform import perform
+from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.setup import Setup
@@ -57,12 +59,12 @@ class Worker:
     """One worker process. Everything but frames and heartbeats happens on its main thread."""
 
     def __init__(self, setup: Setup, connection: ControlLine, worker: str) -> None:
-        self.setup, self.config, self.worker = setup, setup.config, worker
+        self.setup, self.config = setup, setup.config
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
         self.itinerary = Itinerary(self.config)
         self.port = Port(connection.own_address if isinstance(connection, WorkerLine) else setup.host, setup.key)
-        self.post = Post(setup, self.itinerary, worker, self.desk, self.port)
-        self.post.lend = self._lend
+        self.here = Position(worker, self.itinerary, self.desk.report)
+        self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
         self.desk.blows = Blows(self._struck)
         self.desk.blows.effects = afflictions(self.post.links, self.post.circle)
         began = time.monotonic()
@@ -76,8 +78,7 @@ class Worker:
     def run(self, incarnation: int) -> NoReturn:
         """Report in, then follow orders until told to leave."""
         self.desk.open()
-        pid, at = os.getpid(), self.port.address
-        self.desk.report(e.WorkerJoined(worker=self.worker, incarnation=incarnation, pid=pid, at=at))
+        self.here.report(e.WorkerJoined, incarnation=incarnation, pid=os.getpid(), at=self.port.address)
         order: d.Order | None = None
         while True:
             try:
@@ -87,39 +88,37 @@ class Worker:
             except Interrupted as interrupted:
                 order = interrupted.order
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
-                self._report_failure(error)
+                detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
+                self.here.report(e.WorkerFailed, detail=detail)
 
     def _take(self, item: object) -> None:
-        if isinstance(item, d.Form | d.RunStep | d.Commit | d.Meet | d.Settle | d.Save | d.Disband | d.Leave):
-            self._obey(item)
-        else:
-            self.post.hear(item)
-
-    def _obey(self, order: d.Order) -> None:
-        match order:
+        """Obey an order, or take in what has come otherwise."""
+        match item:
             case d.Form():
-                self._form(order)
-            case d.RunStep() if order.generation == self.post.generation:
-                self._run_step(order)
-            case d.Commit() if order.generation == self.post.generation:
-                self._commit(order)
-            case d.Meet() if self.post.is_ours(order):
-                self.post.meet(order, self.runner)
-            case d.Settle() if self.post.is_ours(order):
-                self._settle(order)
+                self._form(item)
+            case d.RunStep() if item.generation == self.here.generation:
+                self._run_step(item)
+            case d.Commit() if item.generation == self.here.generation:
+                self._commit(item)
+            case d.Meet() if self.here.is_ours(item):
+                self.post.meet(item, self.runner)
+            case d.Settle() if self.here.is_ours(item):
+                self._settle(item)
             case d.Save():
-                self._save(order)
+                self._save(item)
             case d.Disband():
                 self._drop()
                 self.post.leave()
             case d.Leave():
                 os._exit(0)  # nothing that threads still do is worth waiting for
+            case _:
+                self.post.hear(item)
 
     def _form(self, form: d.Form) -> None:
         """Drop what is under way, take the stage and edges that ``form`` gives, and report when all is in place."""
         start = time.monotonic()
         self.desk.at("link", form.step)
-        me = next(member for member in form.members if member.worker == self.worker)
+        me = next(member for member in form.members if member.worker == self.here.worker)
         self._drop()
         self._detour = form.routes
         self.post.move(me.node, form)
@@ -130,21 +129,12 @@ class Worker:
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
         reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
-        self.keeping.formed(reborn, self.post.absent)
+        self.keeping.formed(reborn, self.here.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links
-        self.post.wait_for(lambda: not links.unopened, "the edge to {}", lambda: links.unopened)
-        linked = e.Linked(
-            worker=self.worker,
-            node=me.node,
-            stage=me.stage,
-            generation=form.generation,
-            link_s=time.monotonic() - start - timing.transfer_s - timing.rebuild_s,
-            transfer_s=timing.transfer_s,
-            transfer_bytes=timing.transfer_bytes,
-            rebuild_s=timing.rebuild_s,
-        )
-        self.desk.report(linked)
+        self.post.wait_for(lambda: links.unopened, "the edge to {}")
+        link_s = time.monotonic() - start - timing.transfer_s - timing.rebuild_s
+        self.here.report(e.Linked, link_s=link_s, **asdict(timing))
 
     def _run_step(self, order: d.RunStep) -> None:
         """Carry out this node's actions of the step's plan, then report the gradient ready."""
@@ -155,33 +145,24 @@ class Worker:
         plan = self._plan(order)
         self.post.patience.expect(sum(map(len, plan.actions.values())))
         if order.mode == "train" and self.desk.blows is not None:
-            self.desk.blows.aim(plan.actions.get(self.post.node, ()))
-        batch = self._batch(order) if self.post.stage == 0 else None
+            self.desk.blows.aim(plan.actions.get(self.here.node, ()))
+        batch = self._batch(order) if self.here.stage == 0 else None
         if isinstance(self.runner, SleepingRunner):
-            self.runner.slow_down(straggling(self.config, self.post.replica, self.post.circle.rounds))
+            self.runner.slow_down(straggling(self.config, self.here.replica, self.post.circle.rounds))
         self.runner.begin(batch, order.mode == "train", len(plan.routes))
         spans: list[e.Span] = []
         try:
             norm = (self._train if order.mode == "train" else self._validate)(plan, spans)
         except (Interrupted, NonFinite):
-            self.post.report_work(spans, dropped=True)
+            self._report_work(spans, dropped=True)
             raise
-        ready = e.StageReady(
-            worker=self.worker,
-            stage=self.post.stage,
-            generation=self.post.generation,
-            step=order.step,
-            loss=self.runner.loss,
-            replica=self.post.replica,
-            grad_norm=norm,
-        )
-        self.desk.report(ready)
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm)
         self.post.patience.learn(time.monotonic() - began)
-        self.post.report_work(spans)
+        self._report_work(spans)
 
     def _train(self, plan: Plan, spans: list[e.Span]) -> float | None:
         """This stage's part of a step and of what is kept for others; the gradient's norm."""
-        step, keeping = self.post.step, self.keeping
+        step, keeping = self.here.step, self.keeping
         assert keeping is not None
         for parcel in keeping.before(step, self.runner):
             self.post.send_parcel(*parcel)
@@ -195,12 +176,12 @@ class Worker:
 
     def _agree(self, spans: list[e.Span]) -> None:
         """The nodes of a stage add up what they have of its gradient: at the first, in the order of nodes."""
-        first, *others = self.post.there.peers(self.post.node)
+        first, *others = self.here.present.peers(self.here.node)
         if not others:
             return
-        self.desk.at("exchange", self.post.step)
+        self.desk.at("exchange", self.here.step)
         start, own = time.monotonic(), self.runner.share()
-        if self.post.node == first:
+        if self.here.node == first:
             for share in self.post.take_shares(others, own):
                 own += share
             for node in others:
@@ -227,39 +208,26 @@ class Worker:
         assert self.keeping is not None
         self.runner.commit(order.progress)
         self.keeping.commit(order.step)
-        committed = e.StageCommitted(
-            worker=self.worker, stage=self.post.stage, generation=self.post.generation, step=order.step
-        )
-        self.desk.report(committed)
-        self.post.report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
+        self.here.report(e.StageCommitted, step=order.step)
+        self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
     def _settle(self, order: d.Settle) -> None:
         """Go on with what a round of the exchange comes to."""
-        self.desk.at("settle", self.post.step)
-        start, post = time.monotonic(), self.post
-        nodes = self.itinerary.arrangement.nodes(post.stage)
-        peers = {replica: nodes[replica] for replica in order.members if replica != post.replica}
-        made = post.circle.settle(order.round, post.replica, peers, self.runner)
-        post.links.part()
-        report = e.RoundMade(
-            worker=self.worker,
-            node=post.node,
-            stage=post.stage,
-            generation=post.generation,
-            round=order.round,
-            blocking_bytes=made.blocking_bytes,
-            prefetched_bytes=made.prefetched_bytes,
-            apart=made.apart,
-        )
-        self.desk.report(report)
-        self.post.report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
+        self.desk.at("settle", self.here.step)
+        start, replica = time.monotonic(), self.here.replica
+        nodes = self.itinerary.arrangement.nodes(self.here.stage)
+        peers = {other: nodes[other] for other in order.members if other != replica}
+        made = self.post.circle.settle(order.round, replica, peers, self.runner)
+        self.post.links.part()
+        self.here.report(e.RoundMade, round=order.round, **asdict(made))
+        self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
-        self.desk.at("give", self.post.step)
+        self.desk.at("give", self.here.step)
         state = self.runner.state()
         state.outer = self.post.circle.given(to_successor=order.donor == d.BEFORE)
-        self.post.lend_state(order, pack(state))
+        self.post.links.lend(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
         self.desk.at("write", order.step)
@@ -270,37 +238,27 @@ class Worker:
         state = self.runner.state()
         if replicas > 1:
             state.outer = self.post.circle.outer
-        who = {"worker": self.worker, "stage": self.post.stage, "generation": order.generation, "step": order.step}
+        of = {"generation": order.generation, "step": order.step}
         try:
-            written = write_stage(folder, self.post.stage, order.step, state)
+            written = write_stage(folder, self.here.stage, order.step, state)
         except OSError as error:
-            self.desk.report(e.SaveFailed.model_validate(who | {"detail": str(error)}))
+            self.here.report(e.SaveFailed, **of, detail=str(error))
         else:
-            self.desk.report(e.StageSaved.model_validate(who | {"bytes": written.bytes, "sha256": written.sha256}))
-        self.post.report_work([e.Span(action="save", start=start, end=time.monotonic())])
+            self.here.report(e.StageSaved, **of, bytes=written.bytes, sha256=written.sha256)
+        self._report_work([e.Span(action="save", start=start, end=time.monotonic())])
 
     def _struck(self, blow: d.Blow) -> None:
-        struck = e.FaultInjected(
-            worker=self.worker,
-            node=self.post.node,
-            signal=SIGNALS.get(blow.signal, blow.signal),
-            step=self.post.step,
-            moment=blow.moment,
-            number=blow.number,
-        )
-        self.desk.report(struck)
+        signal = SIGNALS.get(blow.signal, blow.signal)
+        self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
-    def _report_failure(self, error: Exception) -> None:
-        detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
-        failed = e.WorkerFailed(
-            worker=self.worker, stage=self.post.stage, generation=self.post.generation, detail=detail
-        )
-        self.desk.report(failed)
+    def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
+        """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""
+        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent())
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":
-            return self.itinerary.validation(self.post.absent, self.post.replica)
-        return self.itinerary.training(order.step, self.post.absent, self._detour, self.post.replica)
+            return self.itinerary.validation(self.here.absent, self.here.replica)
+        return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)
 
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"

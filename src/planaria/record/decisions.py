@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planaria.record.events import Fact, Standing
+from planaria.record.events import Fact, Mode, Standing
 
 
 class Keep(Fact):
@@ -145,7 +145,7 @@ class RunStep(Fact):
     generation: int
     step: int
     """that the replica has committed before"""
-    mode: Literal["train", "evaluate"] = "train"
+    mode: Mode = "train"
     block: int = 0
     """training: the number of the step's block of samples"""
 

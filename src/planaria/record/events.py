@@ -153,6 +153,9 @@ class RoundMade(Fact):
     """RMS distance of the members' fast weights, as far as heard, from their mean; corrected for how few they are"""
 
 
+Mode = Literal["train", "evaluate"]
+
+
 class StageReady(Fact):
     """A stage has finished its part of a step and holds the step's whole gradient, not yet applied."""
 
@@ -161,6 +164,8 @@ class StageReady(Fact):
     stage: int
     generation: int
     step: int
+    mode: Mode = "train"
+    """what the step was; logs of an older planaria do not tell"""
     loss: float | None = None
     replica: int = 0
     grad_norm: float | None = None

@@ -8,13 +8,12 @@ off is the last line, and both sides know to drop it.
 from __future__ import annotations
 
 import heapq
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from planaria import documents
 from planaria.config import RunConfig
@@ -22,9 +21,8 @@ from planaria.errors import UserError
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, Fact, FaultInjected, RunStarted, Worked
 from planaria.record.rotation import Rotated
-from planaria.record.run_record import Metric as Metric
+from planaria.record.run_record import Metric, Streamed, Told
 from planaria.record.run_record import RunRecord as RunRecord
-from planaria.record.run_record import Streamed, Told
 from planaria.record.segments import FULL, Line, mark, read
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
@@ -53,8 +51,8 @@ class RunLog:
     def worked(self, t: float, worked: Worked) -> None:
         self._spans.write(f'{{"t": {t!r}, "worked": {worked.model_dump_json()}}}')
 
-    def metric(self, t: float, values: Mapping[str, object]) -> None:
-        self._metrics.write(json.dumps({"t": t, **values}))
+    def metric(self, metric: Metric) -> None:
+        self._metrics.write(metric.model_dump_json())
 
     def close(self) -> None:
         for log in (self._events, self._spans, self._metrics):
@@ -84,6 +82,10 @@ class _HistoryLine(Fact):
 class _WorkedLine(Fact):
     t: float
     worked: Worked
+
+
+class _MetricLine(RootModel[Metric]):
+    pass
 
 
 class _FaultLine(Fact):
@@ -131,7 +133,7 @@ def read_run(folder: Path) -> RunRecord:
         config,
         history_of(folder),
         _kept(folder / SPANS, _WorkedLine, lambda line: (line.t, line.worked)),
-        _kept(folder / METRICS, Metric, lambda line: line),
+        _kept(folder / METRICS, _MetricLine, lambda line: line.root),
     )
     _require_beginning(folder / EVENTS, bool(record.worked or record.metrics))
     return record

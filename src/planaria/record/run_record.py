@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast, overload
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from planaria.config import RunConfig
 from planaria.record.decisions import Decision
@@ -27,22 +27,44 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-class Metric(BaseModel):
-    """What one step (``loss``) or one validation (``val_loss``) measured. Losses in nats per token."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class _Measured(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
     t: float
     step: int
-    loss: float | None = None
-    tokens_per_s: float | None = None
-    grad_norm: dict[int, float | None] = {}
-    """stage → L2 norm of its gradient before clipping; None where the stage did not tell"""
-    val_loss: float | None = None
-    losses: dict[int, float | None] = {}
+
+
+class StepMetric(_Measured):
+    """What a training step measured. Losses in nats per token."""
+
+    kind: Literal["step"] = "step"
+    loss: float
+    tokens_per_s: float
+    """since the step before"""
+    grad_norm: dict[int, float]
+    """stage → L2 norm of its gradient before clipping"""
+    losses: dict[int, float] = {}
     """of several replicas, of which ``loss`` is the mean: what each had"""
+
+
+class ValidationMetric(_Measured):
+    """What a validation after ``step`` steps measured. Losses in nats per token."""
+
+    kind: Literal["validation"] = "validation"
+    val_loss: float
     val_losses: dict[int, float] = {}
-    """the same for ``val_loss``"""
+    """of several replicas, of which ``val_loss`` is the mean: what each had"""
+
+
+def _kind_of(line: Any) -> str | None:
+    """The lines of an older planaria lack the word."""
+    return str(line.get("kind", "validation" if "val_loss" in line else "step")) if isinstance(line, dict) else None
+
+
+Metric = Annotated[
+    Annotated[StepMetric, Tag("step")] | Annotated[ValidationMetric, Tag("validation")], Discriminator(_kind_of)
+]
+"""A line of ``metrics.jsonl``."""
 
 
 class Streamed(Sequence[Item], Generic[Raw, Item]):
@@ -106,6 +128,16 @@ class RunRecord:
     worked: Sequence[tuple[float, Worked]]
     metrics: Sequence[Metric]
     _known: dict[Callable[[RunRecord], Any], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def trained(self) -> Iterator[StepMetric]:
+        """What training steps measured, those that were undone among them."""
+        return (metric for metric in self.metrics if isinstance(metric, StepMetric))
+
+    @property
+    def validated(self) -> Iterator[ValidationMetric]:
+        """What validations measured."""
+        return (metric for metric in self.metrics if isinstance(metric, ValidationMetric))
 
     @property
     def turns(self) -> Iterator[Told]:

@@ -19,9 +19,9 @@ from planaria.transport.buffers import as_bytes, receive_buffer
 from planaria.transport.channel import Channel, Closed
 from planaria.transport.inbox import Inbox
 from planaria.transport.port import Port, Unmet
-from planaria.transport.wire import HEADER_BYTES, Content, Header, WireError, pack, unpack
+from planaria.transport.wire import HEADER_BYTES, Goodbye, Header, Label, WireError, pack, unpack
 
-_GOODBYE = memoryview(pack(Header(Content.BYE, 0, 0, 0, 0, torch.uint8, (0,))))
+_GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
 _NOTHING = torch.empty(0)
 _TURN_BYTES = 4 << 20
 """of a large frame that are read before orders and other edges have their turn"""
@@ -90,12 +90,16 @@ class Edge:
         self._line_free = self._due = 0.0
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
-    def send(self, header: Header, payload: Tensor) -> None:
-        """Send a frame, or queue what does not fit at once; the payload must not change until it has left."""
-        self.sent_bytes += header.nbytes
+    def send(self, label: Label, payload: Tensor) -> None:
+        """Send a frame, or queue what does not fit at once; the payload must not change until it has left.
+
+        :raises WireError: when such a tensor or label does not fit a frame.
+        """
+        header = memoryview(pack(Header(label, payload.dtype, payload.shape, time.monotonic())))
+        self.sent_bytes += payload.nbytes
         with self._sending:
             if not self._over:
-                self._unsent.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
+                self._unsent.append((header, as_bytes(payload.contiguous())))
                 if self._channel is not None and len(self._unsent) == 1 and not self._send_on(self._channel):
                     self._inbox.want_room(self, True)
 
@@ -191,7 +195,7 @@ class Edge:
                 continue
             if self._header is None:
                 self._header = unpack(self._raw, self.spec.max_bytes)
-                if self._header.content is Content.BYE:
+                if isinstance(self._header.label, Goodbye):
                     return True
                 self._payload = receive_buffer(self._header)
                 self._missing = as_bytes(self._payload)

@@ -1,4 +1,4 @@
-"""The frame that precedes every tensor on an edge: who it belongs to, and exactly how large it is.
+"""The frame that precedes every tensor on an edge: what the tensor is, and exactly how large.
 
 128 bytes, little endian, no pickle. Whatever a header claims is checked against what the receiver expects before a
 single byte of payload is accepted.
@@ -9,17 +9,20 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 HEADER_BYTES = 128
 MAX_DIMS = 4
-_LAYOUT = struct.Struct("<4sBBBB I i i i i 4Q Q d")
+_NUMBERS = 4
+"""that a label may have"""
+_LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d 56x")
 _MAGIC = b"PLNR"
-_VERSION = 1
+_VERSION = 2
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_ZEROS = [(0,) * count for count in range(max(MAX_DIMS, _NUMBERS) + 1)]
 
 
 class WireError(Exception):
@@ -31,26 +34,93 @@ class Content(enum.IntEnum):
 
     FORWARD = 0
     BACKWARD = 1
-    STATE = 2
-    BYE = 3
-    PARCEL = 4
-    SHARE = 5
+    SHARE = 2
+    COPY_BEFORE = 3
+    COPY_AFTER = 4
+    STATE = 5
     PREFETCHED = 6
     BLOCKING = 7
+    PING = 8
+    PONG = 9
+    GOODBYE = 10
 
 
-_CONTENTS = frozenset(Content)
+Pass = Literal[Content.FORWARD, Content.BACKWARD]
+Renewal = Literal[Content.COPY_BEFORE, Content.COPY_AFTER]
+Part = Literal[Content.PREFETCHED, Content.BLOCKING]
 
 
-@dataclass(frozen=True)
-class Header:
-    """A frame's label. ``sent_at`` is the sender's monotonic clock in seconds (used by emulated links only)."""
+class Activation(NamedTuple):
+    """What a visit of a microbatch hands on: an activation forward, the gradient of one backward."""
 
-    content: Content
     generation: int
     step: int
     microbatch: int
     hop: int
+    """of the visit that sends it"""
+    content: Pass
+
+
+class GradientShare(NamedTuple):
+    """What the sender has of the step's gradient of its stage, or the sum of what all of its nodes have."""
+
+    generation: int
+    step: int
+    content: Literal[Content.SHARE] = Content.SHARE
+
+
+class CopyMessage(NamedTuple):
+    """What renews a copy of a stage: sent before the step's passes, or after, when its gradient is whole."""
+
+    generation: int
+    step: int
+    slot: int
+    """the copy's place in the recovery chain's slots"""
+    content: Renewal
+
+
+class State(NamedTuple):
+    """A packed state, for a worker that takes a stage over. Its edge is of one generation and carries nothing else."""
+
+    stage: int
+    """that the sender holds"""
+    content: Literal[Content.STATE] = Content.STATE
+
+
+class OfferPart(NamedTuple):
+    """A part of what one replica says to others in a round of their exchange."""
+
+    round: int
+    content: Part
+
+
+class Ping(NamedTuple):
+    """A message that is timed, or the answer to it."""
+
+    number: int
+    content: Literal[Content.PING, Content.PONG]
+
+
+class Goodbye(NamedTuple):
+    """Nothing comes behind this."""
+
+    content: Literal[Content.GOODBYE] = Content.GOODBYE
+
+
+Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye
+"""What a frame is: numbers below 2³², and its content last, so that labels of different kinds are never equal."""
+
+_KINDS: tuple[Any, ...] = (
+    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye
+)  # fmt: skip
+_LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(Content, _KINDS, strict=True)}
+"""by the code of a content: the content, its label, and how many numbers that has"""
+
+
+class Header(NamedTuple):
+    """What precedes a tensor. ``sent_at`` is the sender's monotonic clock in seconds (used by emulated links only)."""
+
+    label: Label
     dtype: torch.dtype
     shape: tuple[int, ...]
     sent_at: float = 0.0
@@ -62,42 +132,46 @@ class Header:
 
 
 def pack(header: Header) -> bytes:
-    """The header as :data:`HEADER_BYTES` bytes."""
-    if len(header.shape) > MAX_DIMS:
-        raise WireError(f"a tensor of {len(header.shape)} dimensions does not fit a frame (at most {MAX_DIMS})")
+    """The header as :data:`HEADER_BYTES` bytes; WireError if it does not fit them."""
+    *numbers, content = header.label
+    dims = len(header.shape)
+    if dims > MAX_DIMS:
+        raise WireError(f"a tensor of {dims} dimensions does not fit a frame (at most {MAX_DIMS})")
     if header.dtype not in _CODES:
         raise WireError(f"dtype {header.dtype} does not travel on edges")
-    shape = header.shape + (0,) * (MAX_DIMS - len(header.shape))
-    packed = _LAYOUT.pack(
-        _MAGIC,
-        _VERSION,
-        header.content,
-        _CODES[header.dtype],
-        len(header.shape),
-        header.generation,
-        header.step,
-        header.microbatch,
-        header.hop,
-        0,
-        *shape,
-        header.nbytes,
-        header.sent_at,
-    )
-    return packed.ljust(HEADER_BYTES, b"\0")
+    try:
+        return _LAYOUT.pack(
+            _MAGIC,
+            _VERSION,
+            content,
+            _CODES[header.dtype],
+            dims,
+            *numbers,
+            *_ZEROS[_NUMBERS - len(numbers)],
+            *header.shape,
+            *_ZEROS[MAX_DIMS - dims],
+            header.nbytes,
+            header.sent_at,
+        )
+    except struct.error as error:
+        raise WireError(f"{header.label} does not fit a frame: {error}") from None
 
 
 def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     """The header in ``raw``; WireError if it is malformed or announces more than ``max_bytes``."""
-    magic, version, content, code, dims, generation, step, microbatch, hop, _, *rest = _LAYOUT.unpack_from(raw)
-    shape, nbytes, sent_at = tuple(rest[:MAX_DIMS]), rest[MAX_DIMS], rest[MAX_DIMS + 1]
+    magic, version, code, kind, dims, *rest = _LAYOUT.unpack_from(raw)
     if magic != _MAGIC or version != _VERSION:
         raise WireError(f"not a planaria frame of version {_VERSION} (starts with {magic!r}, version {version})")
-    if content not in _CONTENTS or code not in _DTYPES or dims > MAX_DIMS:
-        raise WireError(f"unknown content {content}, dtype code {code} or {dims} dimensions")
-    header = Header(Content(content), generation, step, microbatch, hop, _DTYPES[code], shape[:dims], sent_at)
+    if code not in _LABELS or kind not in _DTYPES or dims > MAX_DIMS:
+        raise WireError(f"unknown content {code}, dtype code {kind} or {dims} dimensions")
+    content, label, count = _LABELS[code]
+    if any(rest[count:_NUMBERS]):
+        raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
+    *sides, nbytes, sent_at = rest[_NUMBERS:]
+    header = Header(label(*rest[:count], content), _DTYPES[kind], tuple(sides[:dims]), sent_at)
     if header.nbytes != nbytes or not math.isfinite(sent_at):
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
-    sides = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
-    if sides * header.dtype.itemsize > max_bytes:
+    known = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
+    if known * header.dtype.itemsize > max_bytes:
         raise WireError(f"frame {header.shape} announces {nbytes} bytes; this edge carries at most {max_bytes}")
     return header

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from planaria.observe.run.narrate import Line, Narrator, Tone
 from planaria.observe.run.pace import Pace
 from planaria.record.decisions import Decision, Form
 from planaria.record.events import Event
+from planaria.record.run_record import Metric, StepMetric
 
 STYLES: dict[Tone, str] = {
     "fault": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta", "relink": "cyan", "note": "dim",
@@ -33,8 +33,8 @@ class Quiet:
     def on_decision(self, t: float, decision: Decision) -> None:
         """The controller decided something at monotonic time ``t``."""
 
-    def on_metric(self, metric: Mapping[str, object]) -> None:
-        """A line of metrics.jsonl: ``step`` with ``loss`` and ``tokens_per_s``, or with ``val_loss``."""
+    def on_metric(self, metric: Metric) -> None:
+        """A step or a validation was measured."""
 
     def stop(self) -> None:
         """The run is over."""
@@ -81,14 +81,12 @@ class Progress(Quiet):
             self._told = self._tenth()
         self._refresh()
 
-    def on_metric(self, metric: Mapping[str, object]) -> None:
-        loss, speed, validation = (metric.get(k) for k in ("loss", "tokens_per_s", "val_loss"))
-        if isinstance(loss, float):
-            self._numbers["loss"] = f"loss {loss:.4f}"
-        if isinstance(speed, int | float):
-            self._numbers["speed"] = f"{speed:,.0f} tokens/s"
-        if isinstance(validation, float):
-            self._numbers["validation"] = f"validation {validation:.4f}"
+    def on_metric(self, metric: Metric) -> None:
+        if isinstance(metric, StepMetric):
+            self._numbers["loss"] = f"loss {metric.loss:.4f}"
+            self._numbers["speed"] = f"{metric.tokens_per_s:,.0f} tokens/s"
+        else:
+            self._numbers["validation"] = f"validation {metric.val_loss:.4f}"
         if self._bar is None and self._tenth() > self._told:
             self._told = self._tenth()
             self._print(f"step {self._done}/{self._total}  {self._summary()}")

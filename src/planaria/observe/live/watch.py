@@ -16,6 +16,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunLog
 from planaria.record.reserve import Reserve
+from planaria.record.run_record import Metric
 from planaria.record.sample import Sample
 
 
@@ -89,19 +90,15 @@ class Watch:
             self._progress = Quiet()
             self.on_event(t, e.Trouble(detail=f"going on without a display ({why})"))
 
-    def _measured(self, record: dict[str, object] | None) -> None:
-        if record is None:
+    def _measured(self, metric: Metric | None) -> None:
+        if metric is None:
             return
-        t, step = record["t"], record["step"]
-        assert isinstance(t, float) and isinstance(step, int)
-        self._note(partial(self._log.metric, t, {k: v for k, v in record.items() if k != "t"}))
-        self._progress.on_metric(record)
-        self._track(t, step, {k: v for k, v in record.items() if isinstance(v, float) and k != "t"})
-
-    def _track(self, t: float, step: int, scalars: dict[str, float]) -> None:
+        self._note(partial(self._log.metric, metric))
+        self._progress.on_metric(metric)
         try:
             if self._tracker is not None:
-                self._tracker.scalars(step, scalars)
+                scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+                self._tracker.scalars(metric.step, scalars)
         except OSError as error:
             self._tracker = None
-            self.on_event(t, e.Trouble(detail=f"going on without TensorBoard ({error.strerror or error})"))
+            self.on_event(metric.t, e.Trouble(detail=f"going on without TensorBoard ({error.strerror or error})"))

@@ -14,7 +14,7 @@ from planaria.observe.run.narrate import SIGNS, Line
 from planaria.observe.run.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 from planaria.observe.thin import thinned
-from planaria.record.logs import Metric, RunRecord
+from planaria.record.run_record import Metric, RunRecord, StepMetric
 
 ROW = 30
 """pixels of one row of bars"""
@@ -69,11 +69,11 @@ def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
     validated: dict[int, float] = {}
     undone: Curve = []
     for metric in metrics:
-        if metric.loss is not None:
+        if isinstance(metric, StepMetric):
             if metric.step in trained:
                 undone.append((metric.step, trained[metric.step]))
             trained[metric.step] = metric.loss
-        if metric.val_loss is not None:
+        else:
             validated[metric.step] = metric.val_loss
     return sorted(trained.items()), undone, sorted(validated.items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from planaria.record.run_record import Metric, RunRecord
+from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Measured:
 
     loss: float | None
     """of the last training step"""
-    validation: Metric | None
+    validation: ValidationMetric | None
     """the last one"""
     tokens_per_s: float | None
     """median over training steps"""
@@ -32,11 +32,11 @@ def _measured(record: RunRecord) -> Measured:
     speeds: list[float] = []
     steps: set[int] = set()
     for metric in record.metrics:
-        if metric.loss is not None:
+        if isinstance(metric, StepMetric):
             loss = metric.loss
             steps.add(metric.step)
-        if metric.val_loss is not None:
+            if metric.tokens_per_s:
+                speeds.append(metric.tokens_per_s)
+        else:
             validation = metric
-        if metric.tokens_per_s:
-            speeds.append(metric.tokens_per_s)
     return Measured(loss, validation, median(speeds) if speeds else None, len(steps))

@@ -10,6 +10,7 @@ from typing import Any
 
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.run_record import Metric, StepMetric, ValidationMetric
 
 STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
 """of several replicas: what is remembered of their steps until it is saved, and of their validations"""
@@ -19,8 +20,9 @@ STEPS_BACK, VALIDATIONS_BACK = 10_000, 100
 class _Part:
     """What one replica had to say about its block of a step."""
 
-    loss: float | None
-    norms: dict[int, float | None]
+    loss: float
+    norms: dict[int, float]
+    """by stage"""
 
 
 class StepMetrics:
@@ -55,7 +57,7 @@ class StepMetrics:
         self._whole = 0
         """steps before this one are in the last checkpoint but one"""
 
-    def on_event(self, t: float, event: e.Event) -> dict[str, Any] | None:
+    def on_event(self, t: float, event: e.Event) -> ValidationMetric | None:
         """A validation's record when its last report is in; None otherwise."""
         if isinstance(event, e.RunStarted) and event.replicas > 1:
             self._start(event)
@@ -63,16 +65,16 @@ class StepMetrics:
             self._whole = 0
         if isinstance(event, e.StageReady):
             self._ready[event.replica][event.stage] = event
-            if event.loss is not None and event.grad_norm is None:
+            if event.loss is not None and event.mode == "evaluate":
                 if self._replicas == 1:
-                    return {"t": t, "step": event.step, "val_loss": event.loss}
+                    return ValidationMetric(t=t, step=event.step, val_loss=event.loss)
                 step = self._labels.get(event.replica, event.step)
                 self._validated[step][event.replica] = event.loss
                 _forget(self._validated, VALIDATIONS_BACK)
                 return self._validation(t, [step])
         return None
 
-    def on_decision(self, t: float, decision: d.Decision) -> dict[str, Any] | None:
+    def on_decision(self, t: float, decision: d.Decision) -> Metric | None:
         """A step's record when it is committed; None otherwise."""
         if isinstance(decision, d.RunStep):
             self._ready[decision.replica].clear()
@@ -92,7 +94,7 @@ class StepMetrics:
         self._live, self._left = set(range(started.replicas)), started.last_block - floor - len(beyond)
         self._commits = deque(maxlen=started.replicas + 1)
 
-    def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> dict[str, Any] | None:
+    def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
         """What several replicas do beside steps."""
         if isinstance(decision, d.Form) and decision.outcome == "rolled back":
             self._undo(decision)
@@ -115,12 +117,12 @@ class StepMetrics:
                 del parts[key]
                 self._left += 1
 
-    def _committed(self, t: float, commit: d.Commit) -> dict[str, Any] | None:
+    def _committed(self, t: float, commit: d.Commit) -> StepMetric | None:
         self._commits.append(t)
         first, made = self._commits[0], len(self._commits) - 1
         ready = self._ready[commit.replica]
-        loss = next((r.loss for r in ready.values() if r.loss is not None), None)
-        part = _Part(loss, {stage: r.grad_norm for stage, r in ready.items()})
+        loss = next(r.loss for r in ready.values() if r.loss is not None)
+        part = _Part(loss, {stage: r.grad_norm for stage, r in sorted(ready.items()) if r.grad_norm is not None})
         step, parts, losses = commit.step, [part], {}
         if self._started is not None:
             step = commit.progress
@@ -133,20 +135,20 @@ class StepMetrics:
             losses = self._losses(step)
         tokens = self._tokens * made / self._replicas
         stages = sorted({stage for own in parts for stage in own.norms})
-        return {
-            "t": t,
-            "step": step,
-            "loss": _mean(own.loss for own in parts),
-            "grad_norm": {str(stage): _mean(own.norms.get(stage) for own in parts) for stage in stages},
-            "tokens_per_s": tokens / (t - first) if t > first else 0.0,
-            **({"losses": losses} if losses else {}),
-        }
+        return StepMetric(
+            t=t,
+            step=step,
+            loss=fmean(own.loss for own in parts),
+            tokens_per_s=tokens / (t - first) if t > first else 0.0,
+            grad_norm={stage: fmean(own.norms[stage] for own in parts if stage in own.norms) for stage in stages},
+            losses=losses,
+        )
 
-    def _losses(self, step: int) -> dict[str, float | None]:
+    def _losses(self, step: int) -> dict[int, float]:
         """By replica; of those that made several blocks of the step, the mean."""
         parts = self._parts[step]
         own = {replica: [part.loss for key, part in parts.items() if key[0] == replica] for replica, _ in parts}
-        return {str(replica): _mean(losses) for replica, losses in sorted(own.items())}
+        return {replica: fmean(losses) for replica, losses in sorted(own.items())}
 
     @staticmethod
     def _blocks(started: e.RunStarted, step: int) -> int:
@@ -155,16 +157,16 @@ class StepMetrics:
         first = started.blocks_before(step)
         return sum(block >= floor and block not in beyond for block in range(first, first + started.replicas))
 
-    def _validation(self, t: float, steps: Iterable[int]) -> dict[str, Any] | None:
+    def _validation(self, t: float, steps: Iterable[int]) -> ValidationMetric | None:
         """The newest of these validations that all who are there have made."""
         made = [step for step in steps if self._live <= self._validated[step].keys()]
         if not made:
             return None
         said = self._validated[max(made)]
-        losses = {str(replica): said[replica] for replica in sorted(said)}
-        return {"t": t, "step": max(made), "val_loss": fmean(losses.values()), "val_losses": losses}
+        losses = dict(sorted(said.items()))
+        return ValidationMetric(t=t, step=max(made), val_loss=fmean(losses.values()), val_losses=losses)
 
-    def _last_validation(self, t: float) -> dict[str, Any] | None:
+    def _last_validation(self, t: float) -> ValidationMetric | None:
         """Who had made its last step when it was validated was not validated again: that still counts at the end."""
         last = max(self._validated)
         missing = self._live - self._validated[last].keys()
@@ -179,9 +181,3 @@ def _forget(steps: dict[int, Any], most: int) -> None:
     """A run of months has many steps; of old ones nothing more is heard."""
     if len(steps) > most:
         del steps[min(steps)]
-
-
-def _mean(numbers: Iterable[float | None]) -> float | None:
-    """Of those that are there."""
-    known = [number for number in numbers if number is not None]
-    return fmean(known) if known else None

@@ -51,7 +51,7 @@ def _body(record: RunRecord) -> Iterator[str]:
     outcome = _outcome(record)
     yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record))
     yield page.cards(_facts(record, timings))
-    if any(metric.loss is not None for metric in record.metrics):
+    if any(True for _ in record.trained):
         every = " Both are means over the replicas." if naming_of(record).several else ""
         yield page.section(
             "Loss",

@@ -34,7 +34,7 @@ def fleet_section(record: RunRecord) -> Iterator[str]:
 
 
 def _validations(record: RunRecord) -> list[str]:
-    looks = sorted({m.step: m for m in record.metrics if m.val_losses}.items())  # few: validations
+    looks = sorted({m.step: m for m in record.validated if m.val_losses}.items())  # few
     if not looks:
         return []
     several = sorted({replica for _, look in looks for replica in look.val_losses})

@@ -1,0 +1,77 @@
+"""A worker's position: what orders make of it, and how its reports begin."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from planaria.config import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
+from planaria.engine.itinerary import Itinerary
+from planaria.engine.position import Position
+from planaria.record import events as e
+from planaria.record.decisions import BEFORE, Form, Keep, Meet, Member
+from planaria.record.events import Fact
+
+RECIPE = RunConfig(
+    engine="fleet",
+    model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8),
+    pipeline=PipelineConfig(stages=2),
+    exchange=ExchangeConfig(replicas=2, kind="noloco", every=2),
+)
+"""two replicas of stages 0, 1, 2: nodes 0, 1, 2 and 3, 4, 5"""
+
+
+@pytest.fixture
+def said() -> list[Fact]:
+    return []
+
+
+@pytest.fixture
+def here(said: list[Fact]) -> Position:
+    """Of stage 1 in replica 1, whose stage 2 is absent."""
+    members = [Member(node=node, stage=node - 3, worker=f"w{node}", source=Keep()) for node in (3, 4)]
+    made = Position("w4", Itinerary(RECIPE), said.append)
+    made.move(4, Form(replica=1, generation=7, step=9, outcome="recovered", members=members, links=[]))
+    return made
+
+
+def test_a_worker_stands_where_it_is_told_to(here: Position) -> None:
+    assert (here.node, here.stage, here.replica, here.generation, here.step) == (4, 1, 1, 7, 9)
+    assert (set(here.present.stage), here.absent) == ({3, 4}, {5})
+    assert here.number == 1, "the second of the nodes of stage 1"
+    assert [here.stage_of(node) for node in (BEFORE, 0, 5)] == [1, 0, 2]
+    assert [here.name_of(node) for node in (2, 4, BEFORE)] == [
+        "stage 2 of replica 0",
+        "stage 1 of replica 1",
+        "stage 1 of replica 1 before",
+    ]
+
+
+@pytest.mark.parametrize(("generations", "ours"), [([3, 7], True), ([7, 6], False)])
+def test_an_order_is_ours_if_it_is_for_this_replicas_generation(
+    here: Position, generations: list[int], ours: bool
+) -> None:
+    assert here.is_ours(Meet(round=1, members=[0, 1], generations=generations, links=[])) is ours
+
+
+def test_a_report_begins_with_as_much_of_the_position_as_such_an_event_tells(here: Position, said: list[Fact]) -> None:
+    here.report(e.StageReady, mode="evaluate", loss=2.5)
+    here.report(e.OfferHeard, round=3, replica=0)
+    here.report(e.StageSaved, generation=6, step=8, bytes=10)
+    here.report_broken(3, "closed")
+    assert said == [
+        e.StageReady(worker="w4", stage=1, generation=7, step=9, replica=1, mode="evaluate", loss=2.5),
+        e.OfferHeard(worker="w4", node=4, generation=7, round=3, replica=0),
+        e.StageSaved(worker="w4", stage=1, generation=6, step=8, bytes=10),
+        e.EdgeBroken(
+            worker="w4", node=4, peer=3, generation=7,
+            detail="worker w4 (stage 1 of replica 1) and stage 0 of replica 1: closed at step 9, generation 7",
+        ),
+    ]  # fmt: skip
+
+
+def test_a_report_says_nothing_that_such_an_event_does_not_know(here: Position) -> None:
+    with pytest.raises(ValidationError, match="colour"):
+        here.report(e.StageCommitted, colour="red")
+    with pytest.raises(ValidationError, match="detail"):
+        here.report(e.WorkerFailed)
