@@ -20,6 +20,7 @@ from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
 from planaria.plan.order import topological_order
+from planaria.record.ages import after_commit
 from planaria.record.decisions import PEER
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
@@ -63,8 +64,8 @@ class InlineEngine:
         """routes for the nodes that are left, in place of a schedule's own"""
         several = config.exchange.replicas > 1
         self.replicas = Replicas(config, self.itinerary.arrangement, self.runners) if several else None
-        self._ages = dict.fromkeys(self.runners, 0)
-        self._rested: set[int] = set()
+        self._ages: Mapping[int, int] = dict.fromkeys(self.runners, 0)
+        self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
 
@@ -87,7 +88,8 @@ class InlineEngine:
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
-        self._grow_older()
+        copies = [slot.copy for slot in self._chain.slots]
+        self._ages, self._rested = after_commit(self._ages, self._rested, self.skipped, copies)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
         result = StepResult(self.step, loss, first, rounds)
@@ -171,9 +173,9 @@ class InlineEngine:
         for node, state in states.items():
             self.runners[node].load(state)
             self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)
-            self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
+        self._ages = {**self._ages, **dict.fromkeys(states, 0)}
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:
@@ -181,15 +183,6 @@ class InlineEngine:
         self.skipped = set(nodes)
         for keeping in self.keeping.values():
             keeping.formed(set(reborn), self.skipped)
-
-    def _grow_older(self) -> None:
-        """One commit more for whoever keeps copies; as in ``record.apply``, none while nodes are skipped."""
-        self._rested |= self.skipped
-        if not self.skipped:
-            copies = [slot.copy for slot in self._chain.slots]
-            anew = {stage for copy in copies if self._rested & set(copy) for stage in copy}
-            self._ages = {node: 1 if node in anew else age + 1 for node, age in self._ages.items()}
-            self._rested.clear()
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""
