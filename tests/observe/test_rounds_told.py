@@ -54,6 +54,14 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
     assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
 
 
+def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() -> None:
+    over = r.form(0, "gb", 2, "handed over")
+    gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]
+    (history,) = gatherings(r.record([*BEGIN, *gone]))
+    (stayed,) = gatherings(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
+    assert (history.for_others, history.for_offers) == (stayed.for_others, stayed.for_offers)
+
+
 def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
     together, alone = gatherings(r.record(WHOLE))
     assert (together.blocking_bytes, together.prefetched_bytes) == ({0: 30, 2: 70}, {0: 3, 2: 12})

@@ -73,8 +73,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
             ages[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
-    holders = {member.node: member.worker for member in form.members}
-    handing = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
+    holders, handing = form.holders, form.handing
     leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not back}
     again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
     return replace(

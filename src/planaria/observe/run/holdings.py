@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.observe.run.naming import Naming
-from planaria.record.decisions import Disband, Finish, Form
-from planaria.record.events import RunStarted, WorkerLost
+from planaria.record.decisions import Finish
+from planaria.record.events import RunStarted
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 
 @dataclass(frozen=True)
@@ -26,30 +27,20 @@ def holdings(record: RunRecord) -> list[Holding]:
     """All holdings by node and time. A node where nobody stands has a gap; open ends close at the last thing known."""
     done: list[Holding] = []
     held: dict[int, tuple[str, float]] = {}
-    naming = Naming()
+    members, naming, last = Membership(), Naming(), 0.0
 
     def close(node: int, t: float) -> None:
         worker, start = held.pop(node)
         done.append(Holding(node, naming.row(node), worker, start, t))
 
-    last = 0.0
     for t, fact in record.landmarks:
-        if isinstance(fact, RunStarted):  # an earlier part of the run ended with whatever it said last
-            for node in list(held):
-                close(node, last)
-            naming = Naming(fact)
-        elif isinstance(fact, WorkerLost | Finish):
-            gone = [n for n, (worker, _) in held.items() if isinstance(fact, Finish) or worker == fact.worker]
-            for node in gone:
-                close(node, t)
-        elif isinstance(fact, Form | Disband):
-            members = {m.node: m.worker for m in fact.members} if isinstance(fact, Form) else {}
-            own = {node: worker for node, (worker, _) in held.items() if naming.replica(node) == fact.replica}
-            for node in [node for node, worker in own.items() if members.get(node) != worker]:
-                close(node, t)
-            for node, worker in members.items():
-                held.setdefault(node, (worker, t))
-        last = t
+        changed, over = members.take(fact), isinstance(fact, Finish)
+        for node in list(held) if over else changed:
+            if node in held:  # an earlier part of the run ended with whatever it said last
+                close(node, last if isinstance(fact, RunStarted) else t)
+            if node in members.holders and not over:
+                held[node] = members.holders[node], t
+        naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
     for node in list(held):
         close(node, last)
     return sorted(done, key=lambda h: (h.node, h.start))

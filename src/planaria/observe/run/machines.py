@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from planaria.observe import page
 from planaria.observe.run.naming import Naming
-from planaria.record.decisions import Decision, Disband, Form, Handover, Release, Spawn, TurnAway
+from planaria.record.decisions import Decision, Form, TurnAway
 from planaria.record.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 HEAD = ["machine", "which is", "from", "until", "workers", "they held", "handed over", "lost", "how it went"]
 KEY = (
@@ -41,15 +42,13 @@ class _Stays:
     def __init__(self) -> None:
         self.all: list[Machine] = []
         self._here: dict[str, Machine] = {}
-        self._of: dict[str, Machine] = {}
-        """worker → its machine"""
-        self._members: dict[str, int] = {}
-        """worker → the replica in which it stands"""
+        self._members = Membership()
 
     def take(self, t: float, fact: Event | Decision) -> None:
+        left = self._members.take(fact)
         match fact:
             case RunStarted():
-                self._here, self._of, self._members = {}, {}, {}
+                self._here = {}
             case HostJoined():
                 self._here[fact.host] = Machine(fact.host, fact.detail, fact.workers, t)
                 self.all.append(self._here[fact.host])
@@ -57,25 +56,19 @@ class _Stays:
                 machine = self._here[fact.host]
                 if machine.until is None:
                     machine.until, machine.how = t, how
-            case Spawn() if fact.host:
-                self._of[fact.worker] = self._here[fact.host]
+            case WorkerLost() if left and (lost_by := self._of(fact.worker)):
+                lost_by.lost += 1
             case Form():
-                self._form(fact)
-            case Disband():
-                self._members = {w: replica for w, replica in self._members.items() if replica != fact.replica}
-            case Release():
-                self._members.pop(fact.worker, None)
-            case WorkerLost() if self._members.pop(fact.worker, None) is not None and fact.worker in self._of:
-                self._of[fact.worker].lost += 1
+                for node, worker in fact.holders.items():
+                    if there := self._of(worker):
+                        there.held.add(node)
+                for worker in fact.handing.values():
+                    if there := self._of(worker):
+                        there.handed_over += 1
 
-    def _form(self, form: Form) -> None:
-        self._members = {w: replica for w, replica in self._members.items() if replica != form.replica}
-        for member in form.members:
-            self._members[member.worker] = form.replica
-            if member.worker in self._of:
-                self._of[member.worker].held.add(member.node)
-            if isinstance(member.source, Handover) and member.source.worker in self._of:
-                self._of[member.source.worker].handed_over += 1
+    def _of(self, worker: str) -> Machine | None:
+        """The machine of a worker, if that is a guest."""
+        return self._here.get(self._members.machine_of.get(worker, ""))
 
 
 def machines(record: RunRecord) -> list[Machine]:

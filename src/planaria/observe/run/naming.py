@@ -17,10 +17,7 @@ class Naming:
         """does the run have several replicas?"""
         self._scheduled = bool(started and started.arrangement)
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
-        self._replica: dict[int, int] = {}
-        if started is not None and self.several:
-            for replica in range(started.most_replicas):
-                self._replica |= {node: replica for nodes in started.nodes(replica) for node in nodes}
+        self._replica = started.replica_of if started and self.several else {}
 
     def stage(self, node: int) -> int:
         return self._stage.get(node, node)

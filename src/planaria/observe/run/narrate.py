@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
-from planaria.observe.run.pace import Pace
 from planaria.observe.run.round_history import RoundHistory, Rounds
 from planaria.record.decisions import (
     PEER,
@@ -20,7 +19,6 @@ from planaria.record.decisions import (
     Found,
     Handover,
     Rebuild,
-    Release,
     Seal,
     TurnAway,
 )
@@ -37,11 +35,11 @@ from planaria.record.events import (
     StopRequested,
     Trouble,
     WorkerFailed,
-    WorkerJoined,
     WorkerLost,
     ZombieIgnored,
 )
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
@@ -60,47 +58,31 @@ class Line(NamedTuple):
 
 
 class Narrator:
-    """Folds events and decisions into lines, and knows who is alive at the moment."""
+    """Folds events and decisions into lines; ``members`` are those of the run at the moment."""
 
     def __init__(self) -> None:
-        self.alive: set[str] = set()
-        self.holders: dict[str, int] = {}
-        """living member, of whatever replica → the node at which it stands"""
-        self._pace, self._rounds = Pace(), Rounds()
+        self.members = Membership()
+        self._rounds = Rounds(self.members)
         self._naming = Naming()
-        self._nodes: set[int] = set()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
-        self._generation: dict[int, int] = {}
-        """replica → its present generation"""
         self._reborn: dict[int, Rebuild | Handover] = {}
-        self._released: set[str] = set()
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → what to say of it when that is done"""
 
-    @property
-    def spares(self) -> int:
-        """Living workers that hold no stage."""
-        return len(self.alive - self.holders.keys())
-
     def tell(self, t: float, fact: Event | Decision) -> Line | None:
         """Takes in one fact; the line that it is worth, if any."""
-        self._pace.take(fact)
-        history = self._rounds.take(t, fact)
+        left = self.members.take(fact)
+        history = self._rounds.take(t, fact, left)
         if history is not None:
             return self._gathered(history)
         if isinstance(fact, RunStarted):
-            self.alive, self.holders = set(), {}
-            self._naming, self._nodes = Naming(fact), set(fact.stage_of)
+            self._naming = Naming(fact)
             self._lost_at.clear()
         elif isinstance(fact, EdgeBroken):
             self._broken.add((min(fact.node, fact.peer), max(fact.node, fact.peer)))
-        elif isinstance(fact, WorkerJoined):
-            self.alive.add(fact.worker)
         elif isinstance(fact, WorkerLost):
-            return self._lost(t, fact)
-        elif isinstance(fact, Release):
-            self._released.add(fact.worker)
+            return self._lost(t, fact, left)
         elif isinstance(fact, Form):
             return self._formed(fact)
         elif isinstance(fact, Linked):
@@ -111,23 +93,18 @@ class Narrator:
             return self._other(fact)
         return None
 
-    def _lost(self, t: float, lost: WorkerLost) -> Line:
-        self.alive.discard(lost.worker)
-        if lost.worker in self._released:
-            self._released.discard(lost.worker)
+    def _lost(self, t: float, lost: WorkerLost, left: list[int]) -> Line:
+        if lost.worker in self.members.released:
             return self._line("note", f"worker {lost.worker} left")
-        node = self.holders.pop(lost.worker, None)
-        if node is not None:
-            self._lost_at[node] = t
+        self._lost_at |= dict.fromkeys(left, t)
+        node = left[0] if left else None
         detail = f" ({lost.detail})" if lost.detail else ""
         text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
         return self._line("loss", text, self._of(node))
 
     def _formed(self, form: Form) -> Line | None:
         replica = form.replica
-        self._generation[replica] = form.generation
         self._dismiss(replica)
-        self.holders |= {member.worker: member.node for member in form.members}
         reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
         self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, Handover)}
         lenders = {self._naming.replica(donor) for source in reborn.values() for donor in source.donors}
@@ -140,7 +117,7 @@ class Narrator:
             who = f"replica {replica} " if self._naming.several else ""
             return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
         if form.outcome == "skipping":
-            left_out = self._naming.name(self._nodes - set(self.holders.values()))
+            left_out = self._naming.name(self.members.vacant(replica))
             return self._line("relink", f"no worker for {left_out} yet: training on without")
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
@@ -149,14 +126,13 @@ class Narrator:
         return None
 
     def _dismiss(self, replica: int) -> None:
-        """Nobody stands in the replica any more, and nothing is reborn there."""
-        self.holders = {w: node for w, node in self.holders.items() if self._naming.replica(node) != replica}
+        """Nothing is being reborn in the replica any more."""
         self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
         self._copies.pop(replica, None)
 
     def _linked(self, t: float, linked: Linked) -> Line | None:
         replica = self._naming.replica(linked.node)
-        if linked.generation != self._generation.get(replica, 0) or linked.node not in self._reborn:
+        if linked.generation != self.members.generation.get(replica, 0) or linked.node not in self._reborn:
             return None
         source = self._reborn.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
@@ -207,7 +183,7 @@ class Narrator:
         if isinstance(fact, Replanned):
             return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
         if isinstance(fact, WorkerFailed):
-            role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
+            role = self._role(fact.stage if fact.stage < 0 else self.members.node_of.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
         if isinstance(fact, Trouble):
             return self._line("note", fact.detail)
@@ -241,7 +217,7 @@ class Narrator:
     def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
         """A line about a replica, at the step that this has under way, or about the whole run."""
         # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
-        step = self._pace.at(replica if self._naming.several else 0)
+        step = self.members.run_step(replica if self._naming.several else 0)
         return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
 
 
