@@ -5,9 +5,9 @@ import math
 import pytest
 import synthetic_replicas as r
 
+from planaria.observe.run.replica_report import by_round, fleet_section, met, spreads, waited
 from planaria.observe.run.report import _facts
 from planaria.observe.run.round_history import gatherings, totals
-from planaria.observe.run.round_section import by_round, fleet_section, met, spreads, waited
 from planaria.observe.run.summary import summary
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -141,3 +141,8 @@ def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
     assert lines[2].strip().startswith("2.55 s waited, of all replicas together: 1.55 s for others to come")
     cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
+
+
+def test_replicas_that_were_stopped_before_they_stood_have_a_section() -> None:
+    (section,) = fleet_section(r.record([(0.0, r.started(3)), (1.0, d.Finish(outcome="stopped", reason="asked"))]))
+    assert "3 replicas" in section

@@ -60,8 +60,7 @@ class Naming:
 
 def naming_of(record: RunRecord) -> Naming:
     """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
-    starts = [fact for _, fact in record.landmarks if isinstance(fact, RunStarted)]
-    return Naming(max(starts, key=lambda started: started.most_replicas, default=None))
+    return Naming(max((fact for _, fact in record.starts), key=lambda started: started.most_replicas, default=None))
 
 
 def stages(numbers: Iterable[int]) -> str:

@@ -157,7 +157,7 @@ def gatherings(record: RunRecord) -> list[RoundHistory]:
 
 
 def _gatherings(record: RunRecord) -> list[RoundHistory]:
-    if not any(isinstance(fact, e.RunStarted) and fact.replicas > 1 for _, fact in record.landmarks):
+    if all(started.replicas == 1 for _, started in record.starts):
         return []
     members = Membership()
     rounds = Rounds(members)

@@ -1,4 +1,4 @@
-"""The report on machines that joined: what they brought, what they held, and how they went."""
+"""Who was where from when to when: workers at nodes, and machines that joined and went."""
 
 from __future__ import annotations
 
@@ -7,10 +7,46 @@ from dataclasses import dataclass, field
 
 from planaria.observe import page
 from planaria.observe.run.naming import Naming
-from planaria.record.decisions import Decision, Form, TurnAway
+from planaria.record.decisions import Decision, Finish, Form, TurnAway
 from planaria.record.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.record.logs import RunRecord
 from planaria.record.membership import Membership
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A worker stood at a node from ``start`` to ``end`` (monotonic seconds)."""
+
+    node: int
+    where: str
+    """the node by name"""
+    worker: str
+    start: float
+    end: float
+
+
+def holdings(record: RunRecord) -> list[Holding]:
+    """All holdings by node and time. A node where nobody stands has a gap; open ends close at the last thing known."""
+    done: list[Holding] = []
+    held: dict[int, tuple[str, float]] = {}
+    members, naming, last = Membership(), Naming(), 0.0
+
+    def close(node: int, t: float) -> None:
+        worker, start = held.pop(node)
+        done.append(Holding(node, naming.row(node), worker, start, t))
+
+    for t, fact in record.landmarks:
+        changed, over = members.take(fact), isinstance(fact, Finish)
+        for node in list(held) if over else changed:
+            if node in held:  # an earlier part of the run ended with whatever it said last
+                close(node, last if isinstance(fact, RunStarted) else t)
+            if node in members.holders and not over:
+                held[node] = members.holders[node], t
+        naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
+    for node in list(held):
+        close(node, last)
+    return sorted(done, key=lambda h: (h.node, h.start))
+
 
 HEAD = ["machine", "which is", "from", "until", "workers", "they held", "handed over", "lost", "how it went"]
 KEY = (
@@ -80,11 +116,11 @@ def machines(record: RunRecord) -> list[Machine]:
 
 
 def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
-    """Nothing where no machine joined."""
+    """The report on machines that joined; nothing where none did."""
     found = machines(record)
     if not found:
         return
-    zero = next(t for t, fact in record.landmarks if isinstance(fact, RunStarted))
+    zero = record.starts[0][0]
     rows = [
         [
             stay.host,
