@@ -64,7 +64,7 @@ class InlineEngine:
         """routes for the nodes that are left, in place of a schedule's own"""
         several = config.exchange.replicas > 1
         self.replicas = Replicas(config, self.itinerary.arrangement, self.runners) if several else None
-        self._ages: Mapping[int, int] = dict.fromkeys(self.runners, 0)
+        self._ages = dict.fromkeys(self.runners, 0)
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
@@ -88,8 +88,7 @@ class InlineEngine:
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
-        copies = [slot.copy for slot in self._chain.slots]
-        self._ages, self._rested = after_commit(self._ages, self._rested, self.skipped, copies)
+        self._grow_older()
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
         result = StepResult(self.step, loss, first, rounds)
@@ -173,9 +172,9 @@ class InlineEngine:
         for node, state in states.items():
             self.runners[node].load(state)
             self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)
+            self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
-        self._ages = {**self._ages, **dict.fromkeys(states, 0)}
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:
@@ -183,6 +182,12 @@ class InlineEngine:
         self.skipped = set(nodes)
         for keeping in self.keeping.values():
             keeping.formed(set(reborn), self.skipped)
+
+    def _grow_older(self) -> None:
+        """One commit more for all that keep copies, by the rule that the record goes by."""
+        copies = [slot.copy for slot in self._chain.slots]
+        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, copies)
+        self._ages = dict(ages)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""
