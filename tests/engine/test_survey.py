@@ -18,7 +18,7 @@ from planaria.engine.surveyor import Failed
 from planaria.errors import RunStopped
 from planaria.fleet.base import Gone, Said
 from planaria.network.topology import MBIT, read
-from planaria.observe.live.survey_progress import SurveyProgress
+from planaria.observe.live.bars import SurveyProgress
 from planaria.record.events import Fact
 
 # Links are long and slow: what a busy machine adds, milliseconds for every thread that must wake up, is little then.

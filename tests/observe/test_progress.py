@@ -133,9 +133,9 @@ def test_living_workers_are_counted() -> None:
     for name in "abc":
         narrator.tell(0.0, WorkerJoined(worker=name, incarnation=0, pid=1))
     narrator.tell(1.0, form("started"))
-    assert (len(narrator.holders), narrator.spares) == (2, 1)
+    assert (len(narrator.members.holders), narrator.members.spares) == (2, 1)
     narrator.tell(2.0, WorkerLost(worker="b", incarnation=0, cause="exit", detail=""))
-    assert (len(narrator.holders), narrator.spares) == (1, 1)
+    assert (len(narrator.members.holders), narrator.members.spares) == (1, 1)
 
 
 def test_story_gives_step_and_time(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.config import RunConfig
-from planaria.observe.run.replica_section import losses_figure, meetings_figure, replica_section, spread_figure
+from planaria.observe.run.replica_report import losses_figure, meetings_figure, replica_section, spread_figure
 from planaria.record.decisions import Decision
 from planaria.record.events import Event, ReplicasEvaluated, RoundSettled
 from planaria.record.logs import RunRecord

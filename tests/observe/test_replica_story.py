@@ -8,10 +8,10 @@ import synthetic_replicas as r
 
 from planaria.observe.live.progress import Progress
 from planaria.observe.run.gantt import death_figure, ordinary_step
-from planaria.observe.run.holdings import holdings
 from planaria.observe.run.naming import Naming
 from planaria.observe.run.narrate import Narrator
 from planaria.observe.run.recoveries import faults_summary, recoveries
+from planaria.observe.run.stays import holdings
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.decisions import Decision
@@ -63,6 +63,14 @@ def test_faults_that_overlap_in_two_replicas_are_told_apart() -> None:
     ]
 
 
+def test_a_worker_of_a_resumed_run_is_not_taken_for_one_of_its_name_that_was_let_go() -> None:
+    lines = told(d.Release(worker="f"), *BEGIN, r.lost("f"), r.lost("g"), d.Spawn(worker="g", incarnation=2))
+    assert lines == [
+        "worker f (stage 1 of replica 2) lost: process ended",
+        "worker g (spare) lost: process ended",
+    ]
+
+
 def test_what_happens_to_a_whole_replica_has_its_line() -> None:
     copied = r.form(1, "cd", 2, "recovered", reborn={0: [4], 1: [5]})
     assert told(
@@ -107,11 +115,11 @@ def test_members_of_all_replicas_are_counted_and_those_of_a_disbanded_one_are_sp
     narrator = Narrator()
     for t, fact in r.timed(BEGIN):
         narrator.tell(t, fact)
-    assert (len(narrator.holders), narrator.spares) == (6, 1)
+    assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
     narrator.tell(50.0, r.form(0, "ab", 2, "recovered"))
-    assert (len(narrator.holders), narrator.spares) == (6, 1)
+    assert (len(narrator.members.holders), narrator.members.spares) == (6, 1)
     narrator.tell(51.0, d.Disband(replica=1, workers=["c", "d"], reason=""))
-    assert (len(narrator.holders), narrator.spares) == (4, 3)
+    assert (len(narrator.members.holders), narrator.members.spares) == (4, 3)
 
 
 def test_a_line_is_at_the_runs_step_that_its_replica_has_under_way() -> None:

@@ -5,9 +5,9 @@ import math
 import pytest
 import synthetic_replicas as r
 
+from planaria.observe.run.replica_report import by_round, fleet_section, met, spreads, waited
 from planaria.observe.run.report import _facts
 from planaria.observe.run.round_history import gatherings, totals
-from planaria.observe.run.round_section import by_round, fleet_section, met, spreads, waited
 from planaria.observe.run.summary import summary
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -52,6 +52,14 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
     (history,) = gatherings(r.record(facts))
     assert history.for_offers == pytest.approx({0: 0.1, 2: 0.5})
     assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
+
+
+def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() -> None:
+    over = r.form(0, "gb", 2, "handed over")
+    gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]
+    (history,) = gatherings(r.record([*BEGIN, *gone]))
+    (stayed,) = gatherings(r.record([*BEGIN, DRAWN, *TOGETHER[:2]]))
+    assert (history.for_others, history.for_offers) == (stayed.for_others, stayed.for_offers)
 
 
 def test_what_workers_say_afterwards_belongs_to_the_round() -> None:
@@ -133,3 +141,8 @@ def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
     assert lines[2].strip().startswith("2.55 s waited, of all replicas together: 1.55 s for others to come")
     cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"
+
+
+def test_replicas_that_were_stopped_before_they_stood_have_a_section() -> None:
+    (section,) = fleet_section(r.record([(0.0, r.started(3)), (1.0, d.Finish(outcome="stopped", reason="asked"))]))
+    assert "3 replicas" in section

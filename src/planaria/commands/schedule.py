@@ -12,7 +12,7 @@ from planaria import shipped
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.network.topology import Topology, read
-from planaria.observe.live.search_progress import SearchProgress
+from planaria.observe.live.bars import SearchProgress
 from planaria.observe.run.schedule_page import write_page
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate

@@ -18,7 +18,7 @@ from planaria.engine.survey import survey
 from planaria.errors import UserError
 from planaria.network.measuring import Link, Pair, Spread, between_sites, emulated, files
 from planaria.network.topology import MBIT, Node, NodeGroup, Topology
-from planaria.observe.live.survey_progress import SurveyProgress
+from planaria.observe.live.bars import SurveyProgress
 
 MOST_NODES = 128
 """each is a process of this machine"""

@@ -20,6 +20,7 @@ from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
 from planaria.plan.order import topological_order
+from planaria.record.ages import after_commit
 from planaria.record.decisions import PEER
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
@@ -64,7 +65,7 @@ class InlineEngine:
         several = config.exchange.replicas > 1
         self.replicas = Replicas(config, self.itinerary.arrangement, self.runners) if several else None
         self._ages = dict.fromkeys(self.runners, 0)
-        self._rested: set[int] = set()
+        self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
 
@@ -183,13 +184,10 @@ class InlineEngine:
             keeping.formed(set(reborn), self.skipped)
 
     def _grow_older(self) -> None:
-        """One commit more for whoever keeps copies; as in ``record.apply``, none while nodes are skipped."""
-        self._rested |= self.skipped
-        if not self.skipped:
-            copies = [slot.copy for slot in self._chain.slots]
-            anew = {stage for copy in copies if self._rested & set(copy) for stage in copy}
-            self._ages = {node: 1 if node in anew else age + 1 for node, age in self._ages.items()}
-            self._rested.clear()
+        """One commit more for all that keep copies, by the rule that the record goes by."""
+        copies = [slot.copy for slot in self._chain.slots]
+        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, copies)
+        self._ages = dict(ages)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""

@@ -1,9 +1,10 @@
-"""How the report's figures look: one palette, one layout."""
+"""How the report's figures look: one palette, one layout, and no more points of a curve than a screen can show."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 
@@ -20,6 +21,10 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
 )
 SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6")
 """of lines, peers or arms side by side"""
+MOST = 4000
+"""points of a curve; a screen is half as many pixels wide"""
+
+Point = TypeVar("Point", bound=tuple[float, float | None])
 
 
 def label(text: str) -> str:
@@ -63,3 +68,32 @@ def lanes(rows: list[str]) -> dict[str, Any]:
         "categoryarray": rows[::-1],
         "range": [-0.6, len(rows) - 0.4],
     }
+
+
+def symbol(kind: str, colour: str, size: int = 9) -> dict[str, Any]:
+    """A marker that stands out from lines and bars."""
+    return {"symbol": kind, "size": size, "color": colour, "line": {"color": "white", "width": 1}}
+
+
+def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hover: str, **style: Any) -> None:
+    """Add (x, y) points to a figure, thinned, as a scatter trace of this ``style``; ``hover`` is Plotly's template."""
+    few = thinned(points)
+    fig.add_scatter(x=[x for x, _ in few], y=[y for _, y in few], hovertemplate=f"{hover}<extra></extra>", **style)
+
+
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """All (x, y) points if there are at most so many; else of each stretch the lowest, the highest and the last.
+
+    So no spike is lost, and no gap: of a stretch with points that have no y, one of these is kept.
+    """
+    if len(points) <= most:
+        return list(points)
+    stretch = -(-4 * len(points) // most)
+    kept: list[Point] = []
+    for start in range(0, len(points), stretch):
+        own = range(start, min(start + stretch, len(points)))
+        known = [(y, place) for place in own if (y := points[place][1]) is not None]
+        gaps = [place for place in own if points[place][1] is None]
+        places = {own[-1], *gaps[:1], *([min(known)[1], max(known)[1]] if known else [])}
+        kept += [points[place] for place in sorted(places)]
+    return kept

@@ -128,6 +128,16 @@ class Form(Fact):
     inner: int = 0
     """steps since the last of them"""
 
+    @property
+    def holders(self) -> dict[int, str]:
+        """Node → who stands there from now on."""
+        return {member.node: member.worker for member in self.members}
+
+    @property
+    def handing(self) -> dict[int, str]:
+        """Node → the worker that has stood there, and hands its state over as it is."""
+        return {member.node: member.source.worker for member in self.members if isinstance(member.source, Handover)}
+
 
 class Replan(Fact):
     """Find routes for the nodes that are left."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planaria.exchange import exchange
 from planaria.record import decisions as d
+from planaria.record.ages import after_commit
 from planaria.record.fold import apply, freeze, give_up_save, out_of_round, set_host, set_worker, with_replica
 from planaria.record.state import Host, OpenRound, ReplicaState, RunState, WorkerState
 
@@ -72,8 +73,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
             ages[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
-    holders = {member.node: member.worker for member in form.members}
-    handing = {member.node: member.source.worker for member in form.members if isinstance(member.source, d.Handover)}
+    holders, handing = form.holders, form.handing
     leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not back}
     again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
     return replace(
@@ -118,14 +118,9 @@ def _(fact: d.Commit, run: RunState) -> RunState:
         lost=replica.lost | replica.origins.keys(),  # of vacant nodes: what they were to begin from is past
         origins=freeze({}),
     )
-    rested = replica.rested | replica.skipped
-    if replica.skipped:  # copies from and at the skipped nodes rest; nobody's count as older for it
-        return with_replica(run, replace(replica, rested=rested))
-    # A copy that has missed steps may have been half renewed before: whoever keeps one begins to count anew.
-    pairs = replica.settings.pairs_of(replica.number)
-    anew = {node for pair in pairs if rested & set(pair) for node in pair}
-    ages = {node: 1 if node in anew else age + 1 for node, age in replica.ages.items()}
-    return with_replica(run, replace(replica, ages=freeze(ages), rested=frozenset()))
+    copies = replica.settings.pairs_of(replica.number)
+    ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
+    return with_replica(run, replace(replica, ages=freeze(dict(ages)), rested=rested))
 
 
 @apply.register

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from planaria.config import RunConfig
 from planaria.record.decisions import Decision
-from planaria.record.events import Event, Worked
+from planaria.record.events import Event, RunStarted, Worked
 
 Told = tuple[float, Event | Decision]
 """a fact, and when the controller learned or decided it"""
@@ -152,6 +152,11 @@ class RunRecord:
         if isinstance(self.history, Streamed):
             return list(self.history.without(ROUTINE))
         return list(sparse(self.history, _kind, ROUTINE))
+
+    @cached_property
+    def starts(self) -> list[tuple[float, RunStarted]]:
+        """How each part of the run began, and when: the first, and those that took it up."""
+        return [(t, fact) for t, fact in self.landmarks if isinstance(fact, RunStarted)]
 
     def once(self, find: Callable[[RunRecord], Found]) -> Found:
         """What ``find`` makes of this record, looked for only once. Nobody may change it."""

@@ -143,3 +143,8 @@ class RunStarted(Fact):
             for node in nodes
         ]
         return dict(sorted(held))
+
+    @property
+    def replica_of(self) -> dict[int, int]:
+        """Node → the replica to which it belongs, of all that there may be."""
+        return {node: r for r in range(self.most_replicas) for nodes in self.nodes(r) for node in nodes}

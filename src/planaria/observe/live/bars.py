@@ -1,4 +1,4 @@
-"""What displays with a live bar have in common: a terminal gets the bar, anything else lines, quiet ones nothing."""
+"""Displays with a live bar: a terminal gets the bar, anything else lines, quiet ones nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from planaria.planner.search import Budget, Found
 
 
 class BarDisplay:
@@ -34,9 +36,63 @@ class BarDisplay:
         if self._bar is not None:
             self._bar.stop()
 
+    def _begin(self, text: str, total: float) -> Self:
+        """Enter, with one task."""
+        BarDisplay.__enter__(self)
+        if self._bar is not None:
+            self._bar.add_task(text, total=total)
+        return self
+
+    def _moved(self, completed: float, text: str) -> bool:
+        """Show how far the one task is; False where there is no bar."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
+        return self._bar is not None
+
     def _print(self, line: str) -> None:
         """A line above the bar, or where the bar would be."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
             print(line, file=self._stream, flush=True)
+
+
+class SearchProgress(BarDisplay):
+    """A search for a plan. Without a terminal, a line whenever a plan is better than the last by a hundredth."""
+
+    def __init__(self, budget: Budget, bound_s: float, quiet: bool, stream: TextIO | None = None) -> None:
+        share = TextColumn("{task.percentage:.0f} %")
+        super().__init__(TextColumn("{task.description}", markup=False), BarColumn(), share, quiet=quiet, stream=stream)
+        self._budget, self._bound = budget, bound_s
+        self._told = float("inf")
+
+    def __enter__(self) -> Self:
+        return self._begin("compiling, starting", 1.0)
+
+    def told(self, found: Found) -> None:
+        """The search has got this far."""
+        text = f"best {found.step_s:.2f} s, gap {1 - self._bound / found.step_s:.1%}, {found.moves} moves"
+        spent = max(found.seconds / self._budget.seconds, found.moves / self._budget.moves)
+        if not self._moved(min(1.0, spent), text) and found.step_s < 0.99 * self._told:
+            self._told = found.step_s
+            self._print(f"{found.seconds:8.1f} s  {text}")
+
+
+class SurveyProgress(BarDisplay):
+    """A measurement of links. Without a terminal, a line for each pair that is done."""
+
+    def __init__(self, pairs: int, quiet: bool, stream: TextIO | None = None) -> None:
+        count = TextColumn("{task.completed:.0f}/{task.total:.0f} pairs")
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
+        super().__init__(*columns, quiet=quiet, stream=stream)
+        self._pairs = pairs
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        return self._begin("starting nodes", self._pairs)
+
+    def told(self, text: str) -> None:
+        """One more pair is done; ``text`` says which, and what was found."""
+        self._done += 1
+        if not self._moved(self._done, text):
+            self._print(f"{self._done}/{self._pairs} pairs: {text}")

@@ -11,7 +11,6 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from planaria.observe.run.narrate import Line, Narrator, Tone
-from planaria.observe.run.pace import Pace
 from planaria.record.decisions import Decision, Form
 from planaria.record.events import Event
 from planaria.record.run_record import Metric, StepMetric
@@ -45,7 +44,8 @@ class Progress(Quiet):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._narrator, self._pace = Narrator(), Pace()
+        self._narrator = Narrator()
+        self._members = self._narrator.members
         self._total = self._done = 0
         self._told = 0
         """tenths of the run that plain output has reported"""
@@ -69,14 +69,12 @@ class Progress(Quiet):
         self._bar.start()
 
     def on_event(self, t: float, event: Event) -> None:
-        self._pace.take(event)
         self._say(self._narrator.tell(t, event))
         self._refresh()
 
     def on_decision(self, t: float, decision: Decision) -> None:
         self._say(self._narrator.tell(t, decision))
-        self._pace.take(decision)
-        self._done = self._pace.done
+        self._done = self._members.progress
         if isinstance(decision, Form) and decision.outcome == "rolled back":
             self._told = self._tenth()
         self._refresh()
@@ -101,8 +99,7 @@ class Progress(Quiet):
         return 10 * self._done // max(self._total, 1)
 
     def _summary(self) -> str:
-        members, spares = len(self._narrator.holders), self._narrator.spares
-        workers = f"{members} + {spares} workers" if self._narrator.alive else ""
+        workers = f"{len(self._members.holders)} + {self._members.spares} workers" if self._members.alive else ""
         order = (self._numbers.get(name) for name in ("loss", "validation", "speed"))
         return "  ".join(part for part in (*order, workers) if part)
 

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.observe.run.holdings import Holding
+from planaria.observe import theme
 from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import SIGNS, Line
 from planaria.observe.run.recoveries import RecoveryTiming
+from planaria.observe.run.stays import Holding
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
-from planaria.observe.thin import thinned
 from planaria.record.run_record import Metric, RunRecord, StepMetric
 
 ROW = 30
 """pixels of one row of bars"""
 LINES_DRAWN, RECOVERIES_DRAWN = 200, 60
 """of faults in the figure of the loss, and of recoveries: more would be one grey field"""
+
+PARTS = {"notice": RED, "decide": ORANGE, "relink": VIOLET, "transfer": BLUE, "rebuild": GREEN, "redo": TEAL}
 
 Curve = list[tuple[int, float]]
 """a loss over steps"""
@@ -29,35 +31,20 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) 
     """Training and validation loss over steps; steps that were undone in grey; a line where a worker was hit."""
     fig = figure(400, x="step", y="loss, nats per token", hovermode="closest")
     kept, undone, validations = _curves(metrics)
+    dots = {"mode": "markers", "marker": {"color": GREY, "size": 4}}
     if undone:
-        few = thinned(undone)
-        fig.add_scatter(
-            x=[step for step, _ in few],
-            y=[loss for _, loss in few],
-            name="undone",
-            mode="markers",
-            marker={"color": GREY, "size": 4},
-            hovertemplate="step %{x}: %{y:.4f} (undone)<extra></extra>",
-        )
-    few = thinned(kept)
-    fig.add_scatter(
-        x=[step for step, _ in few],
-        y=[loss for _, loss in few],
-        name="training",
-        mode="lines",
-        line={"color": BLUE, "width": 2},
-        hovertemplate="step %{x}: %{y:.4f}<extra></extra>",
-    )
+        theme.add_curve(fig, undone, "step %{x}: %{y:.4f} (undone)", name="undone", **dots)
+    line = {"color": BLUE, "width": 2}
+    theme.add_curve(fig, kept, "step %{x}: %{y:.4f}", name="training", mode="lines", line=line)
     if validations:
-        few = thinned(validations)
-        fig.add_scatter(
-            x=[step for step, _ in few],
-            y=[loss for _, loss in few],
+        theme.add_curve(
+            fig,
+            validations,
+            "validation after step %{x}: %{y:.4f}",
             name="validation",
             mode="lines+markers",
             line={"color": ORANGE, "width": 1.5, "dash": "dot"},
             marker={"size": 7, "line": {"color": "white", "width": 1.5}},
-            hovertemplate="validation after step %{x}: %{y:.4f}<extra></extra>",
         )
     _mark_faults(fig, kept, story)
     return fig
@@ -94,7 +81,7 @@ def _mark_faults(fig: go.Figure, kept: Curve, story: Sequence[tuple[float, Line]
         y=[_near(kept, step) for step in hits],
         name="fault",
         mode="markers",
-        marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
+        marker=theme.symbol("x", RED),
         text=["<br>".join(f"{SIGNS[line.tone]} {label(line.text)}" for line in lines) for lines in hits.values()],
         hovertemplate="<b>step %{x}</b><br>%{text}<extra></extra>",
     )
@@ -116,18 +103,10 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
     longest = sorted(range(len(timings)), key=lambda place: timings[place].total or 0.0)[-RECOVERIES_DRAWN:]
     rows, timings = [names[place] for place in sorted(longest)], [timings[place] for place in sorted(longest)]
     fig = figure(110 + ROW * len(rows), x="milliseconds", barmode="stack", bargap=0.35)
-    parts: dict[str, tuple[str, list[float | None]]] = {
-        "notice": (RED, [t.notice for t in timings]),
-        "decide": (ORANGE, [t.decide for t in timings]),
-        "relink": (VIOLET, [t.relink for t in timings]),
-        "transfer": (BLUE, [t.transfer for t in timings]),
-        "rebuild": (GREEN, [t.rebuild for t in timings]),
-        "redo": (TEAL, [t.redo for t in timings]),
-    }
-    for name, (colour, seconds) in parts.items():
+    for name, colour in PARTS.items():
         fig.add_bar(
             y=rows,
-            x=[1000 * (s or 0.0) for s in seconds],
+            x=[1000 * (timing.parts[name] or 0.0) for timing in timings],
             name=name,
             orientation="h",
             marker={"color": colour},
@@ -138,7 +117,7 @@ def recovery_figure(timings: Sequence[RecoveryTiming]) -> go.Figure:
         x=[None if t.total is None else 1000 * t.total for t in timings],
         name="total",
         mode="markers",
-        marker={"symbol": "diamond", "size": 9, "color": INK, "line": {"color": "white", "width": 1}},
+        marker=theme.symbol("diamond", INK),
         hovertemplate="total: %{x:.1f} ms<extra></extra>",
     )
     fig.update_layout(yaxis=lanes(rows), legend={"traceorder": "normal"})
@@ -208,7 +187,7 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
         y=[where for _, where in losses],
         mode="markers",
         showlegend=False,
-        marker={"symbol": "x", "size": 9, "color": RED, "line": {"color": "white", "width": 1}},
+        marker=theme.symbol("x", RED),
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
     )
     fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from planaria.observe import theme
 from planaria.observe.run.naming import Naming, naming_of
 from planaria.observe.run.recoveries import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
@@ -137,7 +138,7 @@ def death_figure(record: RunRecord, timing: RecoveryTiming) -> go.Figure:
         mode="markers",
         showlegend=False,
         hoverinfo="skip",
-        marker={"symbol": "x", "size": 12, "color": RED, "line": {"color": "white", "width": 1}},
+        marker=theme.symbol("x", RED, 12),
     )
     return fig
 

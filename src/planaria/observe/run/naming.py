@@ -17,10 +17,7 @@ class Naming:
         """does the run have several replicas?"""
         self._scheduled = bool(started and started.arrangement)
         self._stage = started.stage_of if started and (self.several or self._scheduled) else {}
-        self._replica: dict[int, int] = {}
-        if started is not None and self.several:
-            for replica in range(started.most_replicas):
-                self._replica |= {node: replica for nodes in started.nodes(replica) for node in nodes}
+        self._replica = started.replica_of if started and self.several else {}
 
     def stage(self, node: int) -> int:
         return self._stage.get(node, node)
@@ -63,8 +60,7 @@ class Naming:
 
 def naming_of(record: RunRecord) -> Naming:
     """Names for a whole log. A run that is resumed may have another number of replicas; these keep their nodes."""
-    starts = [fact for _, fact in record.landmarks if isinstance(fact, RunStarted)]
-    return Naming(max(starts, key=lambda started: started.most_replicas, default=None))
+    return Naming(max((fact for _, fact in record.starts), key=lambda started: started.most_replicas, default=None))
 
 
 def stages(numbers: Iterable[int]) -> str:

@@ -8,40 +8,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
-from planaria.observe.run.pace import Pace
 from planaria.observe.run.round_history import RoundHistory, Rounds
-from planaria.record.decisions import (
-    PEER,
-    Adopt,
-    Cannot,
-    Decision,
-    Disband,
-    Form,
-    Found,
-    Handover,
-    Rebuild,
-    Release,
-    Seal,
-    TurnAway,
-)
-from planaria.record.events import (
-    EdgeBroken,
-    Event,
-    FaultInjected,
-    HostJoined,
-    HostLeft,
-    Linked,
-    Replanned,
-    RunStarted,
-    SaveFailed,
-    StopRequested,
-    Trouble,
-    WorkerFailed,
-    WorkerJoined,
-    WorkerLost,
-    ZombieIgnored,
-)
+from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
@@ -60,76 +31,55 @@ class Line(NamedTuple):
 
 
 class Narrator:
-    """Folds events and decisions into lines, and knows who is alive at the moment."""
+    """Folds events and decisions into lines; ``members`` are those of the run at the moment."""
 
     def __init__(self) -> None:
-        self.alive: set[str] = set()
-        self.holders: dict[str, int] = {}
-        """living member, of whatever replica → the node at which it stands"""
-        self._pace, self._rounds = Pace(), Rounds()
+        self.members = Membership()
+        self._rounds = Rounds(self.members)
         self._naming = Naming()
-        self._nodes: set[int] = set()
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
-        self._generation: dict[int, int] = {}
-        """replica → its present generation"""
-        self._reborn: dict[int, Rebuild | Handover] = {}
-        self._released: set[str] = set()
+        self._reborn: dict[int, d.Rebuild | d.Handover] = {}
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → what to say of it when that is done"""
 
-    @property
-    def spares(self) -> int:
-        """Living workers that hold no stage."""
-        return len(self.alive - self.holders.keys())
-
-    def tell(self, t: float, fact: Event | Decision) -> Line | None:
+    def tell(self, t: float, fact: e.Event | d.Decision) -> Line | None:
         """Takes in one fact; the line that it is worth, if any."""
-        self._pace.take(fact)
-        history = self._rounds.take(t, fact)
+        left = self.members.take(fact)
+        history = self._rounds.take(t, fact, left)
         if history is not None:
             return self._gathered(history)
-        if isinstance(fact, RunStarted):
-            self.alive, self.holders = set(), {}
-            self._naming, self._nodes = Naming(fact), set(fact.stage_of)
+        if isinstance(fact, e.RunStarted):
+            self._naming = Naming(fact)
             self._lost_at.clear()
-        elif isinstance(fact, EdgeBroken):
+        elif isinstance(fact, e.EdgeBroken):
             self._broken.add((min(fact.node, fact.peer), max(fact.node, fact.peer)))
-        elif isinstance(fact, WorkerJoined):
-            self.alive.add(fact.worker)
-        elif isinstance(fact, WorkerLost):
-            return self._lost(t, fact)
-        elif isinstance(fact, Release):
-            self._released.add(fact.worker)
-        elif isinstance(fact, Form):
+        elif isinstance(fact, e.WorkerLost):
+            return self._lost(t, fact, left)
+        elif isinstance(fact, d.Form):
             return self._formed(fact)
-        elif isinstance(fact, Linked):
+        elif isinstance(fact, e.Linked):
             return self._linked(t, fact)
-        elif isinstance(fact, Adopt | Disband | Found):
+        elif isinstance(fact, d.Adopt | d.Disband | d.Found):
             return self._replica(fact)
         else:
             return self._other(fact)
         return None
 
-    def _lost(self, t: float, lost: WorkerLost) -> Line:
-        self.alive.discard(lost.worker)
-        if lost.worker in self._released:
-            self._released.discard(lost.worker)
+    def _lost(self, t: float, lost: e.WorkerLost, left: list[int]) -> Line:
+        if lost.worker in self.members.released:
             return self._line("note", f"worker {lost.worker} left")
-        node = self.holders.pop(lost.worker, None)
-        if node is not None:
-            self._lost_at[node] = t
+        self._lost_at |= dict.fromkeys(left, t)
+        node = left[0] if left else None
         detail = f" ({lost.detail})" if lost.detail else ""
         text = f"worker {lost.worker} ({self._role(node)}) lost: {CAUSES[lost.cause]}{detail}"
         return self._line("loss", text, self._of(node))
 
-    def _formed(self, form: Form) -> Line | None:
+    def _formed(self, form: d.Form) -> Line | None:
         replica = form.replica
-        self._generation[replica] = form.generation
         self._dismiss(replica)
-        self.holders |= {member.worker: member.node for member in form.members}
-        reborn = {m.node: m.source for m in form.members if isinstance(m.source, Rebuild)}
-        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, Handover)}
+        reborn = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
+        self._reborn |= reborn | {m.node: m.source for m in form.members if isinstance(m.source, d.Handover)}
         lenders = {self._naming.replica(donor) for source in reborn.values() for donor in source.donors}
         if len(reborn) == len(form.members) and replica not in lenders:
             self._copies[replica] = f"stands again, a copy of {replicas(lenders)}"
@@ -140,7 +90,7 @@ class Narrator:
             who = f"replica {replica} " if self._naming.several else ""
             return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
         if form.outcome == "skipping":
-            left_out = self._naming.name(self._nodes - set(self.holders.values()))
+            left_out = self._naming.name(self.members.vacant(replica))
             return self._line("relink", f"no worker for {left_out} yet: training on without")
         if form.outcome == "relinked":
             edges = ", ".join(self._naming.edge(low, high) for low, high in broken)
@@ -149,18 +99,17 @@ class Narrator:
         return None
 
     def _dismiss(self, replica: int) -> None:
-        """Nobody stands in the replica any more, and nothing is reborn there."""
-        self.holders = {w: node for w, node in self.holders.items() if self._naming.replica(node) != replica}
+        """Nothing is being reborn in the replica any more."""
         self._reborn = {node: source for node, source in self._reborn.items() if self._naming.replica(node) != replica}
         self._copies.pop(replica, None)
 
-    def _linked(self, t: float, linked: Linked) -> Line | None:
+    def _linked(self, t: float, linked: e.Linked) -> Line | None:
         replica = self._naming.replica(linked.node)
-        if linked.generation != self._generation.get(replica, 0) or linked.node not in self._reborn:
+        if linked.generation != self.members.generation.get(replica, 0) or linked.node not in self._reborn:
             return None
         source = self._reborn.pop(linked.node)
         lost_at = self._lost_at.pop(linked.node, None)
-        if isinstance(source, Handover):
+        if isinstance(source, d.Handover):
             text = f"{self._naming.name([linked.node])} handed over by {source.worker} to {linked.worker}, as it is"
             return self._line("rebirth", text, replica)
         if replica in self._copies:
@@ -170,9 +119,9 @@ class Narrator:
         text = f"{self._naming.name([linked.node])} reborn in {linked.worker} {self._origin(replica, source)}{after}"
         return self._line("rebirth", text, replica)
 
-    def _origin(self, replica: int, source: Rebuild) -> str:
+    def _origin(self, replica: int, source: d.Rebuild) -> str:
         others = {self._naming.replica(donor) for donor in source.donors} - {replica}
-        if source.by == PEER and others:
+        if source.by == d.PEER and others:
             return f"from {replicas(others)}"
         return f"from {self._naming.name(source.donors)} ({source.by})" if source.donors else f"anew ({source.by})"
 
@@ -189,45 +138,45 @@ class Narrator:
         text = f"round {history.round}: {members} went on {how}, without {missing}: {who} {why}"
         return self._line("relink", text, history.members[0])
 
-    def _replica(self, fact: Adopt | Disband | Found) -> Line:
+    def _replica(self, fact: d.Adopt | d.Disband | d.Found) -> Line:
         who = f"replica {fact.replica}"
-        if isinstance(fact, Adopt):
+        if isinstance(fact, d.Adopt):
             return self._line("rollback", f"{who} goes on as a copy of another: {fact.reason}", fact.replica)
-        if isinstance(fact, Found):
+        if isinstance(fact, d.Found):
             return self._line("rebirth", f"{who} begins anew, as a copy of another", fact.replica)
         self._dismiss(fact.replica)
         spares = ", ".join(fact.workers) if fact.workers else "nobody"
         return self._line("loss", f"{who} disbanded: {fact.reason}; spares now: {spares}", fact.replica)
 
-    def _other(self, fact: Event | Decision) -> Line | None:
-        if isinstance(fact, FaultInjected):
+    def _other(self, fact: e.Event | d.Decision) -> Line | None:
+        if isinstance(fact, e.FaultInjected):
             when = f", {fact.moment}" if fact.moment else ""
             text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
             return self._line("fault", text, self._of(fact.node))
-        if isinstance(fact, Replanned):
+        if isinstance(fact, e.Replanned):
             return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
-        if isinstance(fact, WorkerFailed):
-            role = self._role(fact.stage if fact.stage < 0 else self.holders.get(fact.worker))
+        if isinstance(fact, e.WorkerFailed):
+            role = self._role(fact.stage if fact.stage < 0 else self.members.node_of.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
-        if isinstance(fact, Trouble):
+        if isinstance(fact, e.Trouble):
             return self._line("note", fact.detail)
-        if isinstance(fact, SaveFailed):
+        if isinstance(fact, e.SaveFailed):
             return self._line("loss", f"checkpoint {fact.step} was not saved: {fact.detail}")
-        if isinstance(fact, Cannot):
+        if isinstance(fact, d.Cannot):
             whose = f" of replica {fact.replica}" if self._naming.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
-        if isinstance(fact, HostJoined):
+        if isinstance(fact, e.HostJoined):
             workers = "1 worker" if fact.workers == 1 else f"{fact.workers} workers"
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
-        if isinstance(fact, HostLeft):
+        if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
-        if isinstance(fact, TurnAway):
+        if isinstance(fact, d.TurnAway):
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
-        if isinstance(fact, ZombieIgnored):
+        if isinstance(fact, e.ZombieIgnored):
             return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
-        if isinstance(fact, StopRequested):
+        if isinstance(fact, e.StopRequested):
             return self._line("note", f"will stop at the next whole step: {fact.reason}")
-        if isinstance(fact, Seal) and fact.partial:
+        if isinstance(fact, d.Seal) and fact.partial:
             return self._line("note", f"what is left was saved in {fact.folder}: {stages(fact.stages)}")
         return None
 
@@ -241,7 +190,7 @@ class Narrator:
     def _line(self, tone: Tone, text: str, replica: int | None = None) -> Line:
         """A line about a replica, at the step that this has under way, or about the whole run."""
         # Details come from operating systems and strangers: nothing in them may move a terminal's cursor.
-        step = self._pace.at(replica if self._naming.several else 0)
+        step = self.members.run_step(replica if self._naming.several else 0)
         return Line(step, tone, "".join(c if c.isprintable() else " " for c in text))
 
 

@@ -11,18 +11,10 @@ from typing import Literal
 from planaria.observe.run.naming import Naming, naming_of
 from planaria.observe.run.recovery_timing import Outcome as Outcome
 from planaria.observe.run.recovery_timing import RecoveryTiming as RecoveryTiming
-from planaria.record.decisions import Cannot, Commit, Decision, Disband, Form, RunStep
-from planaria.record.events import (
-    EdgeBroken,
-    Event,
-    FaultInjected,
-    Linked,
-    RunStarted,
-    WorkerJoined,
-    WorkerLost,
-    ZombieIgnored,
-)
+from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 
 def recoveries(record: RunRecord) -> list[RecoveryTiming]:
@@ -31,27 +23,26 @@ def recoveries(record: RunRecord) -> list[RecoveryTiming]:
 
 
 def _recoveries(record: RunRecord) -> list[RecoveryTiming]:
-    finished, naming = _Finished(record), Naming()
-    scans = [_Scan(finished)]
+    known = _Known(record)
+    scans = [_Scan(known, 0)]
     done: list[RecoveryTiming] = []
     for t, fact in record.turns:
-        if isinstance(fact, RunStarted):
+        left = known.take(t, fact)
+        if isinstance(fact, e.RunStarted):
             done += _closed(scans)
-            naming = Naming(fact)
-            scans = [_Scan(finished, fact, replica, naming) for replica in range(fact.most_replicas)]
-        for replica in _concerned(fact, naming):
-            scans[replica].take(t, fact)
-        if isinstance(fact, FaultInjected | WorkerJoined | WorkerLost):
-            for scan in scans:
-                scan.take(t, fact)
+            scans = [_Scan(known, replica) for replica in range(fact.most_replicas)]
+        for replica in _concerned(fact, left, known.members):
+            scans[replica].take(t, fact, left)
     return done + _closed(scans)
 
 
-def _concerned(fact: Event | Decision, naming: Naming) -> list[int]:
-    """The replica that a fact is about, if it is about one."""
-    if isinstance(fact, RunStep | Form | Cannot | Commit | Disband):
+def _concerned(fact: e.Event | d.Decision, left: list[int], members: Membership) -> list[int]:
+    """The replica that a fact is about, if it is about one; ``left``: the nodes that somebody has left with it."""
+    if isinstance(fact, d.RunStep | d.Form | d.Cannot | d.Commit | d.Disband):
         return [fact.replica]
-    return [naming.replica(fact.node)] if isinstance(fact, EdgeBroken | Linked) else []
+    if isinstance(fact, e.WorkerLost):
+        return [members.replica(node) for node in left]
+    return [members.replica(fact.node)] if isinstance(fact, e.EdgeBroken | e.Linked) else []
 
 
 def _closed(scans: list[_Scan]) -> list[RecoveryTiming]:
@@ -60,10 +51,13 @@ def _closed(scans: list[_Scan]) -> list[RecoveryTiming]:
     return sorted((timing for scan in scans for timing in scan.done), key=lambda timing: timing.lost_t)
 
 
-class _Finished:
-    """Looks up when a generation's first microbatch was through."""
+class _Known:
+    """What all replicas' recoveries are told by: who stood where, who was struck when, and when work was through."""
 
     def __init__(self, record: RunRecord) -> None:
+        self.members, self.naming = Membership(), Naming()
+        self.struck: dict[str, float] = {}
+        """worker → when chaos struck it"""
         self._ends: dict[tuple[int, int, str], list[float]] = defaultdict(list)
         naming = naming_of(record)
         for _, work in record.worked:
@@ -76,7 +70,20 @@ class _Finished:
         for ends in self._ends.values():
             ends.sort()
 
-    def after(self, t: float, replica: int, generation: int, mode: str) -> float | None:
+    def take(self, t: float, fact: e.Event | d.Decision) -> list[int]:
+        """The nodes that somebody has left with this fact."""
+        if isinstance(fact, e.RunStarted):
+            self.naming, self.struck = Naming(fact), {}
+        elif isinstance(fact, e.FaultInjected):
+            self.struck[fact.worker] = t
+            if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
+                del self.struck[fact.worker]
+        elif isinstance(fact, e.WorkerJoined):
+            self.struck.pop(fact.worker, None)
+        return self.members.take(fact)
+
+    def finished(self, t: float, replica: int, generation: int, mode: str) -> float | None:
+        """When a generation's first microbatch after ``t`` was through."""
         ends = self._ends.get((replica, generation, mode), [])
         at = bisect_left(ends, t)
         return ends[at] if at < len(ends) else None
@@ -86,17 +93,18 @@ class _Finished:
 class _Open:
     """A recovery that is still going on."""
 
+    known: _Known
+    replica: int
     step: int
     lost_t: float
+    naming: Naming
     fault_t: float | None = None
     nodes: set[int] = field(default_factory=set)
-    naming: Naming = field(default_factory=Naming)
     lost: dict[str, tuple[str, int]] = field(default_factory=dict)
     """lost worker → cause, and the node where it stood"""
-    forms: list[tuple[float, Form]] = field(default_factory=list)
+    forms: list[tuple[float, d.Form]] = field(default_factory=list)
     mode: str | None = None
-    linked: list[tuple[float, Linked]] = field(default_factory=list)
-    replica: int = 0
+    linked: list[tuple[float, e.Linked]] = field(default_factory=list)
     ended: Literal["cannot", "disbanded"] | None = None
     committed: bool = False
 
@@ -112,23 +120,24 @@ class _Open:
         outcome = self.forms[-1][1].outcome if self.whole else "started"
         return "unfinished" if outcome == "started" else outcome
 
-    def add(self, t: float, fact: WorkerLost, node: int, fault_t: float | None) -> None:
+    def add(self, t: float, fact: e.WorkerLost, node: int, fault_t: float | None) -> None:
         self.lost[fact.worker] = fact.cause, node
         self.nodes.add(node)
         if fault_t is not None and fault_t <= self.lost_t:
             self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
 
-    def form(self, t: float, form: Form) -> None:
+    def form(self, t: float, form: d.Form) -> None:
         self.forms.append((t, form))
         self.linked, self.mode, self.committed = [], None, False
 
-    def finished_t(self, finished: _Finished) -> float | None:
+    @property
+    def finished_t(self) -> float | None:
         if not self.forms:
             return None
         t, form = self.forms[-1]
-        return finished.after(t, self.replica, form.generation, self.mode or "train")
+        return self.known.finished(t, self.replica, form.generation, self.mode or "train")
 
-    def timing(self, finished: _Finished) -> RecoveryTiming:
+    def timing(self) -> RecoveryTiming:
         formed_t, form = self.forms[-1] if self.forms else (None, None)
         links = [link for _, link in self.linked]
         return RecoveryTiming(
@@ -143,13 +152,13 @@ class _Open:
             generation=form.generation if form else None,
             resumed_step=form.step if form else None,
             replica=self.replica,
-            heirs={m.node: m.worker for m in form.members if m.node in self.nodes} if form and self.lost else {},
+            heirs={n: worker for n, worker in form.holders.items() if n in self.nodes} if form and self.lost else {},
             attempts=len(self.forms),
             fault_t=self.fault_t,
             lost_t=self.lost_t,
             formed_t=formed_t,
             linked_t=max(t for t, _ in self.linked) if self.whole else None,
-            finished_t=self.finished_t(finished),
+            finished_t=self.finished_t,
             relink=max((link.link_s for link in links), default=0.0),
             transfer=max((link.transfer_s for link in links), default=0.0),
             rebuild=max((link.rebuild_s for link in links), default=0.0),
@@ -158,74 +167,59 @@ class _Open:
 
 
 class _Scan:
-    """One pass over what concerns a replica: who is a member, what was injected, and the recovery that is open."""
+    """One pass over what concerns a replica: the edges that broke, and the recovery that is open."""
 
-    def __init__(
-        self, finished: _Finished, started: RunStarted | None = None, replica: int = 0, naming: Naming | None = None
-    ) -> None:
+    def __init__(self, known: _Known, replica: int) -> None:
         self.done: list[RecoveryTiming] = []
-        self._finished, self._replica = finished, replica
+        self._known, self._replica, self._naming = known, replica, known.naming
         self._open: _Open | None = None
-        self._step = started.standing(replica).step if started else 0
-        self._naming = naming or Naming()
-        self._members: dict[str, int] = {}
-        self._faults: dict[str, float] = {}
-        self._broken: list[tuple[float, EdgeBroken]] = []
+        self._broken: list[tuple[float, e.EdgeBroken]] = []
 
-    def take(self, t: float, fact: Event | Decision) -> None:
-        if isinstance(fact, FaultInjected):
-            self._faults[fact.worker] = t
-            if fact.signal == "SIGCONT":  # thawed in time: what this worker may die of later is something else
-                del self._faults[fact.worker]
-        elif isinstance(fact, WorkerJoined):
-            self._faults.pop(fact.worker, None)
-        elif isinstance(fact, RunStep):
-            self._step = fact.step
+    def take(self, t: float, fact: e.Event | d.Decision, left: list[int]) -> None:
+        if isinstance(fact, d.RunStep):
             if self._open and self._open.mode is None:
                 self._open.mode = fact.mode
-        elif isinstance(fact, WorkerLost):
-            self._lost(t, fact)
-        elif isinstance(fact, EdgeBroken):
+        elif isinstance(fact, e.WorkerLost):
+            self._lost(t, fact, left[0])
+        elif isinstance(fact, e.EdgeBroken):
             self._broken.append((t, fact))
-        elif isinstance(fact, Form):
+        elif isinstance(fact, d.Form):
             self._form(t, fact)
-        elif isinstance(fact, Linked):
+        elif isinstance(fact, e.Linked):
             if self._open and self._open.forms and fact.generation == self._open.forms[-1][1].generation:
                 self._open.linked.append((t, fact))
-        elif isinstance(fact, Cannot | Disband):
+        elif isinstance(fact, d.Cannot | d.Disband):
             self._end(t, fact)
-        elif self._open and isinstance(fact, Commit):
+        elif self._open and isinstance(fact, d.Commit):
             self._open.committed = bool(self._open.forms)
 
-    def _end(self, t: float, fact: Cannot | Disband) -> None:
-        """There will be no recovery; whoever stood in a replica that is no more is a spare."""
-        if isinstance(fact, Disband):
+    def _end(self, t: float, fact: d.Cannot | d.Disband) -> None:
+        """There will be no recovery."""
+        if isinstance(fact, d.Disband):
             self._close_if_over(t)
-            self._members.clear()
             self._broken = []
         if self._open:
-            self._open.ended = "cannot" if isinstance(fact, Cannot) else "disbanded"
-        if isinstance(fact, Disband):
+            self._open.ended = "cannot" if isinstance(fact, d.Cannot) else "disbanded"
+        if isinstance(fact, d.Disband):
             self.close()
 
     def close(self) -> None:
         if self._open:
-            self.done.append(self._open.timing(self._finished))
+            self.done.append(self._open.timing())
         self._open = None
 
-    def _lost(self, t: float, fact: WorkerLost) -> None:
-        node = self._members.pop(fact.worker, None)
-        if node is None:
-            return
+    def _lost(self, t: float, fact: e.WorkerLost, node: int) -> None:
         self._close_if_over(t)
-        self._open = self._open or _Open(self._step, t, naming=self._naming, replica=self._replica)
-        self._open.add(t, fact, node, self._faults.pop(fact.worker, None))
+        self._open = self._open or self._begin(t)
+        self._open.add(t, fact, node, self._known.struck.pop(fact.worker, None))
 
-    def _form(self, t: float, form: Form) -> None:
+    def _begin(self, t: float) -> _Open:
+        return _Open(self._known, self._replica, self._known.members.own_step(self._replica), t, self._naming)
+
+    def _form(self, t: float, form: d.Form) -> None:
         self._close_if_over(t)
-        self._members = {member.worker: member.node for member in form.members}
         if self._open is None and form.outcome == "relinked" and self._broken:
-            self._open = _Open(self._step, self._broken[0][0], naming=self._naming, replica=self._replica)
+            self._open = self._begin(self._broken[0][0])
             self._open.nodes = {node for _, edge in self._broken for node in (edge.node, edge.peer)}
         self._broken = []
         if self._open:
@@ -233,10 +227,8 @@ class _Scan:
 
     def _close_if_over(self, t: float) -> None:
         """A loss or formation after the first finished microbatch is another recovery's."""
-        if self._open is None:
-            return
-        finished = self._open.finished_t(self._finished)
-        if self._open.committed or (finished is not None and finished <= t):
+        finished = self._open.finished_t if self._open else None
+        if self._open and (self._open.committed or (finished is not None and finished <= t)):
             self.close()
 
 
@@ -260,9 +252,9 @@ def faults_summary(record: RunRecord) -> FaultsSummary:
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings)
     return FaultsSummary(
-        injected=facts[FaultInjected],
+        injected=facts[e.FaultInjected],
         deaths=deaths,
-        spares_lost=facts[WorkerLost] - deaths,
-        zombies=facts[ZombieIgnored],
+        spares_lost=facts[e.WorkerLost] - deaths,
+        zombies=facts[e.ZombieIgnored],
         outcomes=Counter(timing.outcome for timing in timings),
     )

@@ -73,6 +73,18 @@ class RecoveryTiming:
         return _between(self.linked_t, self.finished_t)
 
     @property
+    def parts(self) -> dict[str, float | None]:
+        """Where the time went, in order. Members work side by side, so the parts may come to more than the whole."""
+        return {
+            "notice": self.notice,
+            "decide": self.decide,
+            "relink": self.relink,
+            "transfer": self.transfer,
+            "rebuild": self.rebuild,
+            "redo": self.redo,
+        }
+
+    @property
     def total(self) -> float | None:
         """Seconds from the fault (its notice, if the fault is unknown) to the end of the first microbatch."""
         return _between(self.lost_t if self.fault_t is None else self.fault_t, self.finished_t)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, VIOLET, figure
-from planaria.observe.thin import thinned
+from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, VIOLET, add_curve, figure, symbol
 
 ROUNDS_DRAWN = 400
 
@@ -18,25 +17,10 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
     """Validation loss in nats over steps: a thin line for each replica, a thick one, of this ``name``, for all."""
     fig = figure(300, x="step", y="validation loss, nats per token")
     for place, (replica, whole) in enumerate(sorted(replicas.items())):
-        points = thinned(whole)
-        fig.add_scatter(
-            x=[step for step, _ in points],
-            y=[loss for _, loss in points],
-            name="replicas",
-            showlegend=not place,
-            mode="lines",
-            line={"color": GREY, "width": 1},
-            hovertemplate=f"replica {replica}, step %{{x}}: %{{y:.4f}}<extra></extra>",
-        )
-    together = thinned(together)
-    fig.add_scatter(
-        x=[step for step, _ in together],
-        y=[loss for _, loss in together],
-        name=name,
-        mode="lines+markers",
-        line={"color": BLUE, "width": 2},
-        hovertemplate=f"{name}, step %{{x}}: %{{y:.4f}}<extra></extra>",
-    )
+        hover, line = f"replica {replica}, step %{{x}}: %{{y:.4f}}", {"color": GREY, "width": 1}
+        add_curve(fig, whole, hover, name="replicas", showlegend=not place, mode="lines", line=line)
+    line = {"color": BLUE, "width": 2}
+    add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines+markers", line=line)
     fig.update_layout(showlegend=True)
     return fig
 
@@ -44,14 +28,7 @@ def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Fi
 def spread(points: Points) -> go.Figure:
     """RMS distance of weights from their mean over steps."""
     fig = figure(260, x="step", y="spread between replicas")
-    points = thinned(points)
-    fig.add_scatter(
-        x=[step for step, _ in points],
-        y=[far for _, far in points],
-        mode="lines+markers",
-        line={"color": GREEN, "width": 2},
-        hovertemplate="step %{x}: %{y:.3g}<extra></extra>",
-    )
+    add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", line={"color": GREEN, "width": 2})
     return fig
 
 
@@ -99,7 +76,7 @@ def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
         y=[1000 * parts[2] for parts in told],
         name="who waited longest",
         mode="markers",
-        marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"color": "white", "width": 1}},
+        marker=symbol("diamond", INK, 8),
         customdata=[parts[3] for parts in told],
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )

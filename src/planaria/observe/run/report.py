@@ -19,15 +19,14 @@ from planaria.observe.run.figures import (
     recovery_name,
 )
 from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.observe.run.holdings import holdings
 from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
-from planaria.observe.run.machines import machine_section
-from planaria.observe.run.measured import measured
 from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import story
 from planaria.observe.run.recoveries import RecoveryTiming, faults_summary, recoveries
-from planaria.observe.run.replica_section import replica_section
+from planaria.observe.run.replica_report import replica_section
 from planaria.observe.run.round_history import gatherings, totals
+from planaria.observe.run.stays import holdings, machine_section
+from planaria.observe.run.summary import measured
 from planaria.record.decisions import Finish
 from planaria.record.events import RunStarted
 from planaria.record.logs import RunRecord, read_run
@@ -81,9 +80,7 @@ def _outcome(record: RunRecord) -> str:
 def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
-    nodes = next(
-        (len(fact.stage_of) for _, fact in record.landmarks if isinstance(fact, RunStarted) and fact.arrangement), 0
-    )
+    nodes = next((len(started.stage_of) for _, started in record.starts if started.arrangement), 0)
     ways = f"{pipe.order}, {config.routing.kind} routing"
     if config.routing.schedule is not None:
         ways = f"on a schedule over {nodes} nodes"
@@ -193,7 +190,6 @@ def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[st
 
 def _row(name: str, timing: RecoveryTiming) -> list[str]:
     redone = None if timing.resumed_step is None else max(timing.step - timing.resumed_step, 0)
-    times = (timing.notice, timing.decide, timing.relink, timing.transfer, timing.rebuild, timing.redo, timing.total)
     return [
         name,
         ", ".join(timing.workers) or "an edge",
@@ -202,7 +198,7 @@ def _row(name: str, timing: RecoveryTiming) -> list[str]:
         timing.outcome,
         "–" if redone is None else str(redone),
         f"{timing.transfer_bytes / 1e6:.1f} MB",
-        *("–" if seconds is None else f"{1000 * seconds:.1f}" for seconds in times),
+        *("–" if seconds is None else f"{1000 * seconds:.1f}" for seconds in (*timing.parts.values(), timing.total)),
     ]
 
 
@@ -225,7 +221,7 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
 
 
 def _zero(record: RunRecord) -> float:
-    return next((t for t, fact in record.landmarks if isinstance(fact, RunStarted)), record.landmarks[0][0])
+    return record.starts[0][0] if record.starts else record.landmarks[0][0]
 
 
 def _settings(record: RunRecord) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:

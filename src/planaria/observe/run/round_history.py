@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
 
 
 @dataclass
@@ -51,11 +52,10 @@ REMEMBERED = 1000
 class Rounds:
     """Folds a run's facts into gatherings. What workers say of one after it was settled is added to it later."""
 
-    def __init__(self) -> None:
-        self._several, self._part = False, -1
-        self._live: set[int] = set()
-        self._replica: dict[str, int] = {}
-        """worker → where it stands"""
+    def __init__(self, members: Membership) -> None:
+        """``members`` have taken in every fact before it comes here."""
+        self._members = members
+        self._part = -1
         self._groups: dict[int, list[list[int]]] = {}
         self._settled: dict[int, set[int]] = {}
         """round → replicas that have settled it"""
@@ -63,18 +63,19 @@ class Rounds:
         """(round, replica that has waited in it as long as the recipe says)"""
         self._refused: dict[int, dict[int, str]] = {}
         """round → replica whose offer in it was refused → why"""
-        self._steps: dict[int, int] = {}
         self._worked: dict[int, float] = {}
         """replica → when it last did something other than wait"""
         self._met: dict[int, tuple[int, float, float]] = {}
         """replica → the round that it is in, since when, and how long it had waited until then"""
         self._last: dict[int, RoundHistory] = {}
 
-    def take(self, t: float, fact: e.Event | d.Decision) -> RoundHistory | None:
-        """The history that this fact settles, if it does."""
+    def take(self, t: float, fact: e.Event | d.Decision, left: Collection[int]) -> RoundHistory | None:
+        """The history that this fact settles, if it does; ``left`` are the nodes that somebody has left with it."""
         if isinstance(fact, e.RunStarted):
-            self._begin(fact)
-        elif not self._several:
+            self._part += 1
+            for known in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
+                known.clear()
+        elif self._members.started is None or self._members.started.replicas == 1:
             return None
         elif isinstance(fact, d.Settle):
             return self._settle(t, fact)
@@ -89,43 +90,21 @@ class Rounds:
             self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
-        else:
-            self._follow(t, fact)
-        return None
-
-    def _begin(self, fact: e.RunStarted) -> None:
-        self._several, self._live = fact.replicas > 1, set(range(fact.replicas))
-        self._part += 1
-        for known in (self._replica, self._groups, self._settled, self._late, self._worked, self._met, self._last):
-            known.clear()
-        self._refused.clear()
-        self._steps = {replica: fact.standing(replica).step for replica in self._live}
-
-    def _follow(self, t: float, fact: e.Event | d.Decision) -> None:
-        """Who stands where, how far, and who does something."""
-        if isinstance(fact, d.Form):
-            self._replica |= {member.worker: fact.replica for member in fact.members}
-            self._steps[fact.replica] = fact.step
-        elif isinstance(fact, d.Commit):
-            self._steps[fact.replica] = fact.step + 1
         elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageSaved | e.Linked):
-            if fact.worker in self._replica:
-                self._worked[self._replica[fact.worker]] = t
-        elif isinstance(fact, e.WorkerLost):
-            self._met.pop(self._replica.pop(fact.worker, -1), None)
-        elif isinstance(fact, d.Disband):
-            self._live.discard(fact.replica)
-            self._met.pop(fact.replica, None)
-        elif isinstance(fact, d.Found):
-            self._live.add(fact.replica)
+            if fact.worker in self._members.node_of:
+                self._worked[self._members.replica(self._members.node_of[fact.worker])] = t
+        elif isinstance(fact, e.WorkerLost | d.Disband):
+            for node in left:
+                self._met.pop(self._members.replica(node), None)
+        return None
 
     def _idle(self, replica: int, t: float) -> float:
         return t - self._worked.get(replica, t)
 
     def _settle(self, t: float, fact: d.Settle) -> RoundHistory:
-        groups = self._groups.get(fact.round, [sorted(self._live)])  # without a draw, all meet
+        groups = self._groups.get(fact.round, [sorted(self._members.live)])  # without a draw, all meet
         group = next((g for g in groups if fact.members[0] in g), fact.members)
-        drawn = tuple(n for n in group if n in self._live)
+        drawn = tuple(n for n in group if n in self._members.live)
         settled = self._settled.setdefault(fact.round, set())
         self._forget(fact.round - REMEMBERED)
         others, offers = {}, {}
@@ -145,7 +124,7 @@ class Rounds:
             refused=refused,
             impatient=any((fact.round, replica) in self._late for replica in fact.members),
             t=t,
-            steps={replica: self._steps.get(replica, 0) for replica in fact.members},
+            steps={replica: self._members.steps.get(replica, 0) for replica in fact.members},
             for_others=others,
             for_offers=offers,
         )
@@ -161,7 +140,7 @@ class Rounds:
             self._late = {(round, who) for round, who in self._late if round >= before}
 
     def _made(self, t: float, fact: e.RoundMade) -> None:
-        replica = self._replica.get(fact.worker, -1)
+        replica = self._members.replica(fact.node)
         history = self._last.get(replica)
         if history is None or history.round != fact.round:
             return
@@ -178,10 +157,11 @@ def gatherings(record: RunRecord) -> list[RoundHistory]:
 
 
 def _gatherings(record: RunRecord) -> list[RoundHistory]:
-    if not any(isinstance(fact, e.RunStarted) and fact.replicas > 1 for _, fact in record.landmarks):
+    if all(started.replicas == 1 for _, started in record.starts):
         return []
-    rounds = Rounds()
-    found = (rounds.take(t, fact) for t, fact in record.history)
+    members = Membership()
+    rounds = Rounds(members)
+    found = (rounds.take(t, fact, members.take(fact)) for t, fact in record.history)
     return [history for history in found if history is not None]
 
 

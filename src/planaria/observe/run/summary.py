@@ -1,15 +1,48 @@
-"""A run in a few lines of text: how well the model learnt, what went wrong, and how long each recovery took."""
+"""A run in few numbers and in a few lines of text: how well the model learnt, what went wrong, how long that took."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
 
-from planaria.observe.run.measured import measured
 from planaria.observe.run.recoveries import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
-from planaria.record.logs import RunRecord
+from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
 
-_PARTS = ("notice", "decide", "relink", "transfer", "rebuild", "redo")
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a whole run."""
+
+    loss: float | None
+    """of the last training step"""
+    validation: ValidationMetric | None
+    """the last one"""
+    tokens_per_s: float | None
+    """median over training steps"""
+    steps: int
+    """different ones that were trained"""
+
+
+def measured(record: RunRecord) -> Measured:
+    """Read off the run's metrics, once."""
+    return record.once(_measured)
+
+
+def _measured(record: RunRecord) -> Measured:
+    loss, validation = None, None
+    speeds: list[float] = []
+    steps: set[int] = set()
+    for metric in record.metrics:
+        if isinstance(metric, StepMetric):
+            loss = metric.loss
+            steps.add(metric.step)
+            if metric.tokens_per_s:
+                speeds.append(metric.tokens_per_s)
+        else:
+            validation = metric
+    return Measured(loss, validation, median(speeds) if speeds else None, len(steps))
 
 
 def summary(record: RunRecord) -> Iterator[str]:
@@ -38,6 +71,5 @@ def _told(timing: RecoveryTiming) -> str:
 
 
 def _split(timing: RecoveryTiming) -> str:
-    """Where the time went; members relink and rebuild side by side, so the parts may come to more than the whole."""
-    parts = [(name, getattr(timing, name)) for name in _PARTS]
+    parts = timing.parts.items()
     return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in parts if seconds is not None)

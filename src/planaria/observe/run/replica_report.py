@@ -1,4 +1,4 @@
-"""The report on replicas that trained on a fleet: what their rounds came to, and who was there."""
+"""The report on replicas: what each learned, how far apart they were, who met whom, and what that took."""
 
 from __future__ import annotations
 
@@ -7,22 +7,64 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+import plotly.graph_objects as go
+
 from planaria.observe import page
 from planaria.observe.run.ledger import sample_ledger
 from planaria.observe.run.recoveries import recoveries
 from planaria.observe.run.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
 from planaria.observe.run.round_history import RoundHistory, gatherings, told, totals
 from planaria.record.decisions import Disband, Form, Found
-from planaria.record.events import RunStarted
+from planaria.record.events import ReplicasEvaluated, RoundSettled
 from planaria.record.logs import RunRecord
+
+
+def replica_section(record: RunRecord) -> Iterator[str]:
+    """Nothing where a run had one replica; those that one process trained tell of themselves."""
+    yield from fleet_section(record)
+    looks = [fact for _, fact in record.landmarks if isinstance(fact, ReplicasEvaluated)]
+    rounds = [fact for _, fact in record.landmarks if isinstance(fact, RoundSettled)]
+    if not looks:
+        return
+    blocking, prefetched = (
+        sum(getattr(fact, part) for fact in rounds) / 1e6 for part in ("blocking_bytes", "prefetched_bytes")
+    )
+    text = f"{len(looks[0].losses)} replicas. Validation loss of each, and of the mean of their weights: the one model."
+    if rounds:
+        text += (
+            f" {len(rounds)} rounds of exchange; all together sent {blocking:.1f} MB that somebody waited for and "
+            f"{prefetched:.1f} MB ahead."
+        )
+    charts = [page.chart(losses_figure(looks), "replicas"), page.chart(spread_figure(looks, rounds), "spread")]
+    if rounds:
+        charts.append(page.chart(meetings_figure(rounds, len(looks[0].losses)), "meetings"))
+    yield page.section("Replicas", text, *charts)
+
+
+def losses_figure(looks: list[ReplicasEvaluated]) -> go.Figure:
+    """Validation loss in nats over steps: a thin line for each replica, a thick one for the one model."""
+    count = max(len(look.losses) for look in looks)
+    each = {r: [(look.step, look.losses[r] if r < len(look.losses) else None) for look in looks] for r in range(count)}
+    return curves(each, [(look.step, look.consensus) for look in looks], "the one model")
+
+
+def spread_figure(looks: list[ReplicasEvaluated], rounds: list[RoundSettled]) -> go.Figure:
+    """RMS distance of weights from their mean over steps; after each round, where there were any."""
+    return spread(sorted((fact.step, fact.spread) for fact in (rounds or looks)))
+
+
+def meetings_figure(rounds: list[RoundSettled], count: int) -> go.Figure:
+    """How often each replica met each other."""
+    met = Counter(pair for fact in rounds for group in fact.groups for pair in combinations(sorted(group), 2))
+    return heat([[met[min(a, b), max(a, b)] if a != b else None for b in range(count)] for a in range(count)])
 
 
 def fleet_section(record: RunRecord) -> Iterator[str]:
     """Nothing where a run had one replica, or all in one process."""
-    count = max((fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted)), default=1)
+    count = max((started.replicas for _, started in record.starts), default=1)
     if count == 1:
         return
-    count = max(count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form)))
+    count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     held = gatherings(record)
     text = f"{count} replicas, each of its own steps and samples."
     parts = _validations(record)
@@ -140,8 +182,7 @@ def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterat
 
 
 def _attendance(record: RunRecord, replica: int) -> str:
-    zero = next((t for t, fact in record.landmarks if isinstance(fact, RunStarted)), 0.0)
-    first = max(fact.replicas for _, fact in record.landmarks if isinstance(fact, RunStarted))
+    zero, first = record.starts[0][0], max(started.replicas for _, started in record.starts)
     told: list[str] = []
     for t, fact in record.landmarks:
         if isinstance(fact, Disband | Found) and fact.replica == replica:

@@ -1,4 +1,4 @@
-"""The report on machines that joined: what they brought, what they held, and how they went."""
+"""Who was where from when to when: workers at nodes, and machines that joined and went."""
 
 from __future__ import annotations
 
@@ -7,9 +7,46 @@ from dataclasses import dataclass, field
 
 from planaria.observe import page
 from planaria.observe.run.naming import Naming
-from planaria.record.decisions import Decision, Disband, Form, Handover, Release, Spawn, TurnAway
+from planaria.record.decisions import Decision, Finish, Form, TurnAway
 from planaria.record.events import Event, HostJoined, HostLeft, RunStarted, WorkerLost
 from planaria.record.logs import RunRecord
+from planaria.record.membership import Membership
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A worker stood at a node from ``start`` to ``end`` (monotonic seconds)."""
+
+    node: int
+    where: str
+    """the node by name"""
+    worker: str
+    start: float
+    end: float
+
+
+def holdings(record: RunRecord) -> list[Holding]:
+    """All holdings by node and time. A node where nobody stands has a gap; open ends close at the last thing known."""
+    done: list[Holding] = []
+    held: dict[int, tuple[str, float]] = {}
+    members, naming, last = Membership(), Naming(), 0.0
+
+    def close(node: int, t: float) -> None:
+        worker, start = held.pop(node)
+        done.append(Holding(node, naming.row(node), worker, start, t))
+
+    for t, fact in record.landmarks:
+        changed, over = members.take(fact), isinstance(fact, Finish)
+        for node in list(held) if over else changed:
+            if node in held:  # an earlier part of the run ended with whatever it said last
+                close(node, last if isinstance(fact, RunStarted) else t)
+            if node in members.holders and not over:
+                held[node] = members.holders[node], t
+        naming, last = Naming(fact) if isinstance(fact, RunStarted) else naming, t
+    for node in list(held):
+        close(node, last)
+    return sorted(done, key=lambda h: (h.node, h.start))
+
 
 HEAD = ["machine", "which is", "from", "until", "workers", "they held", "handed over", "lost", "how it went"]
 KEY = (
@@ -41,15 +78,13 @@ class _Stays:
     def __init__(self) -> None:
         self.all: list[Machine] = []
         self._here: dict[str, Machine] = {}
-        self._of: dict[str, Machine] = {}
-        """worker → its machine"""
-        self._members: dict[str, int] = {}
-        """worker → the replica in which it stands"""
+        self._members = Membership()
 
     def take(self, t: float, fact: Event | Decision) -> None:
+        left = self._members.take(fact)
         match fact:
             case RunStarted():
-                self._here, self._of, self._members = {}, {}, {}
+                self._here = {}
             case HostJoined():
                 self._here[fact.host] = Machine(fact.host, fact.detail, fact.workers, t)
                 self.all.append(self._here[fact.host])
@@ -57,25 +92,19 @@ class _Stays:
                 machine = self._here[fact.host]
                 if machine.until is None:
                     machine.until, machine.how = t, how
-            case Spawn() if fact.host:
-                self._of[fact.worker] = self._here[fact.host]
+            case WorkerLost() if left and (lost_by := self._of(fact.worker)):
+                lost_by.lost += 1
             case Form():
-                self._form(fact)
-            case Disband():
-                self._members = {w: replica for w, replica in self._members.items() if replica != fact.replica}
-            case Release():
-                self._members.pop(fact.worker, None)
-            case WorkerLost() if self._members.pop(fact.worker, None) is not None and fact.worker in self._of:
-                self._of[fact.worker].lost += 1
+                for node, worker in fact.holders.items():
+                    if there := self._of(worker):
+                        there.held.add(node)
+                for worker in fact.handing.values():
+                    if there := self._of(worker):
+                        there.handed_over += 1
 
-    def _form(self, form: Form) -> None:
-        self._members = {w: replica for w, replica in self._members.items() if replica != form.replica}
-        for member in form.members:
-            self._members[member.worker] = form.replica
-            if member.worker in self._of:
-                self._of[member.worker].held.add(member.node)
-            if isinstance(member.source, Handover) and member.source.worker in self._of:
-                self._of[member.source.worker].handed_over += 1
+    def _of(self, worker: str) -> Machine | None:
+        """The machine of a worker, if that is a guest."""
+        return self._here.get(self._members.machine_of.get(worker, ""))
 
 
 def machines(record: RunRecord) -> list[Machine]:
@@ -87,11 +116,11 @@ def machines(record: RunRecord) -> list[Machine]:
 
 
 def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
-    """Nothing where no machine joined."""
+    """The report on machines that joined; nothing where none did."""
     found = machines(record)
     if not found:
         return
-    zero = next(t for t, fact in record.landmarks if isinstance(fact, RunStarted))
+    zero = record.starts[0][0]
     rows = [
         [
             stay.host,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.observe.thin import thinned
+from planaria.observe.theme import thinned
 
 POINTS = st.lists(st.none() | st.floats(-9, 9), max_size=300).map(lambda ys: [(float(x), y) for x, y in enumerate(ys)])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import synthetic_replicas as r
 
-from planaria.observe.run.machines import Machine, machine_section, machines
 from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import Narrator
+from planaria.observe.run.stays import Machine, machine_section, machines
 from planaria.record import decisions as d
 from planaria.record import events as e
 

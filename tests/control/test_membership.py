@@ -1,0 +1,116 @@
+"""Who stands where by a log alone is who stands where for the controller, whatever happens to a fleet."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+from herd_steps import started
+from open_herd import OpenHerd
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.record.membership import Membership
+from planaria.record.state import RunState
+
+KINDS = [("noloco", 1), ("diloco", 2), ("local", None)]
+
+
+@cache
+def troubled(seed: int) -> OpenHerd:
+    """A herd to which all kinds of things have happened."""
+    rng = random.Random(seed)
+    kind, every = rng.choice(KINDS)
+    replicas = rng.choice([1, 2, 3])
+    herd = OpenHerd(
+        started(
+            replicas,
+            rng.choice([1, 2, 3]),
+            {"kind": kind, "every": every},
+            more=rng.choice([0, 1]) if replicas > 1 else 0,
+            steps=6,
+            spares=rng.randrange(3),
+            replace=rng.random() < 0.7,
+            save_every=rng.choice([0, 2]),
+            recovery={"strategy": rng.choice(["checkfree", "checkfree, checkpoint", "checkpoint"])},
+        )
+    )
+    for _ in range(400):
+        if herd.run.over:
+            break
+        if pending := herd.pending():
+            herd.work(rng.choice(pending))
+        elif herd.mail:
+            herd.deliver(0)
+        if rng.random() < 0.06 and herd.alive:
+            _trouble(herd, rng)
+    return herd
+
+
+def _trouble(herd: OpenHerd, rng: random.Random) -> None:
+    worker, there = rng.choice(list(herd.alive)), [h for h in herd.machines if herd.workers_of(h)]
+    match rng.choice(["dies", "breaks", "leaves", "joins", "goes", "grace", "patience"]):
+        case "dies":
+            herd.lose(worker)
+        case "breaks" if herd.alive[worker].node >= 0:
+            herd.break_edge(worker, rng.randrange(4))
+        case "leaves":
+            herd.drain(worker)
+        case "joins" if len(herd.machines) < 3:
+            herd.join(rng.randint(1, 3))
+        case "goes" if there:
+            rng.choice([herd.leave, herd.vanish])(rng.choice(there))
+        case "grace" if herd.suspicious():
+            herd.expire_grace(herd.suspicious()[0])
+        case "patience" if herd.impatient():
+            herd.lose_patience(herd.impatient()[0])
+
+
+def agree(members: Membership, run: RunState) -> None:
+    assert members.holders == run.holders
+    assert members.node_of == {worker: node for node, worker in run.holders.items()}
+    assert members.live == run.live.keys()
+    assert members.generation.items() <= {n: replica.generation for n, replica in run.replicas.items()}.items()
+    assert members.alive == {w for w, known in run.workers.items() if known.status not in ("starting", "dead")}
+    assert members.spares == sum(known.status in ("spare", "released") for known in run.workers.values())
+    assert {w for w, known in run.workers.items() if known.status == "released"} <= members.released
+    assert members.machine_of == {w: known.host for w, known in run.workers.items()}
+    if all(replica.phase != "commit" for replica in run.replicas.values()):  # a reader counts what is ordered
+        assert all(step == run.replicas[number].step for number, step in members.steps.items())
+        assert members.progress == run.progress
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_reader_of_the_log_knows_who_stands_where(seed: int) -> None:
+    history = troubled(seed).history
+    assert isinstance(history[0], e.RunStarted)
+    run, members = RunState.start(history[0]), Membership()
+    for fact in history:
+        before = dict(members.holders)
+        run, changed = apply(fact, run), members.take(fact)
+        other = {node for node in before | members.holders if before.get(node) != members.holders.get(node)}
+        assert set(changed) == other and len(changed) == len(other)
+        if run.over:
+            break
+        agree(members, run)
+
+
+def test_the_histories_tell_of_everything_that_members_go_by() -> None:
+    told = {type(fact) for seed in range(40) for fact in troubled(seed).history}
+    assert told >= {e.WorkerJoined, e.WorkerLost, d.Spawn, d.Release, d.Form, d.Disband, d.Found, d.RunStep, d.Commit}
+    assert {"rolled back", "handed over"} <= {
+        fact.outcome for seed in range(40) for fact in troubled(seed).history if isinstance(fact, d.Form)
+    }
+
+
+def test_a_run_that_is_resumed_begins_with_nobody() -> None:
+    members = Membership()
+    for fact in troubled(3).history:
+        members.take(fact)
+    again = started(2, 1, {"kind": "noloco", "every": 1}, standings={0: e.Standing(step=5), 1: e.Standing(step=3)})
+    left = set(members.holders)
+    assert set(members.take(again)) == left
+    assert not members.alive and not members.holders and not members.released and not members.machine_of
+    assert (members.steps, members.own_step(0), members.own_step(1)) == ({0: 5, 1: 3}, 5, 3)
