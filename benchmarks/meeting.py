@@ -45,7 +45,7 @@ class TwoTensors(NoLoCo):
     dtype: torch.dtype = torch.float32
 
     def offer(self, outer: Outer, fast: Weights) -> Offer:
-        parts = (message.pack(outer.slow), message.pack(pseudo_gradient(outer.slow, fast)))
+        parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
         return Offer(torch.cat(parts).to(self.dtype))
 
     def settle(
@@ -53,13 +53,13 @@ class TwoTensors(NoLoCo):
     ) -> tuple[dict[str, Tensor], Outer]:
         """Equation (1) of docs/exchange.md as it is printed, then (2)."""
         halves = {member: offer.late.float().chunk(2) for member, offer in offers.items() if offer.late is not None}
-        slows = message.mean({member: message.unpack(half[0], outer.slow) for member, half in halves.items()})
-        drifts = message.mean({member: message.unpack(half[1], outer.slow) for member, half in halves.items()})
+        slows = message.mean({member: message.unpack(half[0], outer["slow"]) for member, half in halves.items()})
+        drifts = message.mean({member: message.unpack(half[1], outer["slow"]) for member, half in halves.items()})
         momentum = {
-            name: self.alpha * outer.momentum[name] - self.beta * drifts[name] - self.gamma * (slow - slows[name])
-            for name, slow in outer.slow.items()
+            name: self.alpha * outer["momentum"][name] - self.beta * drifts[name] - self.gamma * (slow - slows[name])
+            for name, slow in outer["slow"].items()
         }
-        slow = {name: tensor + momentum[name] for name, tensor in outer.slow.items()}
+        slow = {name: tensor + momentum[name] for name, tensor in outer["slow"].items()}
         return message.fast_copy(slow, fast), Outer(slow, momentum, rounds=outer.rounds + 1)
 
 
