@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import checked, ending, facts, folder_of, inline, losses, outcomes, resume, tiny, train
+from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.loading import stage_for
@@ -19,7 +19,7 @@ from planaria.commands import resume as command
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import fleet
+from planaria.engine import fleet, inline_run
 from planaria.engine.inline import InlineEngine
 from planaria.exchange import exchange
 from planaria.model.stages import build_stage
@@ -117,17 +117,23 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_others(tmp_path: Path) -> None:
-    config, whole = (every_step(tmp_path, 4, steps) for steps in (3, 7))
-    train(config)
+    config, whole = (every_step(tmp_path, 4, steps) for steps in (2, 7))
     folder = folder_of(config)
+
+    def go_on(steps: int, engine: str) -> None:
+        assert command.resume(folder, {"train.steps": str(steps), "engine": engine}, quiet=True) == 0
+        assert_no_orphans(folder)
+
+    train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
+    go_on(4, "fleet")
     saved = CheckpointStore(folder / "checkpoints").newest()
     assert saved is not None and saved.manifest.replicas == 1
     assert len(list(saved.folder.glob("stage-*-at-*.safetensors"))) == 2 * (REPLICAS - 1)
     owed = [stage_for(saved.folder, 1, replica, REPLICAS).outer for replica in range(REPLICAS)]
     name = next(name for name in owed[0] if name.startswith("residual/"))
     assert len({float(own[name].norm()) for own in owed} - {0.0}) == REPLICAS
-    assert [int(own["rounds"]) for own in owed] == [3] * REPLICAS
+    assert [int(own["rounds"]) for own in owed] == [4] * REPLICAS
     assert not stage_for(saved.folder, 1, 0, 2).outer, "two replicas owe nothing of what three owed"
-    resume(folder, train__steps="5")
-    assert command.resume(folder, {"train.steps": "7", "engine": "inline"}, quiet=True) == 0
+    go_on(6, "fleet")
+    go_on(7, "inline")
     assert losses(read_run(folder)) == inline_losses(whole)

@@ -40,7 +40,7 @@ def stage_for(folder: Path, stage: int, replica: int = 0, replicas: int = 1) -> 
     if replicas == manifest.replicas > 1 and stage_file(own, stage).exists():
         return read_stage(own, stage, _digest(folder, manifest, own, stage))
     state = _of_all(folder, manifest, stage)
-    if replicas != replicas_in(manifest):  # an outer state is of no use to more, or fewer
+    if manifest.replicas > 1 or replicas != replicas_in(manifest):  # an outer state is of no use to more, or fewer
         state.outer = {}
     elif replica:
         state.outer = read_stage(folder, stage, _digest(folder, manifest, folder, stage, replica), replica).outer

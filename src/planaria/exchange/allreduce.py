@@ -21,6 +21,10 @@ class AllReduce:
 
     bits: int = 32
     aggregate: Aggregator = field(default=mean, kw_only=True)
+    every = 0
+    delay = 0
+    prefetches = False
+    synchronised = True
 
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> AllReduce:
@@ -30,22 +34,6 @@ class AllReduce:
                 "exchange.every out, or take 'diloco'"
             )
         return cls(config.bits, aggregate=aggregator(config))
-
-    @property
-    def every(self) -> int:
-        return 0
-
-    @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return True
 
     @property
     def parts(self) -> Parts:

@@ -31,6 +31,8 @@ class DiLoCo:
     beta: float = 0.7
     momentum: Momentum = "nesterov"
     aggregate: Aggregator = field(default=mean, kw_only=True)
+    prefetches = False
+    synchronised = True
 
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> DiLoCo:
@@ -41,14 +43,6 @@ class DiLoCo:
     @property
     def delay(self) -> int:
         return 0
-
-    @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return True
 
     @property
     def parts(self) -> Parts:

@@ -31,6 +31,8 @@ class Gossip(ABC):
     bits: int = 32
     prefetch: bool = False
     aggregate: Aggregator = field(default=mean, kw_only=True)
+    delay = 0
+    synchronised = False
 
     @abstractmethod
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
@@ -48,14 +50,6 @@ class Gossip(ABC):
     def unit(self) -> float:
         """How many weights x is worth: its factor of φ."""
         return 1.0
-
-    @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def synchronised(self) -> bool:
-        return False
 
     @property
     def two_parts(self) -> bool:

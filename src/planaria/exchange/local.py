@@ -15,25 +15,14 @@ from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, We
 class Local:
     """Rounds never come; driven through one, everybody is alone and nothing changes."""
 
+    every = None
+    delay = 0
+    prefetches = False
+    synchronised = False
+
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> Local:
         return cls()
-
-    @property
-    def every(self) -> None:
-        return None
-
-    @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return False
 
     @property
     def parts(self) -> Parts:
