@@ -17,6 +17,7 @@ from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
+from planaria.model.packing import pack, unpack
 from planaria.routing.arrangement import Arrangement
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
@@ -81,11 +82,20 @@ def test_a_successor_owes_what_its_predecessor_did_and_a_copy_owes_nothing() -> 
     for state in outer.values():
         state.commit()
     successor, copy = OuterState(config.exchange), OuterState(config.exchange)
-    successor.begin(outer[3].given(to_successor=True), of[3].state().weights, rounds=1)
+    handed = of[3].state()
+    handed.outer = outer[3].given(to_successor=True)
+    successor.begin(unpack(pack(handed)).outer, of[3].state().weights, rounds=1)
     copy.begin(outer[3].given(to_successor=False), of[3].state().weights, rounds=1)
     assert owed(successor).keys() == owed(outer[3]).keys() and not owed(copy)
     assert all(torch.equal(owed(successor)[name], kept) for name, kept in owed(outer[3]).items())
     assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
+
+
+def test_one_replica_by_itself_keeps_nothing_whatever_its_recipe_says_of_others() -> None:
+    config = RunConfig(model=MODEL, exchange=ExchangeConfig(kind="diloco"))
+    outer = OuterState(config.exchange)
+    outer.begin({}, StageRunner(config, 1).state().weights, rounds=0)
+    assert outer.given(to_successor=True) == {}
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

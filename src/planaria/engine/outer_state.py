@@ -19,7 +19,7 @@ class OuterState:
     step commits, so that a step that is dropped leaves no trace."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange = exchange(config)
+        self.exchange, self._alone = exchange(config), config.replicas == 1
         self.settled = Outer()
         """after the last commit, or the last round"""
         self._pending: Outer | None = None
@@ -33,7 +33,7 @@ class OuterState:
         if state:
             self.settled = Outer.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
         else:
-            self.settled = replace(self.exchange.start(weights), rounds=rounds)
+            self.settled = replace(Outer() if self._alone else self.exchange.start(weights), rounds=rounds)
 
     def offer(self, runner: StageRunner) -> Offer:
         """What the node says of the step's gradient, before that is clipped.
