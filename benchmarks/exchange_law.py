@@ -46,7 +46,7 @@ Collective = Callable[[np.random.Generator, int, float, int], np.ndarray]
 
 def disagreement(of: dict[int, Replica]) -> float:
     """Variance between replicas, mean over numbers."""
-    return torch.stack([replica.outer.slow["w"] for replica in of.values()]).var(0).mean().item()
+    return torch.stack([replica.outer["slow"]["w"] for replica in of.values()]).var(0).mean().item()
 
 
 def moments(made: NoLoCo, members: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.exchange import message
+from planaria.exchange.aggregate import equal, mean
 from planaria.exchange.base import Offer, Outer, Weights
 from planaria.exchange.diloco import pseudo_gradient
 from planaria.exchange.lab import Replica, replicas
@@ -45,22 +46,25 @@ class TwoTensors(NoLoCo):
     dtype: torch.dtype = torch.float32
 
     def offer(self, outer: Outer, fast: Weights) -> Offer:
-        parts = (message.pack(outer.slow), message.pack(pseudo_gradient(outer.slow, fast)))
+        parts = (message.pack(outer["slow"]), message.pack(pseudo_gradient(outer["slow"], fast)))
         return Offer(torch.cat(parts).to(self.dtype))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
         """Equation (1) of docs/exchange.md as it is printed, then (2)."""
-        halves = {member: offer.late.float().chunk(2) for member, offer in offers.items() if offer.late is not None}
-        slows = message.mean({member: message.unpack(half[0], outer.slow) for member, half in halves.items()})
-        drifts = message.mean({member: message.unpack(half[1], outer.slow) for member, half in halves.items()})
+        said = {member: offer.blocking for member, offer in offers.items() if offer.blocking is not None}
+        halves = {member: blocking.float().chunk(2) for member, blocking in said.items()}
+        slows, drifts = (
+            mean({member: message.unpack(half[part], outer["slow"]) for member, half in halves.items()}, equal(halves))
+            for part in (0, 1)
+        )
         momentum = {
-            name: self.alpha * outer.momentum[name] - self.beta * drifts[name] - self.gamma * (slow - slows[name])
-            for name, slow in outer.slow.items()
+            name: self.alpha * outer["momentum"][name] - self.beta * drifts[name] - self.gamma * (slow - slows[name])
+            for name, slow in outer["slow"].items()
         }
-        slow = {name: tensor + momentum[name] for name, tensor in outer.slow.items()}
-        return message.fast_copy(slow, fast), Outer(slow, momentum, rounds=outer.rounds + 1)
+        slow = {name: tensor + momentum[name] for name, tensor in outer["slow"].items()}
+        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum)
 
 
 FULL, HALF, ONE, EIGHT, FOUR = "two in fp32", "two in bf16", "one", "8 bits", "4 bits"
@@ -87,12 +91,12 @@ LINKS: dict[str, tuple[float, float | None]] = {
 class OpenRound:
     """One round, as one member or both together saw it: bytes sent, by the kernel's count and the edge's; seconds."""
 
-    early: int
-    late: int
-    stated_early: int
-    stated_late: int
+    prefetched: int
+    blocking: int
+    stated_prefetched: int
+    stated_blocking: int
     ahead_s: float
-    """until the other's early part was in"""
+    """until the other's prefetched part was in"""
     waited_s: float
     """from the last inner step to new weights"""
     computed_s: float
@@ -101,12 +105,12 @@ class OpenRound:
     @property
     def sent(self) -> int:
         """All bytes, by the kernel's count."""
-        return self.early + self.late
+        return self.prefetched + self.blocking
 
     @property
     def payload(self) -> int:
         """All bytes, by the edges' count."""
-        return self.stated_early + self.stated_late
+        return self.stated_prefetched + self.stated_blocking
 
     def with_other(self, other: OpenRound) -> OpenRound:
         """Bytes of both; the time of whoever took longer."""
@@ -161,7 +165,7 @@ class Member:
         made, replica, clock = ARMS[arm], self._of[arm], time.monotonic
         marks = [self._together()]
         began = clock()
-        theirs_early = self._swap(made.early(replica.outer))
+        theirs_prefetched = self._swap(made.prefetched(replica.outer))
         ahead = clock() - began
         marks.append(self._together())
         self._drift(replica)
@@ -169,9 +173,9 @@ class Member:
         began = clock()
         ours = made.offer(replica.outer, replica.fast)
         offered = clock()
-        theirs_late = self._swap(ours.late)
+        theirs_blocking = self._swap(ours.blocking)
         arrived = clock()
-        offers = {self._me: ours, 1 - self._me: Offer(theirs_late, theirs_early)}
+        offers = {self._me: ours, 1 - self._me: Offer(theirs_blocking, theirs_prefetched)}
         replica.fast, replica.outer = made.settle(replica.outer, replica.fast, offers, self._me)
         waited, computed = clock() - began, clock() - arrived + offered - began
         marks.append(self._together())

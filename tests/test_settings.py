@@ -14,12 +14,13 @@ from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used
 from planaria.config import ExchangeConfig, RunConfig
 from planaria.errors import UserError
 from planaria.exchange import EXCHANGES, exchange
+from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.recipe import fields
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
 OTHER: dict[str, Any] = {
     "every": 7, "alpha": 0.25, "beta": 0.3, "gamma": 0.9, "group": 3, "bits": 8, "prefetch": True,
-    "momentum": "heavy_ball", "fragments": 7, "delay": 1, "mix": 0.5,
+    "momentum": "heavy_ball", "fragments": 7, "delay": 1, "mix": 0.5, "aggregator": "another",
 }  # fmt: skip
 """a value of each field that every exchange may or may not use, which is not the usual one"""
 
@@ -45,7 +46,10 @@ def test_rules_are_about_fields() -> None:
 
 @pytest.mark.parametrize("field", OTHER)
 @pytest.mark.parametrize("kind", EXCHANGES)
-def test_an_exchange_uses_a_field_or_a_run_does_not_begin_with_it(kind: str, field: str) -> None:
+def test_an_exchange_uses_a_field_or_a_run_does_not_begin_with_it(
+    kind: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AGGREGATORS, "another", lambda values, weights: mean(values, weights))
     given = config(exchange={"replicas": 4, "kind": kind, field: OTHER[field]})
     try:
         made = exchange(given.exchange)
@@ -75,11 +79,7 @@ def test_what_only_others_use_is_refused_before_a_run_begins(name: str, sections
         require_used(config(**sections))
 
 
-def test_the_fleet_refuses_rounded_sums_of_gradients_and_one_process_more_replicas_in_time() -> None:
-    rounded = config(exchange={"replicas": 2, "bits": 8})
-    with pytest.raises(UserError, match=r"exchange\.bits = 8: .*full precision"):
-        check(rounded)
-    check(rounded.model_copy(update={"engine": "inline"}))
+def test_one_process_refuses_more_replicas_in_time() -> None:
     growing = config(exchange={"replicas": 2, "kind": "noloco", "most": 3})
     check(growing)
     with pytest.raises(UserError, match=r"exchange\.most"):

@@ -196,6 +196,8 @@ class ExchangeConfig(Section):
     """noloco, gasloc: pull towards the group's mean; 0.7 (noloco) unless given"""
     patience_s: Seconds = 10.0
     """how long a replica waits for the others of its group; then it goes on with those that are there, or by itself"""
+    aggregator: str = "mean"
+    """how what the members of a group say becomes one value: mean"""
     group: Annotated[int, Field(ge=2)] = 2
     """noloco, pair_mean, gasloc: replicas that meet in one round"""
     bits: Literal[4, 8, 16, 32] = 32

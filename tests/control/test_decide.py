@@ -374,3 +374,23 @@ def test_a_run_that_cannot_go_on_names_the_stages_that_nobody_holds() -> None:
     made.lose_node(2)
     made.behave()
     assert made.cannot is not None and made.cannot.lost == [3]
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_replicas_that_round_their_gradients_are_saved_with_what_each_owes_the_others(bits: int) -> None:
+    made = fleet(
+        stages=1,
+        save_every=1,
+        arrangement=[[0, 2, 4], [1, 3, 5]],
+        routes=[[0, 1, 0], [2, 3, 2], [4, 5, 4]],
+        pairs=[(0, 2), (0, 4), (2, 4), (1, 3), (1, 5), (3, 5)],
+        exchange={"replicas": 3, "bits": bits},
+    )
+    work_until(made, "save", 1)
+    saved = next(fact for fact in made.history if isinstance(fact, d.Save))
+    assert saved.whole == ([] if bits == 32 else [0, 1]), "one file of each stage"
+    asked = [0, 1] if bits == 32 else list(range(6))
+    assert made.state.waiting == {made.state.holders[node] for node in asked}
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+    assert replay(made.history).problems == []

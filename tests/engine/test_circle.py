@@ -25,9 +25,14 @@ def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, Sta
 
 
 def pass_on(offer: Offer, circle: RoundMember, node: int) -> None:
-    for content, part in ((Content.PREFETCHED, offer.early), (Content.BLOCKING, offer.late)):
+    for content, part in ((Content.PREFETCHED, offer.prefetched), (Content.BLOCKING, offer.blocking)):
         if part is not None:
             circle.hear(node, content, part)
+
+
+def held(circle: RoundMember) -> dict[str, torch.Tensor]:
+    """The outer state."""
+    return circle.outer.settled.state()
 
 
 def some_weight(runner: StageRunner) -> torch.Tensor:
@@ -48,7 +53,7 @@ def test_two_that_meet_go_on_with_the_same_pull_towards_each_other(config: Excha
     assert torch.allclose(some_weight(low), some_weight(high), atol=1e-3)
     assert torch.allclose(some_weight(low), before + 0.7 * 0.05, atol=1e-3), "β times the mean drift"
     assert made.apart == pytest.approx(0.1 / 2**0.5, rel=0.05)
-    assert made.blocking_bytes == (first.late.nbytes if first.late is not None else 0)
+    assert made.blocking_bytes == (first.blocking.nbytes if first.blocking is not None else 0)
     assert one.rounds == 4
 
 
@@ -60,15 +65,15 @@ def test_what_is_said_ahead_is_not_said_again_nor_forgotten() -> None:
     circle.hear(7, Content.BLOCKING, torch.zeros(3, dtype=torch.uint8))  # the peer is ahead
     assert circle.whole() == [], "it has not made its own offer yet"
     offer = circle.offer(3, runner)
-    assert offer.early is early
+    assert offer.prefetched is early
     assert circle.whole() == [], "of another version of the program, perhaps"
-    assert "its late part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
+    assert "its blocking part: torch.uint8 [3], not torch.uint8 [" in circle.refused()[7]
 
 
 def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
     """The parts of an offer, one of which is of no use, in the order in which they come."""
-    assert offer.late is not None
-    late = offer.late.clone()
+    assert offer.blocking is not None
+    late = offer.blocking.clone()
     match kind:
         case "short":
             late = late[:-1]
@@ -76,7 +81,7 @@ def spoiled(kind: str, offer: Offer) -> list[tuple[Content, torch.Tensor]]:
             late = late.to(torch.float16)
         case "not finite":  # a number, or the scale of a group of coded ones
             late[:2] = torch.tensor([0x00, 0x7C], dtype=torch.uint8) if late.dtype == torch.uint8 else torch.nan
-    early = [] if offer.early is None else [(Content.PREFETCHED, offer.early)]
+    early = [] if offer.prefetched is None else [(Content.PREFETCHED, offer.prefetched)]
     if kind == "too much":
         early = [(Content.PREFETCHED, torch.full((5,), 1.0))]
     return [*early, (Content.BLOCKING, late)]
@@ -103,11 +108,11 @@ def test_what_is_of_no_use_is_refused_once_and_the_round_goes_on_without_it(conf
 
 def test_a_round_that_is_dropped_leaves_no_trace() -> None:
     circle, runner = worker(CODED, 0.1)
-    outer = {name: tensor.clone() for name, tensor in circle.outer.items()}
+    outer = {name: tensor.clone() for name, tensor in held(circle).items()}
     circle.offer(3, runner)
     circle.drop()
-    assert circle.outer.keys() == outer.keys()
-    assert all(torch.equal(circle.outer[name], tensor) for name, tensor in outer.items())
+    assert held(circle).keys() == outer.keys()
+    assert all(torch.equal(held(circle)[name], tensor) for name, tensor in outer.items())
 
 
 def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_its_successor_does() -> None:
@@ -117,16 +122,16 @@ def test_a_copy_of_a_node_does_not_owe_what_rounding_kept_from_its_others_but_it
     pass_on(peer.offer(3, theirs), circle, node=7)
     circle.whole()
     circle.settle(3, 0, {1: 7}, runner)
-    assert any(name.startswith("residual/") and tensor.any() for name, tensor in circle.outer.items())
+    assert any(name.startswith("residual/") and tensor.any() for name, tensor in held(circle).items())
     copy = RoundMember(CODED)
-    copy.begin(circle.given(to_successor=False), runner, rounds=4)
-    assert not any(name.startswith("residual/") and tensor.any() for name, tensor in copy.outer.items())
-    slow = [name for name in circle.outer if name.startswith("slow/")]
-    assert slow and all(torch.equal(copy.outer[name], circle.outer[name]) for name in slow)
+    copy.begin(circle.outer.given(to_successor=False), runner, rounds=4)
+    assert not any(name.startswith("residual/") and tensor.any() for name, tensor in held(copy).items())
+    slow = [name for name in held(circle) if name.startswith("slow/")]
+    assert slow and all(torch.equal(held(copy)[name], held(circle)[name]) for name in slow)
     successor = RoundMember(CODED)
-    successor.begin(circle.given(to_successor=True), runner, rounds=4)
-    assert successor.outer.keys() == circle.outer.keys()
-    assert all(torch.equal(successor.outer[name], tensor) for name, tensor in circle.outer.items())
+    successor.begin(circle.outer.given(to_successor=True), runner, rounds=4)
+    assert held(successor).keys() == held(circle).keys()
+    assert all(torch.equal(held(successor)[name], tensor) for name, tensor in held(circle).items())
 
 
 def test_alone_a_replica_follows_its_own_drift() -> None:

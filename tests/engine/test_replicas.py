@@ -113,7 +113,7 @@ def test_a_lost_node_takes_the_state_of_another_replica(config: Recipe) -> None:
     losses(engine, 4)
     engine.lose([4])
     assert all(torch.equal(a, b) for a, b in zip(weights(engine, 4), weights(engine, 1), strict=True))
-    assert engine.replicas is not None and engine.replicas.outer[4].rounds == 1
+    assert engine.replicas is not None and engine.replicas.outer[4].settled.rounds == 1
     losses(engine, 4)
 
 

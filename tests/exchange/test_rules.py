@@ -59,17 +59,17 @@ def test_noloco_is_equation_one_with_one_tensor_a_peer_or_in_two_parts(
 ) -> None:
     made = NoLoCo(1, size, 32, prefetch, *letters)
     of = apart(made, count)
-    phi = {i: double(r.outer.slow) for i, r in of.items()}
-    delta = {i: double(r.outer.momentum) for i, r in of.items()}
+    phi = {i: double(r.outer["slow"]) for i, r in of.items()}
+    delta = {i: double(r.outer["momentum"]) for i, r in of.items()}
     for round in range(3):
         drift(of, round)
         theta = {i: double(r.fast) for i, r in of.items()}
         phi, delta = equation_one(theta, phi, delta, made.groups(round, list(of), 5), letters)
         meet(made, of, round, seed=5)
         for i, replica in of.items():
-            assert distance(replica.outer.slow, phi[i]) < 1e-5
-            assert distance(replica.outer.momentum, delta[i]) < 1e-5
-            assert distance(replica.fast, replica.outer.slow) == 0
+            assert distance(replica.outer["slow"], phi[i]) < 1e-5
+            assert distance(replica.outer["momentum"], delta[i]) < 1e-5
+            assert distance(replica.fast, replica.outer["slow"]) == 0
 
 
 def test_two_parts_come_to_what_one_tensor_comes_to() -> None:
@@ -117,9 +117,9 @@ def test_with_equal_rates_the_momentum_pulls_towards_the_mean_of_the_fast_weight
     for group in made.groups(9, range(6), 5):
         theta = mean({j: before[j].fast for j in group})
         for i in group:
-            slow, momentum = before[i].outer.slow, before[i].outer.momentum
+            slow, momentum = before[i].outer["slow"], before[i].outer["momentum"]
             expected = {k: 0.5 * momentum[k] + 0.7 * (theta[k] - slow[k]) for k in SHAPES}
-            assert distance(of[i].outer.momentum, expected) < 1e-6
+            assert distance(of[i].outer["momentum"], expected) < 1e-6
 
 
 def test_nesterov_diloco_is_torchs_sgd_on_the_same_pseudo_gradients() -> None:
@@ -144,7 +144,11 @@ def test_replicas_that_all_meet_stay_equal_to_the_last_bit(kind: str, bits: int)
     for round in range(6):
         drift(of, round)
         meet(made, of, round, seed=5)
-        assert all(distance(replica.outer.slow, of[0].outer.slow) == 0 for replica in of.values() if replica.outer.slow)
+        assert all(
+            distance(replica.outer["slow"], of[0].outer["slow"]) == 0
+            for replica in of.values()
+            if replica.outer["slow"]
+        )
         if kind != "streaming_diloco":
             assert all(distance(replica.fast, of[0].fast) == 0 for replica in of.values())
             assert distance(of[0].fast, weights(0)) > 1e-3
@@ -229,9 +233,9 @@ def test_the_mean_over_all_gasloc_replicas_is_nesterov_diloco() -> None:
 def test_gasloc_is_its_printed_rule_with_the_last_two_iterates() -> None:
     made = Gasloc(1, alpha=0.6, beta=0.7, gamma=0.4)
     of = apart(made, 4)
-    before = {i: double(r.outer.slow) for i, r in of.items()}
+    before = {i: double(r.outer["slow"]) for i, r in of.items()}
     for round in range(4):
-        phi = {i: double(r.outer.slow) for i, r in of.items()}
+        phi = {i: double(r.outer["slow"]) for i, r in of.items()}
         drift(of, round)
         x = {i: {k: phi[i][k] + 0.7 * (r.fast[k].double() - phi[i][k]) for k in SHAPES} for i, r in of.items()}
         meet(made, of, round, seed=5)

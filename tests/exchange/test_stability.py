@@ -60,7 +60,7 @@ def test_groups_as_they_are_drawn_contract_by_what_is_said(members: int, group: 
 
 
 def disagreement(of: dict[int, Replica]) -> float:
-    return torch.stack([replica.outer.slow["w"] for replica in of.values()]).var(0).mean().item()
+    return torch.stack([replica.outer["slow"]["w"] for replica in of.values()]).var(0).mean().item()
 
 
 @pytest.mark.parametrize(("share", "grows"), [(0.7, False), (1.4, True)])

@@ -45,15 +45,34 @@ def stage_for(folder: Path, stage: int, replica: int = 0, replicas: int = 1) -> 
     own = replica_folder(folder, replica)
     if replicas == manifest.replicas > 1 and stage_file(own, stage).exists():
         return read_stage(own, stage, _digest(folder, manifest, own, stage))
-    return _of_all(folder, manifest, stage)
+    state = _of_all(folder, manifest, stage)
+    if manifest.replicas > 1 or replicas != replicas_in(manifest):  # an outer state is of no use to more, or fewer
+        state.outer = {}
+    elif replica:
+        state.outer = read_stage(folder, stage, _digest(folder, manifest, folder, stage, replica), replica).outer
+    return state
+
+
+def replicas_in(manifest: Manifest) -> int:
+    """Replicas whose outer state is there. Those that exchange gradients have it beside the one model of all."""
+    return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
+
+
+def _places(manifest: Manifest, stage: int) -> range:
+    """The nodes of a stage that have a file in a folder of the checkpoint."""
+    count = 1
+    while stage_file(Path(), stage, count).name in manifest.digests:
+        count += 1
+    return range(count)
 
 
 def check_stages(folder: Path, manifest: Manifest, stage: int) -> None:
     """Hold a stage's files against their digests, none of it kept in memory; UserError as in :func:`stage_for`."""
     for held in _holding(folder, manifest, stage):
-        check_stage(held, stage)
-        if sha256 := _digest(folder, manifest, held, stage):
-            require_stage(held, stage, sha256)
+        for place in _places(manifest, stage):
+            check_stage(held, stage, place)
+            if sha256 := _digest(folder, manifest, held, stage, place):
+                require_stage(held, stage, sha256, place)
 
 
 def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:
@@ -80,12 +99,12 @@ def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:
     return there or [folder]
 
 
-def _digest(folder: Path, manifest: Manifest, held: Path, stage: int) -> str:
+def _digest(folder: Path, manifest: Manifest, held: Path, stage: int, place: int = 0) -> str:
     """What the manifest says of a stage's file; empty where an older planaria wrote it.
 
     :raises UserError: when the manifest knows of others, but not of this.
     """
-    name = stage_file(held, stage).relative_to(folder).as_posix()
+    name = stage_file(held, stage, place).relative_to(folder).as_posix()
     if manifest.digests and name not in manifest.digests:
         raise UserError(f"{folder / name}: missing from its manifest.json; choose another checkpoint of this run")
     return manifest.digests.get(name, "")

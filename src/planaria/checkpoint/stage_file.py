@@ -33,9 +33,9 @@ class _Numbers(BaseModel):
     clipped_norm: float | None
 
 
-def stage_file(folder: Path, stage: int) -> Path:
-    """Where a checkpoint folder keeps ``stage``."""
-    return folder / f"stage-{stage:04d}.safetensors"
+def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
+    """Where a checkpoint folder keeps ``stage``, or the outer state of another of its nodes than the first."""
+    return folder / (f"stage-{stage:04d}-at-{place}.safetensors" if place else f"stage-{stage:04d}.safetensors")
 
 
 class Written(NamedTuple):
@@ -45,8 +45,8 @@ class Written(NamedTuple):
     sha256: str
 
 
-def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Written:
-    """Write a stage durably into ``folder`` (made if need be).
+def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
+    """Write a stage durably into ``folder`` (made if need be), or what is beside it at another ``place``.
 
     :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
         text; the file does not appear then.
@@ -65,7 +65,7 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Writt
         grad_norm=state.grad_norm,
         clipped_norm=state.clipped_norm,
     )
-    path = stage_file(folder, stage)
+    path = stage_file(folder, stage, place)
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
@@ -83,28 +83,28 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState) -> Writt
         raise OSError(atomic.refused(path, error)) from None
 
 
-def check_stage(folder: Path, stage: int) -> None:
+def check_stage(folder: Path, stage: int, place: int = 0) -> None:
     """Look at a stage's file without reading its tensors; UserError as in :func:`read_stage`."""
-    with _opened(folder, stage):
+    with _opened(folder, stage, place):
         pass
 
 
-def require_stage(folder: Path, stage: int, sha256: str) -> None:
+def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
     """UserError when a stage's file is not the one that was written with this digest."""
-    path = stage_file(folder, stage)
+    path = stage_file(folder, stage, place)
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
 
-def read_stage(folder: Path, stage: int, sha256: str = "") -> StageState:
+def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> StageState:
     """The stage that :func:`write_stage` wrote, with this digest if one is known.
 
     :raises UserError: when the file is missing, damaged, changed, of another version or another stage.
     """
     if sha256:
-        require_stage(folder, stage, sha256)
-    with _opened(folder, stage) as (file, numbers):
+        require_stage(folder, stage, sha256, place)
+    with _opened(folder, stage, place) as (file, numbers):
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     weights = {key.removeprefix("weights."): t for key, t in tensors.items() if key.startswith("weights.")}
     moments = {
@@ -125,9 +125,9 @@ def read_stage(folder: Path, stage: int, sha256: str = "") -> StageState:
 
 
 @contextmanager
-def _opened(folder: Path, stage: int) -> Iterator[tuple[Any, _Numbers]]:
+def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[Any, _Numbers]]:
     """The open file, and the numbers of its header (whose offsets safetensors holds against the file's length)."""
-    path = stage_file(folder, stage)
+    path = stage_file(folder, stage, place)
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
     try:

@@ -107,9 +107,11 @@ class CheckpointStore:
         gathered = self.unfinished(step, 0 if several else generations.get(0, 0))
         parts = {r: self.part(step, manifest.replicas, r, generations.get(r, 0)) for r in manifest.standings if several}
         stages = [stage_file(part, s) for part in parts.values() or [gathered] for s in manifest.stages]
+        if not several:  # what is the own of single nodes lies beside
+            stages += [gathered / name for name in manifest.digests]
         if absent := [file for file in stages if not file.is_file()]:
             raise FileNotFoundError(errno.ENOENT, "a stage is missing", str(absent[0]))
-        kept = {*parts.values(), *(() if several else (stage_file(gathered, s) for s in manifest.stages))}
+        kept = {*parts.values()} if several else {*stages}
         for stray in set(gathered.iterdir()) - kept:  # a frozen former holder that wakes up may be faster
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
         for replica, part in parts.items():
@@ -179,8 +181,12 @@ def replica_folder(folder: Path, replica: int) -> Path:
 
 def stage_name(stage: int, replica: int, replicas: int) -> str:
     """The file of a stage of one of so many replicas, as a manifest names it."""
-    folder = Path() if replicas == 1 else replica_folder(Path(), replica)
-    return stage_file(folder, stage).as_posix()
+    return named(stage_file(Path(), stage).name, replica, replicas)
+
+
+def named(file: str, replica: int, replicas: int) -> str:
+    """A file of one of so many replicas, as a manifest names it."""
+    return (Path() if replicas == 1 else replica_folder(Path(), replica)).joinpath(file).as_posix()
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from planaria import digests, documents, recipe
-from planaria.checkpoint.loading import check_stages
+from planaria.checkpoint.loading import check_stages, replicas_in
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
 from planaria.commands import runs
 from planaria.commands.branch import branch_off, starting_weights
@@ -150,7 +150,7 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
     manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
     _check_even(saved, config, apart)
-    if config.exchange.replicas != manifest.replicas:
+    if config.exchange.replicas != replicas_in(manifest):
         was, now = (f"{n} replica{'s' * (n > 1)}" for n in (manifest.replicas, config.exchange.replicas))
         what = "the one model, their mean, with fresh moments" if manifest.replicas > 1 else "copies of its one"
         print(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")

@@ -122,11 +122,6 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         if config.exchange.inner:
             raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
         return
-    if itinerary.replicas == 1 and config.exchange.bits != 32:
-        raise UserError(
-            f"exchange.bits = {config.exchange.bits}: with exchange.kind = 'allreduce' the fleet adds gradients up in "
-            "full precision; leave it out, use --engine inline, or another exchange.kind"
-        )
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from planaria.atomic import refused
-from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, stage_name
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
 from planaria.config import RunConfig
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
@@ -268,9 +268,9 @@ class Controller:
             blocks_ahead=seal.blocks_ahead,
             standings=seal.standings,
             digests={
-                stage_name(stage, replica, settings.replicas): sha256
-                for replica, stages in seal.digests.items()
-                for stage, sha256 in stages.items()
+                named(file, replica, settings.replicas): sha256
+                for replica, files in seal.digests.items()
+                for file, sha256 in files.items()
             },
             model=self._config.model,
         )

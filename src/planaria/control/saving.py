@@ -7,6 +7,7 @@ The last save of a run is tried several times; if none succeeds, the run has fai
 from __future__ import annotations
 
 from planaria.control.rounds import due
+from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.state import ReplicaState, RunState
 
@@ -17,7 +18,14 @@ LAST_TRIES = 3
 def save(run: RunState, replica: ReplicaState) -> d.Save | None:
     """Save a replica that is at rest, if that is due."""
     name = _to_save(run, replica)
-    return None if name is None else d.Save(replica=replica.number, generation=replica.generation, step=name)
+    return None if name is None else _save(run, replica, name)
+
+
+def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
+    config, there = run.settings.exchange, replica.stateful
+    own = there.shared and config.replicas > 1 and "own" in exchange(config).parts.values()
+    whole = list(there.firsts) if own else []
+    return d.Save(replica=replica.number, generation=replica.generation, step=name, whole=whole)
 
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
@@ -79,7 +87,7 @@ def all_saved(run: RunState) -> bool:
 def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
     """After *cannot*: save the survivors; the end comes when that is sealed, or cannot be."""
     if run.saved != run.progress and run.saving < 0 and replica.stateful.stages and _may_begin(run):
-        return d.Save(replica=replica.number, generation=replica.generation, step=run.progress)
+        return _save(run, replica, run.progress)
     return None
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
+from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import StageRunner
-from planaria.exchange import exchange
-from planaria.exchange.base import Offer, Outer
+from planaria.exchange.base import Offer
 from planaria.exchange.message import flaw
 from planaria.transport.wire import Content
 
@@ -29,10 +29,9 @@ class RoundMember:
     """The outer state of a node, its offer of the round under way, and what it has heard of others."""
 
     def __init__(self, config: ExchangeConfig) -> None:
-        self.exchange = exchange(config)
+        self.outer = OuterState(config)
         self.round = -1
         """under way, or the last one"""
-        self._outer = Outer()
         self._prefetched: Tensor | None = None
         self._own: Offer | None = None
         self._heard: dict[int, dict[Content, Tensor]] = {}
@@ -47,10 +46,7 @@ class RoundMember:
     def begin(self, outer: Mapping[str, Tensor], runner: StageRunner, rounds: int) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
         self.drop()
-        if outer:
-            self._outer = Outer.load({**outer, "rounds": torch.tensor(rounds)})
-        else:
-            self._outer = replace(self.exchange.start(runner.state().weights), rounds=rounds)
+        self.outer.begin(outer, runner.state().weights, rounds)
 
     def lie(self) -> None:
         """A fault: what this node says next is no number anywhere."""
@@ -68,34 +64,21 @@ class RoundMember:
     @property
     def rounds(self) -> int:
         """Rounds that the node has behind it."""
-        return self._outer.rounds
-
-    @property
-    def outer(self) -> dict[str, Tensor]:
-        """The outer state, as a checkpoint has it; shares memory."""
-        return self._outer.state()
-
-    def given(self, to_successor: bool) -> dict[str, Tensor]:
-        """The outer state that a copy of this node begins with, or who stands here from now on.
-
-        A copy gets all but what rounding owes this node's others.
-        """
-        outer = self._outer if to_successor else replace(self._outer, residual={})
-        return {name: tensor for name, tensor in outer.state().items() if name != "rounds"}
+        return self.outer.settled.rounds
 
     def prefetch(self, round: int) -> Tensor | None:
         """What can be said ahead in ``round``."""
         self.drop()
         self.round = round
-        self._outer = replace(self._outer, rounds=round)
-        self._prefetched = self.exchange.prefetched(self._outer)
+        self.outer.settled = replace(self.outer.settled, rounds=round)
+        self._prefetched = self.outer.exchange.prefetched(self.outer.settled)
         return self._prefetched
 
     def offer(self, round: int, runner: StageRunner) -> Offer:
         """What this node says in ``round``."""
         if self.round != round or self._prefetched is None:
             self.prefetch(round)
-        self._own = self.exchange.offer(self._outer, runner.state().weights, self._prefetched)
+        self._own = self.outer.exchange.offer(self.outer.settled, runner.state().weights, self._prefetched)
         if self._lies:
             self._lies = False
             return replace(self._own, blocking=_spoilt(self._own.blocking))
@@ -149,8 +132,9 @@ class RoundMember:
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
         offers[me] = self._own
-        apart = self.exchange.apart(offers)
-        fast, self._outer = self.exchange.settle(self._outer, runner.state().weights, offers, me)
+        outer, rule = self.outer, self.outer.exchange
+        apart = rule.apart(offers)
+        fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
         runner.put(fast)
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)

@@ -15,7 +15,7 @@ from planaria.engine.copies import Keeping
 from planaria.engine.inline_replicas import Replicas, Round
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.rebirth import workshop
-from planaria.engine.runner import StageRunner
+from planaria.engine.runner import StageRunner, added
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
@@ -88,6 +88,8 @@ class InlineEngine:
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
+        if self.replicas is not None:
+            self.replicas.commit()
         self._grow_older()
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
@@ -149,7 +151,7 @@ class InlineEngine:
             if by == PEER:
                 rebuilt[node] = given[stage]
                 if self.replicas is not None:
-                    rebuilt[node].outer = self.replicas.inherited(alive.nodes(stage)[0])
+                    rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
             else:
                 rebuilt[node] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
         self.become(rebuilt)
@@ -206,15 +208,13 @@ class InlineEngine:
             return
         for nodes in (there.nodes(stage) for stage in there.stages):
             if len(nodes) > 1:
-                total = self.runners[nodes[0]].share()
-                for node in nodes[1:]:
-                    total += self.runners[node].share()
+                total = added(self.runners[node].share() for node in nodes)
                 for node in nodes:
                     self.runners[node].absorb(total)
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
-        own = len(plan.routes) // (self.config.exchange.replicas if train else 1)
+        own = len(plan.routes) // (self.itinerary.at_once if train else 1)
         for node, runner in self.runners.items():
             runner.begin(batch if self.stage[node] == 0 else None, train, own)
         messages: dict[Key, Tensor] = {}

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
+from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import StageRunner
-from planaria.exchange import exchange
-from planaria.exchange.base import Offer, Outer
+from planaria.exchange.base import Offer
 from planaria.exchange.consensus import consensus
 from planaria.model.state import StageState
 from planaria.routing.arrangement import Arrangement
@@ -41,8 +41,8 @@ class Replicas:
 
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
         """:raises UserError: when the recipe's exchange cannot work."""
-        self.exchange = exchange(config.exchange)
-        self.outer: dict[int, Outer] = {}
+        self.outer = {node: OuterState(config.exchange) for node in runners}
+        self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
         self._count, self._seed = config.exchange.replicas, config.seed
         self._pending: list[tuple[int, Round, Heard]] = []
@@ -58,52 +58,45 @@ class Replicas:
 
     def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
-        if outer:
-            self.outer[node] = Outer.load(outer)
-        else:
-            begun = self.exchange.start(self._runners[node].state().weights)
-            self.outer[node] = replace(begun, rounds=self._round - len(self._pending))
-
-    def inherited(self, donor: int) -> dict[str, Tensor]:
-        """The outer state of a node that copies ``donor``: all but what rounding owes the donor's others."""
-        return replace(self.outer[donor], residual={}).state()
+        self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
 
     def state(self, node: int) -> StageState:
         """All of a node that outlives a step; shares memory."""
-        return replace(self._runners[node].state(), outer=self.outer[node].state())
+        return replace(self._runners[node].state(), outer=self.outer[node].settled.state())
 
     def agree(self) -> None:
-        """With an exchange of gradients: average those of every stage, before they are clipped."""
+        """With an exchange of gradients: agree on those of every stage, before they are clipped."""
         if self.exchange.every != 0:
             return
-        for runner in self._runners.values():
-            runner.weigh()
-        _, heard = self._offers({node: runner.grads for node, runner in self._runners.items()})
+        _, heard = self._groups({node: self.outer[node].offer(runner) for node, runner in self._runners.items()})
         for node, offers in heard.items():
-            runner = self._runners[node]
-            grads, self.outer[node] = self.exchange.settle(self.outer[node], runner.grads, offers, node)
-            runner.take(grads)
+            self.outer[node].settle(offers, node, self._runners[node])
+
+    def commit(self) -> None:
+        """The step is committed."""
+        for outer in self.outer.values():
+            outer.commit()
 
     def meet(self, commits: int) -> list[Round]:
         """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
         every = self.exchange.every
         if every and commits % every == 0:
-            fast = {node: runner.state().weights for node, runner in self._runners.items()}
-            self._pending.append((commits + self.exchange.delay, *self._offers(fast)))
+            weights = {node: runner.state().weights for node, runner in self._runners.items()}
+            said = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
+            self._pending.append((commits + self.exchange.delay, *self._groups(said)))
         due = [pending for pending in self._pending if pending[0] <= commits]
         self._pending = self._pending[len(due) :]
         for _, _, heard in due:
             self._settle(heard)
         return [round for _, round, _ in due]
 
-    def _offers(self, fast: Mapping[int, Mapping[str, Tensor]]) -> tuple[Round, Heard]:
-        """What every node of every stage hears in the next round."""
+    def _groups(self, said: Mapping[int, Offer]) -> tuple[Round, Heard]:
+        """Who hears what each node has ``said`` in the next round."""
         groups = self.exchange.groups(self._round, range(self._count), self._seed)
         heard: Heard = {}
         blocking = prefetched = 0
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
-            said = {node: self.exchange.offer(self.outer[node], fast[node]) for node in nodes}
             for group in groups:
                 members = [nodes[replica] for replica in group]
                 heard |= {node: {other: said[other] for other in members} for node in members}
@@ -115,8 +108,8 @@ class Replicas:
 
     def _settle(self, heard: Heard) -> None:
         for node, offers in heard.items():
-            runner = self._runners[node]
-            fast, self.outer[node] = self.exchange.settle(self.outer[node], runner.state().weights, offers, node)
+            runner, outer = self._runners[node], self.outer[node]
+            fast, outer.settled = self.exchange.settle(outer.settled, runner.state().weights, offers, node)
             runner.put(fast)
 
     def spread(self) -> float:

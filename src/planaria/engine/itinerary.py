@@ -54,6 +54,11 @@ class Itinerary:
         return 1 if together else self.config.exchange.replicas
 
     @property
+    def at_once(self) -> int:
+        """Replicas whose microbatches are in one plan."""
+        return self.config.exchange.replicas // self.replicas
+
+    @property
     def block(self) -> int:
         """Samples of one such replica's step."""
         return self.config.samples // self.replicas
@@ -96,7 +101,7 @@ class Itinerary:
     def _compile(self, walked: tuple[Route, ...], train: bool) -> Plan:
         if train and self.schedule is not None:
             return planned(walked, self.schedule.problem.memory, self.prices)
-        if self.config.exchange.replicas > self.replicas:  # admission is each replica's own affair
+        if self.at_once > 1:  # admission is each replica's own affair
             return build(walked, self.config.pipeline.order, len(walked), train)
         return plan_for(self.config.pipeline, walked, train)
 

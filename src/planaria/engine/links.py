@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.setup import Setup
+from planaria.exchange import exchange
 from planaria.model.families import stage_parameters
 from planaria.model.packing import HEADROOM
 from planaria.network.costs import FP32_BYTES, message_bytes
@@ -135,7 +136,8 @@ class Links:
 
     def _state_bytes(self, stage: int) -> int:
         """The largest packed state of a stage: weights, both moments, and what replicas keep from round to round."""
-        config, copies = self._setup.config, 6 if self._itinerary.replicas > 1 else 3
+        config = self._setup.config
+        copies = 3 + (len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0)
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
     def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int) -> Edge:

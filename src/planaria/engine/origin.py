@@ -10,6 +10,7 @@ from itertools import combinations
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
+from planaria.exchange import exchange
 from planaria.record.events import RunStarted, Standing
 from planaria.recovery import recovery
 from planaria.routing import change, routes
@@ -55,7 +56,9 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     ways = routes(config, 0) if itinerary.schedule is None and replicas > 1 else itinerary.routes(0)
     walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
     shared = itinerary.schedule is not None or itinerary.column(0).shared
-    met = combinations(stages, 2) if change(config) and not shared else ()
+    met = list(combinations(stages, 2)) if change(config) and not shared else []
+    if itinerary.at_once > 1 and exchange(config.exchange).every == 0:  # each sends all others its gradient
+        met = [pair for stage in stages for pair in combinations(itinerary.arrangement.nodes(stage), 2)]
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]
     return RunStarted(

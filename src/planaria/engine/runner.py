@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -265,6 +265,15 @@ class StageRunner:
         if self.config.train.precision == "bf16":
             return torch.autocast(self.config.train.device, dtype=torch.bfloat16)
         return nullcontext()
+
+
+def added(shares: Iterable[Tensor]) -> Tensor:
+    """The sum of the shares (:meth:`StageRunner.share`) of a stage's nodes, in their order; the first becomes it."""
+    following = iter(shares)
+    total = next(following)
+    for share in following:
+        total += share
+    return total
 
 
 def _compile(module: Any, stage: int) -> None:

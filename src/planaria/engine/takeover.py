@@ -52,7 +52,9 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
         if isinstance(source, d.Rebuild) and post.here.node in source.donors:
             post.desk.at("give", post.here.step)
             given = runner.state()
-            if source.by != d.PEER:
+            if source.by == d.PEER:
+                given.outer = post.circle.outer.given(to_successor=False)
+            else:
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
             post.links.transfers[member.node].send(State(post.here.stage), pack(given))
 

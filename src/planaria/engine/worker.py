@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch
 
-from planaria.checkpoint.stage_file import write_stage
+from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.shards import Dataset, Split
 from planaria.data.stream import Stream
@@ -18,6 +18,7 @@ from planaria.engine.batches import Batch, batches
 from planaria.engine.blows import SIGNALS, Blows
 from planaria.engine.copies import Keeping
 from planaria.engine.desk import Desk, Interrupted
+from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.perform import perform
 from planaria.engine.position import Position
@@ -30,6 +31,7 @@ from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.switchboard import WorkerLine
 from planaria.model.packing import pack
+from planaria.model.state import StageState
 from planaria.plan.actions import Plan
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -122,8 +124,9 @@ class Worker:
         self._drop()
         self._detour = form.routes
         self.post.move(me.node, form)
+        rounds = form.step if self.itinerary.at_once > 1 else form.rounds  # one in every step
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, form.rounds)
+        self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, rounds)
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.stage, new_runner)
         if isinstance(self.runner, SleepingRunner):
@@ -149,7 +152,8 @@ class Worker:
         batch = self._batch(order) if self.here.stage == 0 else None
         if isinstance(self.runner, SleepingRunner):
             self.runner.slow_down(straggling(self.config, self.here.replica, self.post.circle.rounds))
-        self.runner.begin(batch, order.mode == "train", len(plan.routes))
+        own = len(plan.routes) // (self.itinerary.at_once if order.mode == "train" else 1)
+        self.runner.begin(batch, order.mode == "train", own)
         spans: list[e.Span] = []
         try:
             norm = (self._train if order.mode == "train" else self._validate)(plan, spans)
@@ -175,21 +179,13 @@ class Worker:
         return norm
 
     def _agree(self, spans: list[e.Span]) -> None:
-        """The nodes of a stage add up what they have of its gradient: at the first, in the order of nodes."""
-        first, *others = self.here.present.peers(self.here.node)
-        if not others:
+        """The nodes of a stage come to one gradient."""
+        if len(self.here.present.peers(self.here.node)) == 1:
             return
         self.desk.at("exchange", self.here.step)
-        start, own = time.monotonic(), self.runner.share()
-        if self.here.node == first:
-            for share in self.post.take_shares(others, own):
-                own += share
-            for node in others:
-                self.post.send_share(node, own)
-        else:
-            self.post.send_share(first, own)
-            (own,) = self.post.take_shares([first], own)
-        self.runner.absorb(own)
+        start = time.monotonic()
+        agree = exchange_gradients if self.config.exchange.replicas > 1 else add_shards
+        agree(self.post, self.runner)
         spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:
@@ -199,6 +195,7 @@ class Worker:
     def _drop(self) -> None:
         """Forget the step under way."""
         self.runner.drop()
+        self.post.circle.outer.drop()
         if self.keeping is not None:
             self.keeping.drop()
 
@@ -208,6 +205,7 @@ class Worker:
         assert self.keeping is not None
         self.runner.commit(order.progress)
         self.keeping.commit(order.step)
+        self.post.circle.outer.commit()
         self.here.report(e.StageCommitted, step=order.step)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
@@ -226,7 +224,7 @@ class Worker:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
         self.desk.at("give", self.here.step)
         state = self.runner.state()
-        state.outer = self.post.circle.given(to_successor=order.donor == d.BEFORE)
+        state.outer = self.post.circle.outer.given(to_successor=order.donor == d.BEFORE)
         self.post.links.lend(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
@@ -235,16 +233,19 @@ class Worker:
         self._drop()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
         folder = store.part(order.step, replicas, order.replica, order.generation)
-        state = self.runner.state()
-        if replicas > 1:
-            state.outer = self.post.circle.outer
+        state, place = self.runner.state(), 0
+        if self.config.exchange.replicas > 1:
+            state.outer = self.post.circle.outer.settled.state()
+        if order.whole and self.here.node not in order.whole:
+            state, place = StageState({}, outer=state.outer), self.here.number
         of = {"generation": order.generation, "step": order.step}
+        file = stage_file(folder, self.here.stage, place).name
         try:
-            written = write_stage(folder, self.here.stage, order.step, state)
+            written = write_stage(folder, self.here.stage, order.step, state, place)
         except OSError as error:
             self.here.report(e.SaveFailed, **of, detail=str(error))
         else:
-            self.here.report(e.StageSaved, **of, bytes=written.bytes, sha256=written.sha256)
+            self.here.report(e.StageSaved, **of, **written._asdict(), file=file)
         self._report_work([e.Span(action="save", start=start, end=time.monotonic())])
 
     def _struck(self, blow: d.Blow) -> None:

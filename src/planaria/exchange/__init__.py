@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError, nearest
+from planaria.exchange.aggregate import aggregator
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
@@ -35,6 +36,7 @@ def exchange(config: ExchangeConfig) -> Exchange:
     """
     if config.kind not in EXCHANGES:
         raise UserError(f"exchange.kind = {config.kind!r}: no such exchange; {nearest(config.kind, EXCHANGES)}")
+    aggregator(config)
     if config.every == 0 and config.kind not in ("allreduce", "local"):
         raise UserError(
             f"exchange.every = 0 with exchange.kind = {config.kind!r}: every step's gradients are averaged by "

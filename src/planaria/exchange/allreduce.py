@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import message
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.aggregate import Aggregator, aggregator, equal, mean
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
 from planaria.exchange.pairing import one_group
 
 
@@ -19,6 +20,11 @@ class AllReduce:
     """Bits of a number of the gradient in a message. The outer state holds nothing but the rounding's residual."""
 
     bits: int = 32
+    aggregate: Aggregator = field(default=mean, kw_only=True)
+    every = 0
+    delay = 0
+    prefetches = False
+    synchronised = True
 
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> AllReduce:
@@ -27,23 +33,11 @@ class AllReduce:
                 f"exchange.kind = 'allreduce' averages the gradients of every step, not of every {config.every}; leave "
                 "exchange.every out, or take 'diloco'"
             )
-        return cls(config.bits)
+        return cls(config.bits, aggregate=aggregator(config))
 
     @property
-    def every(self) -> int:
-        return 0
-
-    @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return True
+    def parts(self) -> Parts:
+        return message.residual(self.bits)
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return one_group(members)
@@ -55,14 +49,14 @@ class AllReduce:
         return None
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return message.rounded_offer(fast, outer.residual, self.bits)
+        return message.rounded_offer(fast, outer["residual"], self.bits)
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        """g ← (1/n) Σ_j g_j."""
+        """g ← (1/n) Σ_j g_j, or what another aggregator makes of them."""
         said, residual = message.heard(offers, me, fast, self.bits)
-        return message.fast_copy(message.mean(said), fast), Outer(residual=residual, rounds=outer.rounds + 1)
+        return message.fast_copy(self.aggregate(said, equal(said)), fast), outer.settled(residual=residual)
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
         return message.apart(offers, self.bits)

@@ -11,14 +11,15 @@ A round, as whoever drives it sees it, every ``every`` inner steps of its replic
 3. ``delay`` inner steps later, ``settle`` with all offers that came. Whose offer is missing is left out. A replica
    that hears of nobody settles with its own offer alone.
 
-Nothing changes before ``settle``: a round that is given up halfway leaves no trace.
+Nothing changes before ``settle``: a round that is given up halfway leaves no trace. With an exchange of gradients
+(``every`` is 0) a round lies within a step, and what ``settle`` makes of the outer state holds once the step commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -28,46 +29,56 @@ Weights = Mapping[str, Tensor]
 Shapes = Mapping[str, torch.Size]
 
 
+Sharing = Literal["shared", "own"]
+"""Of a part of the outer state. shared: a copy of a replica takes it over, as it takes over the weights. own: it is of
+this replica alone, as what rounding kept back of its messages is; a copy begins without it."""
+Parts = Mapping[str, Sharing]
+
+
 @dataclass(frozen=True)
 class Outer:
     """The outer state of one stage replica: everything that must be kept from round to round, and with a checkpoint.
 
-    Tensors are fp32, of the parameters' names and shapes; an exchange leaves out what it has no use for.
+    ``parts``: name → tensors in fp32, of the parameters' names and shapes. The exchange declares which there may be
+    (:attr:`Exchange.parts`); what is missing is zero. ``rounds``: settled so far.
     """
 
-    slow: Weights = field(default_factory=dict)
-    """φ, what the replica last settled for"""
-    momentum: Weights = field(default_factory=dict)
-    """δ, zero at the start"""
-    residual: Weights = field(default_factory=dict)
-    """what rounding has kept from the others so far (error feedback)"""
+    parts: Mapping[str, Weights] = field(default_factory=dict)
     rounds: int = 0
-    """settled so far"""
+
+    def __getitem__(self, part: str) -> Weights:
+        return self.parts.get(part, {})
+
+    def settled(self, **parts: Weights) -> Outer:
+        """One round later, with these tensors in place of those of the same part and name; shares memory."""
+        return Outer({**self.parts, **{part: {**self[part], **new} for part, new in parts.items()}}, self.rounds + 1)
+
+    def copied(self, parts: Parts) -> Outer:
+        """What a copy of this replica begins with: what is shared of the ``parts`` declared."""
+        return Outer({part: held for part, held in self.parts.items() if parts.get(part) == "shared"}, self.rounds)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as plain tensors, for a checkpoint; shares memory."""
-        named = {f"{part}/{name}": tensor for part in _PARTS for name, tensor in getattr(self, part).items()}
+        named = {f"{part}/{name}": tensor for part, held in self.parts.items() for name, tensor in held.items()}
         return {"rounds": torch.tensor(self.rounds), **named}
 
     @classmethod
-    def load(cls, state: Mapping[str, Tensor]) -> Outer:
-        """What :meth:`state` made; shares memory.
+    def load(cls, state: Mapping[str, Tensor], parts: Parts) -> Outer:
+        """What :meth:`state` made; shares memory. What the ``parts`` declared do not name is left out: of an exchange
+        that rounded its messages when the state was saved, say, and sends them in full now.
 
         :raises ValueError: when it is not one.
         """
-        parts: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
+        found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
         for key, tensor in state.items():
             part, _, name = key.partition("/")
-            if part in parts and name and tensor.dtype == torch.float32:
-                parts[part][name] = tensor
-            elif key != "rounds":
+            if key != "rounds" and (not name or tensor.dtype != torch.float32):
                 raise ValueError(f"{key!r} ({tensor.dtype}) is no part of an outer state")
+            if part in found:
+                found[part][name] = tensor
         if "rounds" not in state or state["rounds"].numel() != 1 or state["rounds"].is_floating_point():
             raise ValueError("an outer state counts its rounds in one integer")
-        return cls(**parts, rounds=int(state["rounds"]))
-
-
-_PARTS = ("slow", "momentum", "residual")
+        return cls(found, int(state["rounds"]))
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,11 @@ class Exchange(Protocol):
     @property
     def synchronised(self) -> bool:
         """Do all replicas have the same outer state? Then who misses a round must take over that of one who did not."""
+        ...
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of its outer state by name, and whose each is."""
         ...
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:

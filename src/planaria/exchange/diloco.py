@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.exchange import message
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.aggregate import Aggregator, aggregator, equal, mean
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
 from planaria.exchange.pairing import one_group
 
 Momentum = Literal["nesterov", "heavy_ball"]
@@ -29,43 +30,43 @@ class DiLoCo:
     alpha: float = 0.9
     beta: float = 0.7
     momentum: Momentum = "nesterov"
+    aggregate: Aggregator = field(default=mean, kw_only=True)
+    prefetches = False
+    synchronised = True
 
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> DiLoCo:
         alpha, beta, _ = config.or_else(cls.alpha, cls.beta, 0.0)
         every = cls.every if config.every is None else config.every
-        return cls(every, config.bits, alpha, beta, config.momentum)
+        return cls(every, config.bits, alpha, beta, config.momentum, aggregate=aggregator(config))
 
     @property
     def delay(self) -> int:
         return 0
 
     @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return True
+    def parts(self) -> Parts:
+        return {"slow": "shared", "momentum": "shared", **message.residual(self.bits)}
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return one_group(members)
 
     def start(self, weights: Weights) -> Outer:
-        return Outer(message.slow_copy(weights), message.zeros(weights))
+        return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
     def prefetched(self, outer: Outer) -> Tensor | None:
         return None
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return message.rounded_offer(pseudo_gradient(outer.slow, fast), outer.residual, self.bits)
+        return message.rounded_offer(pseudo_gradient(outer["slow"], fast), outer["residual"], self.bits)
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, residual = message.heard(offers, me, outer.slow, self.bits)
-        slow, momentum = stepped(outer.slow, outer.momentum, message.mean(said), self.beta, self.alpha, self.momentum)
-        return message.fast_copy(slow, fast), Outer(slow, momentum, residual, outer.rounds + 1)
+        said, residual = message.heard(offers, me, outer["slow"], self.bits)
+        drift = self.aggregate(said, equal(said))
+        slow, momentum = stepped(outer["slow"], outer["momentum"], drift, self.beta, self.alpha, self.momentum)
+        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, residual=residual)
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
         return message.apart(offers, self.bits)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
+from planaria.exchange.aggregate import aggregator
 from planaria.exchange.gossip import Gossip
 from planaria.exchange.stability import refuse_unstable
 
@@ -38,6 +39,7 @@ class Gasloc(Gossip):
             config.group,
             config.bits,
             config.prefetch,
+            aggregate=aggregator(config),
             alpha=config.alpha,
             beta=config.beta,
             gamma=config.gamma,

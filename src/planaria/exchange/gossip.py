@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from planaria.exchange import message
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
+from planaria.exchange.aggregate import Aggregator, equal, mean
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
 from planaria.exchange.pairing import random_groups
 
 
@@ -29,6 +30,9 @@ class Gossip(ABC):
     group: int = 2
     bits: int = 32
     prefetch: bool = False
+    aggregate: Aggregator = field(default=mean, kw_only=True)
+    delay = 0
+    synchronised = False
 
     @abstractmethod
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
@@ -48,48 +52,44 @@ class Gossip(ABC):
         return 1.0
 
     @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def synchronised(self) -> bool:
-        return False
-
-    @property
     def two_parts(self) -> bool:
         return self.prefetch or self.bits < 32
+
+    @property
+    def parts(self) -> Parts:
+        return {"slow": "shared", "momentum": "shared", **message.residual(self.bits)}
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return random_groups(round, members, self.group, seed)
 
     def start(self, weights: Weights) -> Outer:
-        return Outer(message.slow_copy(weights), message.zeros(weights))
+        return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
     def prefetched(self, outer: Outer) -> Tensor | None:
-        return message.pack(outer.slow) if self.two_parts else None
+        return message.pack(outer["slow"]) if self.two_parts else None
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        drift = {name: fast[name].detach().float() - slow for name, slow in outer.slow.items()}
+        drift = {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
-            return message.rounded_offer(drift, outer.residual, self.bits, prefetched)
-        return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer.slow.items()}))
+            return message.rounded_offer(drift, outer["residual"], self.bits, prefetched)
+        return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, residual = message.heard(offers, me, outer.slow, self.bits)
+        said, residual = message.heard(offers, me, outer["slow"], self.bits)
         if self.two_parts:
-            prefetched = {member: message.unpack(offers[member].prefetched, outer.slow) for member in said}
+            prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in said}
             said = {
                 member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
-        mean = message.mean(said)
+        joined = self.aggregate(said, equal(said))
         new_slow, momentum = {}, {}
-        for name, slow in outer.slow.items():
-            new_slow[name], momentum[name] = self.step(slow, outer.momentum[name], said[me][name], mean[name])
-        return message.fast_copy(new_slow, fast), Outer(new_slow, momentum, residual, outer.rounds + 1)
+        for name, slow in outer["slow"].items():
+            new_slow[name], momentum[name] = self.step(slow, outer["momentum"][name], said[me][name], joined[name])
+        return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, residual=residual)
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
         return message.apart(offers, self.bits) / (1.0 if self.two_parts else self.unit)

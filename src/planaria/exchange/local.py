@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights
 
 
 @dataclass(frozen=True)
 class Local:
     """Rounds never come; driven through one, everybody is alone and nothing changes."""
 
+    every = None
+    delay = 0
+    prefetches = False
+    synchronised = False
+
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> Local:
         return cls()
 
     @property
-    def every(self) -> None:
-        return None
-
-    @property
-    def delay(self) -> int:
-        return 0
-
-    @property
-    def prefetches(self) -> bool:
-        return False
-
-    @property
-    def synchronised(self) -> bool:
-        return False
+    def parts(self) -> Parts:
+        return {}
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return [(member,) for member in sorted(members)]
@@ -50,7 +43,7 @@ class Local:
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        return dict(fast), replace(outer, rounds=outer.rounds + 1)
+        return dict(fast), outer.settled()
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
         return 0.0

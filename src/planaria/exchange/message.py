@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planaria.exchange.base import Offer, Shapes, Weights
+from planaria.exchange.base import Offer, Parts, Shapes, Weights
 from planaria.model.quantise import coded_bytes, coded_count, decode, encode, has_finite_scales
 
 _PLAIN = {32: torch.float32, 16: torch.float16}
@@ -58,15 +58,20 @@ def flaw(message: Tensor, like: Tensor, bits: int) -> str:
     return "" if sound else "not all of its numbers are finite"
 
 
-def rounded_offer(exact: Weights, residual: Weights, bits: int, prefetched: Tensor | None = None) -> Offer:
-    """An offer of ``exact`` plus what rounding kept back so far: the error is fed back and stays bounded.
+def residual(bits: int) -> Parts:
+    """The part of an outer state that holds what rounding keeps back, where anything is rounded."""
+    return {} if bits == 32 else {"residual": "own"}
+
+
+def rounded_offer(exact: Weights, kept: Weights, bits: int, prefetched: Tensor | None = None) -> Offer:
+    """An offer of ``exact`` plus what rounding ``kept`` back so far: the error is fed back and stays bounded.
 
     Source: error feedback as in Seide et al. (2014) and Karimireddy et al. (arXiv 1901.09847, algorithm 2), at the
     sender, without decay.
     """
     if bits == 32:
         return Offer(pack(exact), prefetched)
-    meant = {name: tensor.detach().float() + residual.get(name, 0.0) for name, tensor in exact.items()}
+    meant = {name: tensor.detach().float() + kept.get(name, 0.0) for name, tensor in exact.items()}
     blocking = pack(meant, bits)
     sent = unpack(blocking, meant, bits)
     return Offer(blocking, prefetched, {name: meant[name] - sent[name] for name in meant})
@@ -103,16 +108,6 @@ def apart(offers: Mapping[int, Offer], bits: int) -> float:
         return 0.0
     stacked = torch.stack(said)
     return math.sqrt(float((stacked - stacked.mean(dim=0)).square().sum()) / ((len(said) - 1) * len(said[0])))
-
-
-def mean(of: Mapping[int, Weights]) -> dict[str, Tensor]:
-    """Elementwise mean over members, added up in the order in which they are given."""
-    first, *others = of.values()
-    total = {name: tensor.clone() for name, tensor in first.items()}
-    for other in others:
-        for name, tensor in total.items():
-            tensor.add_(other[name])
-    return {name: tensor.div_(len(of)) for name, tensor in total.items()}
 
 
 def slow_copy(weights: Weights) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
+from planaria.exchange.aggregate import aggregator
 from planaria.exchange.gossip import Gossip
 from planaria.exchange.stability import refuse_unstable
 
@@ -27,7 +28,7 @@ class NoLoCo(Gossip):
         alpha, beta, gamma = config.or_else(cls.alpha, cls.beta, cls.gamma)
         refuse_unstable(alpha, gamma, config.group)
         every = cls.every if config.every is None else config.every
-        return cls(every, config.group, config.bits, config.prefetch, alpha, beta, gamma)
+        return cls(every, config.group, config.bits, config.prefetch, alpha, beta, gamma, aggregate=aggregator(config))
 
     @property
     def unit(self) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
+from planaria.exchange.aggregate import aggregator
 from planaria.exchange.gossip import Gossip
 
 
@@ -18,7 +19,7 @@ class PairMean(Gossip):
     @classmethod
     def from_config(cls, config: ExchangeConfig) -> PairMean:
         every = cls.every if config.every is None else config.every
-        return cls(every, config.group, config.bits, config.prefetch)
+        return cls(every, config.group, config.bits, config.prefetch, aggregate=aggregator(config))
 
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift

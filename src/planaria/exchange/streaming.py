@@ -11,6 +11,7 @@ from torch import Tensor
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import message
+from planaria.exchange.aggregate import aggregator, equal
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
 from planaria.exchange.diloco import DiLoCo, pseudo_gradient, stepped
 from planaria.exchange.pairing import one_group
@@ -43,30 +44,35 @@ class Streaming(DiLoCo):
                 f"exchange.delay = {config.delay}: a fragment must be settled before the next is sent, {every} steps "
                 "later (exchange.every / exchange.fragments); lower it"
             )
-        return cls(every, config.bits, alpha, beta, config.momentum, config.fragments, config.delay, config.mix)
+        return cls(
+            every,
+            config.bits,
+            alpha,
+            beta,
+            config.momentum,
+            config.fragments,
+            config.delay,
+            config.mix,
+            aggregate=aggregator(config),
+        )
 
     @property
     def delay(self) -> int:
         return self.settle_delay
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        slow = self._part(outer.slow, outer.rounds)
-        return message.rounded_offer(pseudo_gradient(slow, fast), outer.residual, self.bits)
+        slow = self._part(outer["slow"], outer.rounds)
+        return message.rounded_offer(pseudo_gradient(slow, fast), outer["residual"], self.bits)
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        part = self._part(outer.slow, outer.rounds)
+        part = self._part(outer["slow"], outer.rounds)
         said, residual = message.heard(offers, me, part, self.bits)
-        slow, momentum = stepped(part, outer.momentum, message.mean(said), self.beta, self.alpha, self.momentum)
+        drift = self.aggregate(said, equal(said))
+        slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
-        return {**fast, **mixed}, replace(
-            outer,
-            slow={**outer.slow, **slow},
-            momentum={**outer.momentum, **momentum},
-            residual={**outer.residual, **residual},
-            rounds=outer.rounds + 1,
-        )
+        return {**fast, **mixed}, outer.settled(slow=slow, momentum=momentum, residual=residual)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""

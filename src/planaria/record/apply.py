@@ -198,7 +198,7 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
     if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
         return run
     if fact.sha256:
-        replica = replace(replica, digests=freeze({**replica.digests, fact.stage: fact.sha256}))
+        replica = replace(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
     return with_replica(run, reported(replica, fact.worker))
 
 

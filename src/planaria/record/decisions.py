@@ -264,12 +264,14 @@ class Blow(Fact):
 
 
 class Save(Fact):
-    """Write every member's stage into an unfinished checkpoint folder."""
+    """Write every stage into an unfinished checkpoint folder."""
 
     kind: Literal["save"] = "save"
     replica: int = 0
     generation: int
     step: int
+    whole: list[int] = Field(default_factory=list)
+    """nodes that write their stage, where its other nodes write their outer state; none: each that is asked"""
 
 
 class Seal(Fact):
@@ -286,8 +288,8 @@ class Seal(Fact):
     """all blocks of samples before this one were used then"""
     blocks_ahead: list[int] = Field(default_factory=list)
     """and these beyond"""
-    digests: dict[int, dict[int, str]] = Field(default_factory=dict)
-    """replica → stage → SHA-256 of its file, as those say that wrote them"""
+    digests: dict[int, dict[str, str]] = Field(default_factory=dict)
+    """replica → file → its SHA-256, as those say that wrote them"""
 
 
 class Discard(Fact):

@@ -191,6 +191,8 @@ class StageSaved(Fact):
     generation: int
     step: int
     bytes: int
+    file: str = ""
+    """its name; the stage's number in logs of an older planaria"""
     sha256: str = ""
     """of the file; empty in logs of an older planaria"""
 

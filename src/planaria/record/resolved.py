@@ -176,7 +176,8 @@ def _(fact: d.Adopt, run: RunState) -> RunState:
 def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     there = replica.stateful
-    keepers = {replica.holders[there.nodes(stage)[0]] for stage in there.stages}
+    nodes = there.stage if fact.whole else there.firsts
+    keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
             run = with_replica(run, replace(other, saved=-1))

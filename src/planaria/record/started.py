@@ -127,6 +127,8 @@ class RunStarted(Fact):
 
     def pairs_of(self, replica: int) -> list[tuple[int, int]]:
         """Nodes of a replica that need an edge beside those on the routes."""
+        if self.arrangement:
+            return self.pairs
         column = self._column(replica)
         return [(column[low], column[high]) for low, high in self.pairs]
 

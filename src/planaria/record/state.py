@@ -109,8 +109,8 @@ class ReplicaState:
     """name (a step) of the last checkpoint that it was saved for"""
     saved_in: int = -1
     """generation in which it was"""
-    digests: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """stage → SHA-256 of the file that was written of it then"""
+    digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """file that was written of it then → its SHA-256"""
     rounds: int = 0
     """of the exchange, settled or given up"""
     inner: int = 0

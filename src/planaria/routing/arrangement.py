@@ -45,10 +45,14 @@ class Arrangement:
         return self.nodes(self.stage[node])
 
     @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first node of every stage."""
+        return tuple(held[0] for held in self._nodes.values())
+
+    @property
     def spine(self) -> tuple[int, ...]:
         """The route in natural order over the first node of every stage: a validation's."""
-        first = [self.nodes(stage)[0] for stage in self.stages]
-        return (*first, first[0])
+        return (*self.firsts, self.firsts[0])
 
     def pairs(self, routes: Iterable[Collection[int]] = ()) -> set[Pair]:
         """The edges of a replica: along ``routes`` and the spine, and from each node to the first of its stage."""

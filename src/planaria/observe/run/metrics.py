@@ -41,8 +41,8 @@ class StepMetrics:
         self._tokens = tokens_per_step
         self._started: e.RunStarted | None = None
         self._replicas = 1
-        self._ready: dict[int, dict[int, e.StageReady]] = defaultdict(dict)
-        """replica → stage → its report on the step under way"""
+        self._ready: dict[int, dict[tuple[int, str], e.StageReady]] = defaultdict(dict)
+        """replica → stage and worker → their report on the step under way"""
         self._commits: deque[float] = deque(maxlen=2)
         """when the last ones were made; before the first, when training began"""
         self._parts: dict[int, dict[tuple[int, int], _Part]] = defaultdict(dict)
@@ -64,7 +64,7 @@ class StepMetrics:
         if isinstance(event, e.SaveFailed) and event.worker == e.CONTROLLER:
             self._whole = 0
         if isinstance(event, e.StageReady):
-            self._ready[event.replica][event.stage] = event
+            self._ready[event.replica][event.stage, event.worker] = event
             if event.loss is not None and event.mode == "evaluate":
                 if self._replicas == 1:
                     return ValidationMetric(t=t, step=event.step, val_loss=event.loss)
@@ -120,9 +120,9 @@ class StepMetrics:
     def _committed(self, t: float, commit: d.Commit) -> StepMetric | None:
         self._commits.append(t)
         first, made = self._commits[0], len(self._commits) - 1
-        ready = self._ready[commit.replica]
-        loss = next(r.loss for r in ready.values() if r.loss is not None)
-        part = _Part(loss, {stage: r.grad_norm for stage, r in sorted(ready.items()) if r.grad_norm is not None})
+        ready = self._ready[commit.replica].values()
+        loss = fmean(r.loss for r in ready if r.loss is not None)
+        part = _Part(loss, {r.stage: r.grad_norm for r in ready if r.grad_norm is not None})
         step, parts, losses = commit.step, [part], {}
         if self._started is not None:
             step = commit.progress

@@ -1,0 +1,148 @@
+"""A node's part in an exchange of gradients: what is pending until the commit, and what a copy or a successor gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from planaria.config import ExchangeConfig, ModelConfig, RunConfig
+from planaria.engine.exchange_round import RoundMember
+from planaria.engine.gradients import exchange_gradients
+from planaria.engine.inline_replicas import Replicas
+from planaria.engine.outer_state import OuterState
+from planaria.engine.runner import NonFinite, StageRunner
+from planaria.exchange.aggregate import AGGREGATORS, mean
+from planaria.exchange.base import Weights
+from planaria.model.packing import pack, unpack
+from planaria.routing.arrangement import Arrangement
+
+MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
+NODES = (1, 3, 5)
+
+
+def recipe(**exchange: Any) -> RunConfig:
+    return RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), **exchange))
+
+
+def runners(config: RunConfig, seed: int = 0) -> dict[int, StageRunner]:
+    """The block stage of each replica, with a gradient of its own."""
+    found = {}
+    for node in NODES:
+        found[node] = StageRunner(config, 1)
+        found[node].begin(None, train=True, microbatches=1)
+        generator = torch.Generator().manual_seed(100 * seed + node)
+        shapes = {name: parameter.shape for name, parameter in found[node].parameters.items()}
+        found[node].take({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+    return found
+
+
+def states(config: RunConfig, of: Mapping[int, StageRunner]) -> dict[int, OuterState]:
+    found = {node: OuterState(config.exchange) for node in of}
+    for node, outer in found.items():
+        outer.begin({}, of[node].state().weights, rounds=0)
+    return found
+
+
+def agree(outer: Mapping[int, OuterState], of: Mapping[int, StageRunner]) -> None:
+    said = {node: outer[node].offer(runner) for node, runner in of.items()}
+    for node, runner in of.items():
+        outer[node].settle(said, node, runner)
+
+
+def owed(outer: OuterState) -> dict[str, torch.Tensor]:
+    return dict(outer.settled["residual"])
+
+
+def test_what_a_step_makes_of_it_is_pending_until_the_step_commits() -> None:
+    config = recipe(bits=4)
+    outer = states(config, runners(config))
+    agree(outer, runners(config))
+    assert not any(owed(state) for state in outer.values()), "the step may still be dropped"
+    for state in outer.values():
+        state.commit()
+    before = {node: owed(state) for node, state in outer.items()}
+    assert all(any(tensor.any() for tensor in kept.values()) for kept in before.values())
+    agree(outer, of := runners(config, seed=1))
+    for state in outer.values():
+        state.drop()
+        state.commit()  # of another step, which came to nothing here
+    assert all(owed(state)[name] is kept for node, state in outer.items() for name, kept in before[node].items())
+    agree(outer, again := runners(config, seed=1))
+    assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
+
+
+def test_a_successor_owes_what_its_predecessor_did_and_a_copy_owes_nothing() -> None:
+    config = recipe(bits=8)
+    outer, of = states(config, runners(config)), runners(config)
+    agree(outer, of)
+    for state in outer.values():
+        state.commit()
+    successor, copy = OuterState(config.exchange), OuterState(config.exchange)
+    handed = of[3].state()
+    handed.outer = outer[3].given(to_successor=True)
+    successor.begin(unpack(pack(handed)).outer, of[3].state().weights, rounds=1)
+    copy.begin(outer[3].given(to_successor=False), of[3].state().weights, rounds=1)
+    assert owed(successor).keys() == owed(outer[3]).keys() and not owed(copy)
+    assert all(torch.equal(owed(successor)[name], kept) for name, kept in owed(outer[3]).items())
+    assert successor.settled.rounds == copy.settled.rounds == outer[3].settled.rounds == 1
+
+
+def test_one_replica_by_itself_keeps_nothing_whatever_its_recipe_says_of_others() -> None:
+    config = RunConfig(model=MODEL, exchange=ExchangeConfig(kind="diloco"))
+    outer = OuterState(config.exchange)
+    outer.begin({}, StageRunner(config, 1).state().weights, rounds=0)
+    assert outer.given(to_successor=True) == {}
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_rounding_conceals_no_gradient_that_is_not_finite(bits: int) -> None:
+    config = recipe(bits=bits)
+    of = runners(config)
+    next(iter(of[3].parameters.values())).grad[0] = torch.inf  # type: ignore[index]
+    outer = states(config, of)
+    outer[1].offer(of[1])
+    with pytest.raises(NonFinite, match="stage 1 is not finite; lower"):
+        outer[3].offer(of[3])
+
+
+class Telephone:
+    """What one of several posts says to the others, who all have spoken already."""
+
+    def __init__(self, node: int, circle: RoundMember, said: Mapping[int, torch.Tensor]) -> None:
+        self.node, self.circle, self._said = node, circle, said
+        self.there = SimpleNamespace(peers=lambda _: NODES)
+        self.sent: dict[int, torch.Tensor] = {}
+
+    def send_share(self, node: int, flat: torch.Tensor) -> None:
+        self.sent[node] = flat
+
+    def take_shares(self, nodes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
+        return [self._said[node] for node in nodes]
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_workers_and_one_process_go_by_the_same_rule(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(values: Mapping[int, Weights], counts: Mapping[int, float]) -> dict[str, torch.Tensor]:
+        return {name: tensor / 2 for name, tensor in mean(values, counts).items()}
+
+    monkeypatch.setitem(AGGREGATORS, "half", half)
+    config, plain = recipe(bits=bits, aggregator="half"), recipe(bits=bits)
+    inline, apart, whole = runners(config), runners(config), runners(plain)
+    Replicas(config, Arrangement({1: NODES}), inline).agree()
+    Replicas(plain, Arrangement({1: NODES}), whole).agree()
+    said = {node: outer.offer(apart[node]).blocking for node, outer in states(config, apart).items()}
+    for node, runner in apart.items():
+        circle = RoundMember(config.exchange)
+        circle.begin({}, runner, rounds=0)
+        post = Telephone(node, circle, said)  # type: ignore[arg-type]
+        exchange_gradients(post, runner)  # type: ignore[arg-type]
+        assert post.sent.keys() == {*NODES} - {node}
+        assert all(torch.equal(flat, said[node]) for flat in post.sent.values())  # type: ignore[arg-type]
+    for node in NODES:
+        for name, gradient in inline[node].grads.items():
+            assert torch.equal(apart[node].grads[name], gradient)
+            assert torch.equal(gradient, whole[node].grads[name] / 2)

@@ -1,0 +1,139 @@
+"""Replicas as processes that agree on every step's gradient: what they send, and that they learn what inline learns."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
+
+from planaria.chaos.trace import Fault, Trace
+from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.store import CheckpointStore
+from planaria.commands import resume as command
+from planaria.config import RunConfig
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine import fleet, inline_run
+from planaria.engine.inline import InlineEngine
+from planaria.exchange import exchange
+from planaria.model.families import build_stage
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord, read_run
+
+REPLICAS = 3
+
+
+def every_step(folder: Path, bits: int, steps: int = 6, **sections: dict[str, Any]) -> RunConfig:
+    """Three replicas of two stages each (with the ends)."""
+    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "bits": bits}, **sections)
+
+
+def sent_within_stages(record: RunRecord) -> Counter[tuple[int, int]]:
+    """Node and node of the same stage → bytes of all that the first has sent the other."""
+    sent: Counter[tuple[int, int]] = Counter()
+    for _, work in record.worked:
+        for peer, size in work.sent_bytes.items():
+            if (peer - work.node) % 2 == 0:
+                sent[work.node, peer] += size
+    return sent
+
+
+def inline_losses(config: RunConfig) -> dict[int, float]:
+    """By step, of a run in one process from its beginning to its end."""
+    data = prepare(config.data, config.model.vocab)
+    streams = [Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")]
+    engine = InlineEngine(config, *streams)
+    return {result.step: result.loss for result in (engine.train_step() for _ in range(config.train.steps))}
+
+
+def stated(config: RunConfig, stage: int) -> float:
+    """Bytes that the exchange says a replica sends of this stage in a step."""
+    built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
+    shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
+    return exchange(config.exchange).cost(shapes, REPLICAS).total
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, bits: int) -> None:
+    config = every_step(tmp_path, bits)
+    record = train(config)
+    assert ending(record).outcome == "finished"
+    assert losses(record) == inline(record)[0], "to the last bit"
+    assert not facts(record, d.Settle), "they agree within the step"
+    sent = sent_within_stages(record)
+    for node in range(2 * REPLICAS):
+        others = [peer for peer in range(node % 2, 2 * REPLICAS, 2) if peer != node]
+        assert sum(sent[node, peer] for peer in others) == config.train.steps * stated(config, node % 2)
+        assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
+
+
+ENDS, STUCK_S = 0, 20.0
+"""the node that dies, and how long it would stand still otherwise"""
+
+
+def killing(step: int) -> Callable[..., object]:
+    """A fleet whose node ``ENDS`` is killed once the others' other stage has finished its part of ``step``."""
+    ready: list[str] = []
+
+    def engine(config: RunConfig, folder: Path, dataset: Path, watch: Any, trace: Trace) -> object:
+        told, place, pids = watch.on_event, {}, {}
+
+        def on_event(t: float, event: e.Event) -> None:
+            told(t, event)
+            if isinstance(event, e.WorkerJoined):
+                pids[event.worker] = event.pid
+            elif isinstance(event, e.Linked):
+                place[event.node] = event.worker
+            elif isinstance(event, e.StageReady) and event.step == step and event.stage == 1:
+                ready.append(event.worker)
+                if len(ready) == REPLICAS:  # for the first time
+                    os.kill(pids[place[ENDS]], signal.SIGKILL)
+
+        watch.on_event = on_event
+        return fleet.train(config, folder, dataset, watch, trace)
+
+    return engine
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp_path: Path, bits: int) -> None:
+    """The block stage of all replicas has agreed on the step's gradient when the ends of one die: all do it again."""
+    config = every_step(tmp_path, bits, steps=7)
+    last = 3.5 / 8  # of its eight backward passes the fourth in the plan: the last that the block stage sends it
+    stuck = Fault(step=3, stage=ENDS, signal="stuck", moment="backward", offset=last, resume_after_s=STUCK_S)
+    train(config, [stuck], engine=killing(step=3))
+    record = checked(folder_of(config))
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    done = Counter(ready.step for ready in facts(record, e.StageReady) if ready.stage == 1)
+    assert done == {step: REPLICAS * (2 if step == 3 else 1) for step in range(7)}, "the step was not dropped"
+    assert losses(record) == inline(record)[0], "to the last bit"
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_others(tmp_path: Path) -> None:
+    config, whole = (every_step(tmp_path, 4, steps) for steps in (2, 7))
+    folder = folder_of(config)
+
+    def go_on(steps: int, engine: str) -> None:
+        assert command.resume(folder, {"train.steps": str(steps), "engine": engine}, quiet=True) == 0
+        assert_no_orphans(folder)
+
+    train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
+    go_on(4, "fleet")
+    saved = CheckpointStore(folder / "checkpoints").newest()
+    assert saved is not None and saved.manifest.replicas == 1
+    assert len(list(saved.folder.glob("stage-*-at-*.safetensors"))) == 2 * (REPLICAS - 1)
+    owed = [stage_for(saved.folder, 1, replica, REPLICAS).outer for replica in range(REPLICAS)]
+    name = next(name for name in owed[0] if name.startswith("residual/"))
+    assert len({float(own[name].norm()) for own in owed} - {0.0}) == REPLICAS
+    assert [int(own["rounds"]) for own in owed] == [4] * REPLICAS
+    assert not stage_for(saved.folder, 1, 0, 2).outer, "two replicas owe nothing of what three owed"
+    go_on(6, "fleet")
+    go_on(7, "inline")
+    assert losses(read_run(folder)) == inline_losses(whole)
