@@ -113,8 +113,8 @@ class Telephone:
     """What one of several posts says to the others, who all have spoken already."""
 
     def __init__(self, node: int, circle: RoundMember, said: Mapping[int, torch.Tensor]) -> None:
-        self.node, self.circle, self._said = node, circle, said
-        self.there = SimpleNamespace(peers=lambda _: NODES)
+        self.circle, self._said = circle, said
+        self.here = SimpleNamespace(node=node, present=SimpleNamespace(peers=lambda _: NODES))
         self.sent: dict[int, torch.Tensor] = {}
 
     def send_share(self, node: int, flat: torch.Tensor) -> None:
