@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 
 from planaria.chaos.trace import Fault, Trace
-from planaria.commands.train import check
-from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used, unused
 from planaria.config import ExchangeConfig, RecoveryConfig, RunConfig, Section
+from planaria.engine.prepare import check
+from planaria.engine.unused import EXCHANGE_APART, RULES, idle, require_used, unused
 from planaria.errors import UserError
 from planaria.exchange import EXCHANGES, exchange
 from planaria.recipe import fields
