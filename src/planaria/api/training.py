@@ -117,7 +117,8 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
     if there.done and unexported and not changes:
         with runs.held(folder):  # it was killed between its last step and its export
             Reserve(folder).release()
-            return _conclude(config, folder, told.say)
+            _conclude(config, folder, told.say)
+        return Run(folder)
     if there.done:
         raise UserError(
             f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
@@ -150,15 +151,14 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
     finally:
         watch.close()
     if ending.outcome == "finished":
-        run = _conclude(config, folder, told.say)
+        _conclude(config, folder, told.say)
     else:
         told.say(f"report        {_report(folder)}")
         told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-        run = Run(folder)
     if listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
-        return run
+        return Run(folder)
     wrong: UserError | RunStopped
     if ending.outcome == "failed" or watch.trouble:
         wrong = UserError(ending.reason)
@@ -168,7 +168,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
     raise wrong
 
 
-def _conclude(config: RunConfig, folder: Path, say: Say) -> Run:
+def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
     """Tell what a finished run came to, then write down what can be written.
 
     :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
@@ -186,7 +186,6 @@ def _conclude(config: RunConfig, folder: Path, say: Say) -> Run:
         mend = f"planaria export {folder} --to {folder / MODEL}"
         raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
     say(f"model         {model}")
-    return Run(folder)
 
 
 def _report(folder: Path) -> str:

@@ -78,6 +78,8 @@ def load(
     if table is None:
         raise UserError(f"{path}: has no [compare] table; `planaria train {path}` trains it, see docs/compare.md")
     comparison = _comparison(table if seeds is None else {**table, "seeds": list(seeds)}, path)
+    if only is not None and not only:
+        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', comparison.arms)}")
     for name in only or ():
         if name not in comparison.arms:
             raise UserError(f"{path}: compare.arms.{name}: there is no such arm; {nearest(name, comparison.arms)}")
