@@ -99,7 +99,7 @@ def test_a_mistake_is_one_line_before_anything_is_made(recipe: Path, given: dict
         ("exchange.most", 3),
         ("recovery.strategy", "checkfree_plus"),
         ("recovery.strategy", "chekfree"),
-        ("recovery.echo.bits", 8),
+        ("recovery.echo.every", 5),
         ("chaos.trace", "nowhere.json"),
         ("train.start", "nowhere"),
         ("data.source", "nowhere"),

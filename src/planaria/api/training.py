@@ -140,11 +140,13 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
     config = prepared.config
     engine = fleet.train if config.engine == "fleet" else inline_run.train
     runs.keep(folder, config, prepared.dataset, prepared.trace)
-    listener = Listener(Progress() if told.progress else Quiet(), told.on_step)
-    watch = Watch(folder, config.samples * config.model.context, listener)
+    display = Progress() if told.progress else Quiet()
+    listener = None if told.on_step is None else Listener(display, told.on_step)
+    watch = Watch(folder, config.samples * config.model.context, listener or display)
 
     def asked() -> bool:
-        return listener.error is not None or (told.stop is not None and told.stop.is_set())
+        wanted = told.stop is not None and told.stop.is_set()
+        return wanted or (listener is not None and listener.error is not None)
 
     try:
         ending = engine(prepared, folder, watch, origin, asked)
@@ -155,7 +157,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
     else:
         told.say(f"report        {_report(folder)}")
         told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
-    if listener.error is not None:
+    if listener is not None and listener.error is not None:
         raise listener.error
     if ending.outcome == "finished" or ending.reason == REQUEST:
         return Run(folder)

@@ -33,7 +33,7 @@ class Step:
 class Listener(Quiet):
     """A display that passes everything on to another one, and steps to a function too."""
 
-    def __init__(self, display: Quiet, hear: Callable[[Step], object] | None) -> None:
+    def __init__(self, display: Quiet, hear: Callable[[Step], object]) -> None:
         """``hear`` is not called any more after it has raised something."""
         self._display, self._hear = display, hear
         self._steps = 0
@@ -57,7 +57,7 @@ class Listener(Quiet):
         if told.val_loss is not None:
             self._validated = told.val_loss
             return
-        if self._hear is None or self.error is not None:
+        if self.error is not None:
             return
         loss = math.nan if told.loss is None else told.loss
         step = Step(told.step, self._steps, loss, told.tokens_per_s or 0.0, told.grad_norm, self._validated)
