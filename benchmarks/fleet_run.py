@@ -88,21 +88,20 @@ def run_fleet(
     ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything.
     """
     from planaria.chaos.trace import Trace
-    from planaria.commands import runs
-    from planaria.commands.train import prepare_run
-    from planaria.engine import fleet
+    from planaria.engine import fleet, runs
+    from planaria.engine.prepare import prepare
     from planaria.observe.live.progress import Quiet
     from planaria.observe.live.watch import Watch
     from planaria.record.logs import read_run
 
-    prepared = prepare_run(config, quiet=True)
+    prepared = prepare(config, trace=Trace(faults=faults))
     folder = runs.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
     watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet())
     observer: Observer = around(watch, folder) if around else watch
     try:
         with runs.held(folder):
-            fleet.train(config, folder, prepared.dataset.folder, observer, Trace(faults=faults))
+            fleet.train(prepared, folder, observer)
     finally:
         watch.close()
     return read_run(folder)

@@ -75,9 +75,9 @@ def recipe(
 def final_loss(record: RunRecord) -> float:
     """Validation loss in nats of what the run ended with: of several replicas, of the one model that they make."""
     from planaria.checkpoint.loading import load_model
-    from planaria.commands import runs
     from planaria.data.shards import prepare
     from planaria.data.stream import Stream
+    from planaria.engine import runs
     from planaria.engine.batches import batches
     from planaria.engine.omission import loss
 

@@ -33,6 +33,7 @@ LEVELS = (
     ("engine", "control"),
     ("compare", "experts", "swarm"),
     ("observe",),
+    ("api",),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from planaria.chaos.trace import Fault, Trace
-from planaria.commands.train import check
-from planaria.commands.unused import EXCHANGE_APART, RULES, idle, require_used
 from planaria.config import ExchangeConfig, RunConfig
+from planaria.engine.prepare import check
+from planaria.engine.unused import EXCHANGE_APART, RULES, idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import EXCHANGES, exchange
 from planaria.exchange.aggregate import AGGREGATORS, mean

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from planaria.engine.stopping import stop_signals
+from planaria.engine.stopping import stop_asked
 from planaria.signals import STOPS, interrupted
 
 
@@ -21,9 +21,9 @@ def hang_up() -> Iterator[None]:
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", STOPS)
 def test_the_first_is_noted_and_the_second_interrupts_but_for_a_hang_up(number: signal.Signals) -> None:
-    with stop_signals() as asked:
+    with stop_asked() as asked:
         os.kill(os.getpid(), number)
-        assert asked == [number.name]
+        assert asked() == number.name
         if number == signal.SIGHUP:
             os.kill(os.getpid(), number)
         else:
@@ -47,7 +47,7 @@ def test_any_of_them_interrupts_a_command_and_hanging_up_again_does_not_disturb_
 def test_who_is_to_outlive_its_terminal_does() -> None:
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with interrupted(), stop_signals() as asked:
+    with interrupted(), stop_asked() as asked:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert not asked
+        assert not asked()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

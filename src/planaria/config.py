@@ -289,6 +289,8 @@ class ChaosConfig(Section):
 
 
 class RunConfig(Section):
+    """A whole run: the root of a recipe. Its sections and settings are those of docs/recipes.md."""
+
     name: str = "run"
     """the run's folder below out"""
     out: str = "runs"

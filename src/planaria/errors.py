@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
     """Something the user gave is wrong. The message names the thing, the place and the mend."""
+
+    folder: Path | None = None
+    """of the run that it ended, if one had begun"""
 
 
 class RunStopped(Exception):
@@ -15,6 +19,9 @@ class RunStopped(Exception):
 
     Raised after everything that could be saved was saved; the message says what was lost and how to go on.
     """
+
+    folder: Path | None = None
+    """of the run, which can be loaded and resumed"""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -36,8 +36,8 @@ def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", field
 
 
-def load(recipe: Path | None, flags: Mapping[str, str], *commands: str) -> RunConfig:
-    """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text) laid over it.
+def load(recipe: Path | None, flags: Mapping[str, object], *commands: str) -> RunConfig:
+    """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value) laid over it.
 
     ``commands``: of which it must be a recipe; any, unless given, and of its tables only the run's own count.
 
@@ -69,7 +69,7 @@ def require_kind(tree: Mapping[str, Any], recipe: Path, *commands: str) -> None:
         raise UserError(f"{recipe}: is a recipe for `planaria {right}`; run `planaria {right} {recipe}`")
 
 
-def from_tree(tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, place: str = "") -> RunConfig:
+def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = "") -> RunConfig:
     """The configuration that ``tree``, taken from the file ``recipe``, stands for; ``place`` says where in the file.
 
     :raises UserError: as in :func:`load`.
@@ -77,7 +77,9 @@ def from_tree(tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, p
     return resolve(RunConfig, tree, flags, recipe, place)
 
 
-def resolve(kind: type[Kind], tree: Mapping[str, Any], flags: Mapping[str, str], recipe: Path, place: str = "") -> Kind:
+def resolve(
+    kind: type[Kind], tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = ""
+) -> Kind:
     """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
     where = f"{recipe}: {place}" if place else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
@@ -86,9 +88,9 @@ def resolve(kind: type[Kind], tree: Mapping[str, Any], flags: Mapping[str, str],
     return _lay_over(kind, own, flags, where)
 
 
-def overlay(config: RunConfig, flags: Mapping[str, str]) -> RunConfig:
-    """``config`` with ``flags`` laid over it; UserError as in :func:`load`."""
-    return _lay_over(RunConfig, config.model_dump(mode="json"), flags, "the run's config.json")
+def overlay(config: RunConfig, flags: Mapping[str, object], place: str = "the run's config.json") -> RunConfig:
+    """``config``, which is from ``place``, with ``flags`` laid over it; UserError as in :func:`load`."""
+    return _lay_over(RunConfig, config.model_dump(mode="json"), flags, place)
 
 
 def parse(tree: str, place: str) -> RunConfig:
@@ -176,8 +178,11 @@ def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:
         raise UserError(f"{recipe}: {name}.{key} = {documents.shown(first['input'])}: {first['msg']}") from None
 
 
-def _value(kind: type[Section], name: str, text: str) -> Any:
+def _value(kind: type[Section], name: str, text: object) -> Any:
     """A flag's text as the TOML value it stands for; bare words are strings, and none unsets what may be unset."""
+    if not isinstance(text, str):
+        return text  # a program's
+    documents.refuse_nul(text, f"--{name}")
     known = dict(fields(kind)).get(name)
     annotation = None if known is None else known.annotation  # none: an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
@@ -190,9 +195,8 @@ def _value(kind: type[Section], name: str, text: str) -> Any:
         return text
 
 
-def _lay_over(kind: type[Kind], tree: dict[str, Any], flags: Mapping[str, str], place: str) -> Kind:
+def _lay_over(kind: type[Kind], tree: dict[str, Any], flags: Mapping[str, object], place: str) -> Kind:
     for name, text in flags.items():
-        documents.refuse_nul(text, f"--{name}")
         _set(tree, name, _value(kind, name, text))
     try:
         return kind.model_validate_json(json.dumps(tree, default=str))
@@ -207,11 +211,11 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     tree[key] = value
 
 
-def _explain(error: ValidationError, place: str, flags: Mapping[str, str]) -> str:
+def _explain(error: ValidationError, place: str, flags: Mapping[str, object]) -> str:
     first = error.errors()[0]
     key = ".".join(str(p) for p in first["loc"] if not isinstance(p, int))
     if key in flags:
-        return f"--{key} {documents.shown(flags[key])[1:-1]}: {_reason(first)}"
+        return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {_reason(first)}"
     if first["type"] == "value_error":  # a rule about several fields names them itself
         return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
     return f"{place}: {key} = {documents.shown(first['input'])}: {_reason(first)}"

@@ -14,8 +14,8 @@ from benchmarks.campaign_verdict import facts
 from benchmarks.second_ledger import Fact, Ledger
 
 from planaria.chaos.trace import Trace
-from planaria.commands.train import check
 from planaria.config import RunConfig
+from planaria.engine.prepare import check
 from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record.logs import read_run
 

@@ -11,8 +11,8 @@ import pytest
 
 from planaria import __version__
 from planaria.cli import main
-from planaria.commands import runs
 from planaria.config import RunConfig
+from planaria.engine import runs
 from planaria.engine.setup import SETUP, Setup
 from planaria.fleet.door import Door, open_door
 from planaria.fleet.guests import Guests

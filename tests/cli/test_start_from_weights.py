@@ -11,7 +11,7 @@ import torch
 from planaria import cli
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.commands.generate import open_model
+from planaria.engine.runs import open_model
 from planaria.errors import UserError
 from planaria.record.events import StageReady
 from planaria.record.logs import read_run

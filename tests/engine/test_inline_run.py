@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import dataset_of
 
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage, stage_file
@@ -13,6 +12,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.engine import inline_run
 from planaria.engine.origin import START, Origin
+from planaria.engine.prepare import prepare
 from planaria.observe.run.ledger import prove_exactly_once
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -46,8 +46,7 @@ class Log:
 
 def run(config: RunConfig, folder: Path, *faults: Fault, origin: Origin = START) -> tuple[d.Finish, Log]:
     log = Log()
-    trace = Trace(faults=faults)
-    return inline_run.train(config, folder, dataset_of(config).folder, log, trace, origin), log
+    return inline_run.train(prepare(config, trace=Trace(faults=faults)), folder, log, origin), log
 
 
 def kill(step: int, stage: int) -> Fault:

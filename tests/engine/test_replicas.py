@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import dataset_of, engine_of, losses
+from tiny import engine_of, losses
 
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.stage_file import read_stage
-from planaria.commands import runs
 from planaria.config import RunConfig
-from planaria.engine import inline_run
+from planaria.engine import inline_run, runs
 from planaria.engine.inline import InlineEngine
 from planaria.engine.origin import Origin
+from planaria.engine.prepare import prepare
 from planaria.observe.live.progress import Quiet
 from planaria.observe.live.watch import Watch
 from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
@@ -140,12 +140,12 @@ def test_a_fragment_under_way_is_dropped_with_the_steps_that_sent_it(config: Rec
 
 
 def train(recipe: RunConfig, folder: Path, origin: Origin | None = None, faults: tuple[Fault, ...] = ()) -> RunRecord:
-    dataset = dataset_of(recipe)
     folder.mkdir(exist_ok=True)
     runs.keep_config(folder, recipe)
+    prepared = prepare(recipe.model_copy(update={"engine": "inline"}), trace=Trace(faults=faults))
     watch = Watch(folder, recipe.samples * recipe.model.context, Quiet())
     try:
-        ending = inline_run.train(recipe, folder, dataset.folder, watch, Trace(faults=faults), origin or Origin())
+        ending = inline_run.train(prepared, folder, watch, origin or Origin())
     finally:
         watch.close()
     assert ending.outcome == "finished"

@@ -17,14 +17,14 @@ from typing import Any
 from planaria import recipe
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
-from planaria.commands import resume as command
-from planaria.commands import runs
+from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.control.replay import replay
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import fleet
+from planaria.engine import fleet, runs
 from planaria.engine.inline import InlineEngine
+from planaria.engine.prepare import prepare as prepare_run
 from planaria.engine.runner import StageRunner
 from planaria.model.state import StageState
 from planaria.observe.live.progress import Quiet
@@ -134,12 +134,12 @@ def train(
     engine: Callable[..., object] = fleet.train,
 ) -> RunRecord:
     """Train ``config`` to its end under a controller in this process; the record of the run, checked."""
-    folder, dataset = folder_of(config), prepare(config.data, config.model.vocab)
+    folder, prepared = folder_of(config), prepare_run(config, trace=Trace(faults=tuple(faults)))
     folder.mkdir(parents=True)
     runs.keep_config(folder, config)
     watch = _Hooked(config, hook)
     try:
-        engine(config, folder, dataset.folder, watch, Trace(faults=tuple(faults)))
+        engine(prepared, folder, watch)
     finally:
         watch.close()
         assert_no_orphans(folder)

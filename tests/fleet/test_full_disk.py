@@ -12,10 +12,9 @@ import pytest
 from harness import Crew, ending, facts, folder_of, losses, reason, resume, tiny, train
 
 from planaria import recipe
+from planaria.api import model, training
 from planaria.checkpoint.store import CheckpointStore
 from planaria.cli import main
-from planaria.commands import export
-from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.engine import inline_run
 from planaria.record import decisions as d
@@ -156,12 +155,12 @@ def test_an_export_that_finds_no_room_says_so_in_one_line(
 ) -> None:
     def crowded(folder: Path, to: Path) -> Path:
         disk.fill()
-        return export.export_run(folder, to)
+        return model.export_run(folder, to)
 
     recipe_file = tmp_path / "run.toml"
     recipe_file.write_text(recipe.dump(config(tmp_path)))
     run = disk.folder / "run"
-    monkeypatch.setattr(command, "export_run", crowded)
+    monkeypatch.setattr(training, "export_run", crowded)
     for words in (["train", recipe_file, "--engine", "inline", "--quiet"], ["export", run, "--to", run / "there"]):
         with pytest.raises(SystemExit) as exit_:
             main(list(map(str, words)))

@@ -11,10 +11,9 @@ from harness import ending, facts, folder_of, outcomes, tiny, train
 
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
-from planaria.commands import runs
 from planaria.config import RunConfig
-from planaria.data.shards import prepare
-from planaria.engine import inline_run
+from planaria.engine import inline_run, runs
+from planaria.engine.prepare import prepare
 from planaria.model.packing import pack
 from planaria.observe.live.progress import Quiet
 from planaria.observe.live.watch import Watch
@@ -46,11 +45,11 @@ def shas(folder: Path) -> list[str]:
 
 def in_one_process(config: RunConfig) -> list[str]:
     """The same, trained by the inline engine."""
-    folder, dataset = folder_of(config), prepare(config.data, config.model.vocab)
+    folder, prepared = folder_of(config), prepare(config, trace=Trace(faults=tuple(BLOWS)))
     folder.mkdir(parents=True)
     runs.keep_config(folder, config)
     watch = Watch(folder, config.samples * config.model.context, Quiet())
-    inline_run.train(config, folder, dataset.folder, watch, Trace(faults=tuple(BLOWS)))
+    inline_run.train(prepared, folder, watch)
     watch.close()
     return shas(folder)
 

@@ -39,9 +39,13 @@ def _add_networks(commands: Any) -> None:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from planaria.commands.compare import compare
+    from planaria.api.comparison import compare
+    from planaria.observe.trials.comparison import show_table
 
-    return compare(given.recipe, flagged(given), given.quiet)
+    result = compare(given.recipe, settings=flagged(given), progress=not given.quiet)
+    show_table(result.found)
+    print(f"report        {result.report}\nnumbers       {result.numbers}")
+    return 0
 
 
 def _advise(given: argparse.Namespace) -> int:

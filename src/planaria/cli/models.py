@@ -48,8 +48,8 @@ def add(commands: Any) -> None:
 
 
 def _generate(given: argparse.Namespace) -> int:
+    from planaria.api.model import complete
     from planaria.commands import ensemble
-    from planaria.commands.generate import complete
 
     speak = complete if given.experts is None else ensemble.complete
     folder = _one_of(given.run, given.experts)
@@ -80,7 +80,7 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 
 
 def _export(given: argparse.Namespace) -> int:
-    from planaria.commands.export import export_run
+    from planaria.api.model import export_run
 
     print(export_run(given.run, given.to))
     return 0
@@ -92,7 +92,7 @@ def _report(given: argparse.Namespace) -> int:
 
         print(swarm.report(given.run, given.to))
         return 0
-    from planaria.commands import runs
+    from planaria.engine import runs
     from planaria.observe.run.report import write_report
 
     if (given.run / runs.CONFIG).is_file():

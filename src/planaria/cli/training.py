@@ -48,7 +48,6 @@ def add(commands: Any) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     from planaria.commands import train
-    from planaria.commands.resume import resume
 
     if given.resume is None and given.checkpoint is not None:
         raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
@@ -57,7 +56,7 @@ def _train(given: argparse.Namespace) -> int:
     if given.resume is not None:
         if given.recipe is not None:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
-        return resume(given.resume, flagged(given), given.quiet, given.checkpoint)
+        return train.resume(given.resume, flagged(given), given.quiet, given.checkpoint)
     if given.recipe is None:
         raise UserError("train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME")
     return train.start(given.recipe, flagged(given), given.dry_run, given.quiet)
@@ -72,7 +71,7 @@ def _join(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     from planaria.commands.plan import describe
-    from planaria.commands.train import check
+    from planaria.engine.prepare import check
 
     flags = flagged(given) | ({"routing.skip": given.skip} if given.skip is not None else {})
     config = recipe.load(given.recipe, flags, "train")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from planaria import digests, documents, recipe
-from planaria.commands import runs
+from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.model.huggingface import WEIGHTS
 from planaria.swarm.records.lines import PEERS

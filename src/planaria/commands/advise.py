@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria import recipe
-from planaria.commands.train import check
 from planaria.compare.advice import Advice, BreakEven
 from planaria.compare.advice import advise as weigh_all
 from planaria.compare.experience import Experience
 from planaria.compare.predict import is_known, ways
 from planaria.config import RunConfig
+from planaria.engine.prepare import check
 from planaria.errors import UserError
 
 

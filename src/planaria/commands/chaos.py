@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planaria.chaos.trace import Fault
-from planaria.commands import runs
+from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.fleet.door import read_door
 from planaria.fleet.switchboard import VISITOR, call

@@ -16,11 +16,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from planaria.commands import runs
-from planaria.commands.export import export_run
-from planaria.commands.generate import open_model
+from planaria.api.model import export_run
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
+from planaria.engine import runs
 from planaria.errors import UserError, nearest
 from planaria.experts import manifest
 from planaria.experts.domains import TEST
@@ -143,7 +142,7 @@ def _copied(source: Path, shelf: Path, name: str) -> Path:
 
 def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
     """The parameters of a model that can speak together with the others; UserError when it cannot."""
-    model, tokenizer = open_model(source)
+    model, tokenizer = runs.open_model(source)
     if model.config.vocab != kept.vocab:
         raise UserError(
             f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts can speak "

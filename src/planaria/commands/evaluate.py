@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria.checkpoint.loading import load_model
-from planaria.commands import runs
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
+from planaria.engine import runs
 from planaria.engine.batches import batches
 from planaria.engine.omission import Omission, omissions
 from planaria.errors import UserError

@@ -10,13 +10,11 @@ from pathlib import Path
 import torch
 
 from planaria import atomic, recipe
-from planaria.chaos.trace import read as read_trace
-from planaria.commands import runs
-from planaria.commands.schedule import beside, with_schedule
-from planaria.commands.train import check
 from planaria.config import DataConfig, RunConfig
 from planaria.data.cache import cache_folder
 from planaria.data.tokenizer import load_tokenizer
+from planaria.engine import runs
+from planaria.engine.prepare import check, placed, read_faults
 from planaria.errors import UserError
 from planaria.experts import manifest
 from planaria.experts.budget import allot, bills
@@ -39,8 +37,11 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     """Run the recipe ``path``, or what is left of it; the exit code."""
     torch.set_num_threads(1)
     spec, base = load(path, flags)
-    base = _placed(base, path)
+    if base.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
+    base = placed(base, path)  # each model gets a recipe that lies elsewhere
     check(base)
+    read_faults(base)
     # What an arm costs depends on how many domains are how hard, not on which: it can be counted before anything runs.
     anyhow = tiers(dict.fromkeys(expanded(spec).domains, 0.0), len(spec.sizes))
     bills(allot(anyhow, list(spec.sizes), spec.steps), sized(base.model, spec), step_tokens(base))
@@ -67,21 +68,6 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     print(f"report        {write_experts_report(results, folder / 'report.html')}")
     print(f"ensemble      {folder / manifest.FILE}")
     return 0
-
-
-def _placed(base: RunConfig, path: Path) -> RunConfig:
-    """The recipe with full paths of what lies beside it: each model gets a recipe that lies elsewhere.
-
-    :raises UserError: when it trains no models, or its schedule or trace is wrong.
-    """
-    if base.engine == "simulate":
-        raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
-    base = with_schedule(base, path)
-    if base.chaos.trace is None:
-        return base
-    trace = beside(path, base.chaos.trace).absolute()
-    read_trace(trace)
-    return base.model_copy(update={"chaos": base.chaos.model_copy(update={"trace": str(trace)})})
 
 
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:

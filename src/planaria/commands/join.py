@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.commands import runs
+from planaria.engine import runs
 from planaria.engine.join import join
 from planaria.errors import UserError
 from planaria.fleet.visit import MAX_WORKERS

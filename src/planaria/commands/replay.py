@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.commands import runs
 from planaria.control.replay import replay
+from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.record.logs import read_run
 from planaria.record.statefile import StateFile, describe, read_state

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from planaria import shipped
 from planaria.config import RunConfig
+from planaria.engine.prepare import beside
 from planaria.errors import UserError
 from planaria.network.topology import Topology, read
 from planaria.observe.live.bars import SearchProgress
@@ -17,10 +18,8 @@ from planaria.observe.run.schedule_page import write_page
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate
 from planaria.planner.compiled import COMPILED
-from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, problem_of
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
-from planaria.planner.schedule import read as read_schedule
 from planaria.planner.search import Budget, search
 
 LARGEST = 1e9
@@ -60,40 +59,6 @@ def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
             f"{shipped.FOLDER / 'topologies' / 'twelve_cities.toml'}"
         )
     return read(beside(recipe, config.network.topology), config.network.scale)
-
-
-def with_schedule(config: RunConfig, recipe: Path | None) -> RunConfig:
-    """The recipe with the full path of the schedule that ``routing.schedule`` names, if it names one.
-
-    :raises UserError: when there is none, or it breaks a rule, or is not for this recipe.
-    """
-    if config.routing.schedule is None:
-        return config
-    file = beside(recipe, config.routing.schedule).absolute()
-    schedule, pipeline = read_schedule(file), config.pipeline
-    if wrong := broken(schedule.problem, schedule.solution):
-        raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
-    if len(schedule.stages) != pipeline.stages + 1:
-        raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
-    if len(schedule.routes) != pipeline.microbatches:
-        raise UserError(
-            f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
-            f"{pipeline.microbatches}"
-        )
-    return on_schedule(config, file)
-
-
-def on_schedule(config: RunConfig, file: Path) -> RunConfig:
-    """The recipe with this schedule."""
-    return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
-
-
-def beside(recipe: Path | None, name: str) -> Path:
-    """A file that a recipe names: beside the recipe if it is there, or at its path."""
-    file = Path(name)
-    if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
-        return recipe.parent / file
-    return file
 
 
 def parse_budget(text: str) -> Budget:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from planaria import documents, recipe
-from planaria.commands import runs
+from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report

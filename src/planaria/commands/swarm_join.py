@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from planaria import recipe
-from planaria.commands import runs
 from planaria.commands.swarm import sum_up
+from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.swarm.assemble import assemble

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from planaria import recipe
 from planaria.bounds import Fraction, Natural
 from planaria.chaos.trace import Trace, generate
 from planaria.config import RunConfig, Section
-from planaria.errors import UserError
+from planaria.errors import UserError, nearest
 
 FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
@@ -63,8 +63,12 @@ class Arm(Section):
     faults: bool = True
 
 
-def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
+def load(
+    path: Path, flags: Mapping[str, object], seeds: Sequence[int] | None = None, only: Sequence[str] | None = None
+) -> tuple[Comparison, list[Arm]]:
     """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
+
+    ``seeds`` take the place of the recipe's; of the arms, it may be about ``only`` some.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
@@ -73,7 +77,12 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
     table = tree.pop("compare", None)
     if table is None:
         raise UserError(f"{path}: has no [compare] table; `planaria train {path}` trains it, see docs/compare.md")
-    comparison = _comparison(table, path)
+    comparison = _comparison(table if seeds is None else {**table, "seeds": list(seeds)}, path)
+    if only is not None and not only:
+        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', comparison.arms)}")
+    for name in only or ():
+        if name not in comparison.arms:
+            raise UserError(f"{path}: compare.arms.{name}: there is no such arm; {nearest(name, comparison.arms)}")
     base = recipe.from_tree(tree, flags, path)
     validations = int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
     if validations < SMOOTHED:
@@ -83,6 +92,8 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
         )
     arms = [Arm(name=FAULT_FREE, config=base, faults=False)]
     for name, changes in comparison.arms.items():
+        if only is not None and name not in only:
+            continue
         faults = changes.pop("faults", True)
         if not isinstance(faults, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {faults!r}: must be true or false")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from planaria.chaos.trace import Trace
-from planaria.config import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.protocols import Observer
 from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.prepare import Prepared
 from planaria.engine.replanner import Replanner
 from planaria.engine.setup import SETUP, Setup
-from planaria.engine.stopping import stop_signals
+from planaria.engine.stopping import stop_asked
 from planaria.fleet.ground import ground
 from planaria.fleet.open import OpenFleet
 from planaria.fleet.request import Ground, Work
-from planaria.plan.check import require
 from planaria.record.decisions import Finish
 from planaria.transport.secure import new_key
 
@@ -30,31 +29,27 @@ PRELOAD = [worker.__name__, "torch._dynamo"]
 
 
 def train(
-    config: RunConfig,
-    folder: Path,
-    dataset: Path,
-    observer: Observer,
-    trace: Trace,
-    origin: Origin = START,
+    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
 ) -> Finish:
     """Train on a fleet of processes, here or on a Ray cluster, until the run is over; how it ended.
 
-    :raises UserError: when the plan is not sound, the port is taken or the cluster is not fit; no worker
-        has started then.
+    ``stop`` is asked again and again: when it says so, the run stops at a whole step, as after a signal.
+
+    :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
+    config, dataset = prepared.config, prepared.dataset.folder
     itinerary = Itinerary(config)
-    require(itinerary.training(0))
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     with ExitStack() as ending:
-        asked = ending.enter_context(stop_signals())
+        asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
         setup = Setup(config, folder, dataset, place.host, new_key())
         work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
-        chaos = TraceChaos(trace, fleet, setup.checkpoints, origin.next_fault)
+        chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
-        return controller.run(lambda: asked[0] if asked else "")
+        return controller.run(asked)
 
 
 def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:

@@ -14,6 +14,7 @@ from planaria.engine.batches import batches
 from planaria.engine.copies import Keeping
 from planaria.engine.inline_replicas import Replicas, Round
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.prepare import require_sound
 from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner, added
 from planaria.model.packing import pack, unpack
@@ -46,11 +47,16 @@ class InlineEngine:
     """
 
     def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
+        """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
+
+        :raises UserError: when settings of the recipe do not go together.
+        """
         self.config = config
         self.step = 0
         self.sample_offset = 0
         """added to the numbers of all training samples: earlier steps took more, or fewer"""
         self.itinerary = Itinerary(config, together=True)
+        require_sound(config, self.itinerary)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: Keeping(config, stage, StageRunner) for node, stage in self.stage.items()}

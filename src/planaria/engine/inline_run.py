@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,13 +18,12 @@ from planaria.config import RunConfig
 from planaria.control.controller import AGAIN_S
 from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name
-from planaria.data.shards import Dataset
-from planaria.data.stream import Stream
 from planaria.engine.inline import InlineEngine
 from planaria.engine.inline_replicas import Round
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.prepare import Prepared, streams
 from planaria.engine.runner import NonFinite, StageRunner
-from planaria.engine.stopping import stop_signals
+from planaria.engine.stopping import stop_asked
 from planaria.model.state import StageState
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -33,25 +33,36 @@ WORKER = "inline"
 
 
 def train(
-    config: RunConfig, folder: Path, dataset: Path, observer: Observer, trace: Trace, origin: Origin = START
+    prepared: Prepared, folder: Path, observer: Observer, origin: Origin = START, stop: Callable[[], bool] | None = None
 ) -> d.Finish:
     """Train in this process; how it ended.
 
     A fault that kills, stops or sticks a worker takes its node's state away: between two steps, because a step that
     loses a stage before its commit begins again. Others have nothing to befall here. When a state cannot be rebuilt,
-    the survivors are saved and the run ends.
+    the survivors are saved and the run ends. When ``stop``, which is asked between steps, says so, the run stops as
+    after a signal.
     """
-    torch.set_num_threads(1)  # two OpenMP threads beside one busy neighbour are many times slower than one
-    data = Dataset.open(dataset)
-    streams = {split: Stream(data, split, config.model.context, config.seed) for split in ("train", "validation")}
-    engine = InlineEngine(config, streams["train"], streams["validation"])
-    run = _InlineRun(config, folder, engine, observer, origin)
-    observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
-    engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
-    run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
-    ending = _lead(run, _Losses(trace, origin.next_fault))
-    run.tell(ending)
+    config = prepared.config
+    with _one_thread():
+        engine = InlineEngine(config, *streams(config, prepared.dataset))
+        run = _InlineRun(config, folder, engine, observer, origin)
+        observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
+        engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
+        run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
+        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), stop)
+        run.tell(ending)
     return ending
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Two OpenMP threads beside one busy neighbour are many times slower than one. The caller's number comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Losses:
@@ -69,15 +80,15 @@ class _Losses:
         return sorted({f.stage for f in group})
 
 
-def _lead(run: _InlineRun, losses: _Losses) -> d.Finish:
+def _lead(run: _InlineRun, losses: _Losses, stop: Callable[[], bool] | None) -> d.Finish:
     """Step by step to the end."""
     try:
-        with stop_signals() as asked:
+        with stop_asked(stop) as asked:
             while run.engine.step < run.config.train.steps:
                 while nodes := losses.next(run.engine.step, committed=False):
                     if reason := run.strike(nodes):
                         return d.Finish(outcome="cannot", reason=reason)
-                if asked or run.observer.trouble:
+                if reason := asked() or run.observer.trouble:
                     break
                 step = run.engine.step
                 run.train()
@@ -89,7 +100,7 @@ def _lead(run: _InlineRun, losses: _Losses) -> d.Finish:
             if unsaved := run.save_at_last(list(run.engine.runners)):
                 return d.Finish(outcome="failed", reason=unsaved)
             if run.engine.step < run.config.train.steps:
-                return d.Finish(outcome="stopped", reason=asked[0] if asked else run.observer.trouble)
+                return d.Finish(outcome="stopped", reason=reason)
             return d.Finish(outcome="finished")
     except NonFinite as error:
         return d.Finish(outcome="failed", reason=str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from planaria.engine import worker
 from planaria.engine.fleet import PRELOAD
 from planaria.engine.setup import SETUP
-from planaria.engine.stopping import stop_signals
+from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.door import FILE, read_door
 from planaria.fleet.guest import Ending, Visit
@@ -38,11 +38,11 @@ def join(
     :raises UserError: when the run is over, or cannot be joined from here.
     :raises RunStopped: when it has not answered for so long.
     """
-    with stop_signals() as asked:
+    with stop_asked() as asked:
         visit: Visit | str = _first(folder, workers, forsaken)
         while isinstance(visit, Visit):
             with closing(_Stay(visit, told)) as stay:
-                ending = stay.last(lambda: asked[0] if asked else "")
+                ending = stay.last(asked)
             if ending.how == "lost":
                 told(f"the run cannot be reached any more ({ending.reason}); calling it again for {patience_s:g} s")
                 visit = _again(folder, workers, patience_s, asked)
@@ -67,13 +67,13 @@ def _first(folder: Path, workers: int, forsaken: Callable[[], bool]) -> Visit:
         ) from None
 
 
-def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Sequence[str]) -> Visit | str:
+def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Callable[[], str]) -> Visit | str:
     """Another visit to a run that was lost, or why there will be none; it may have ended without this machine.
 
     :raises RunStopped: when nobody has answered for so long.
     """
     until = time.monotonic() + patience_s
-    while not asked_to_leave:
+    while not asked_to_leave():
         if not (folder / FILE).exists():
             return "the run is over"
         try:

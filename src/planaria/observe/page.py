@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from html import escape
 from pathlib import Path
 
@@ -105,8 +106,26 @@ def note(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
+_taken: ContextVar[dict[str, go.Figure] | None] = ContextVar("_taken", default=None)
+
+
+def figures(body: Iterable[str]) -> dict[str, go.Figure]:
+    """All figures of a page by their names, instead of the page: whatever is drawn there can be had here."""
+    found: dict[str, go.Figure] = {}
+    before = _taken.set(found)
+    try:
+        for _ in body:
+            pass
+    finally:
+        _taken.reset(before)
+    return found
+
+
 def chart(fig: go.Figure, name: str) -> str:
     """The figure in a ``<div id=name>``; plotly.js must be in the page already."""
+    if (taken := _taken.get()) is not None:
+        taken[name] = fig
+        return ""
     html: str = fig.to_html(
         full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True}
     )

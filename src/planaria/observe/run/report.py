@@ -41,14 +41,15 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """
     record = read_run(folder)
     out = out or folder / "report.html"
-    text = page.document(f"{record.config.name} · planaria", _body(record))
+    text = page.document(f"{record.config.name} · planaria", body(record))
     return page.write(out, text)
 
 
-def _body(record: RunRecord) -> Iterator[str]:
+def body(record: RunRecord) -> Iterator[str]:
+    """The report's sections, as HTML."""
     timings = recoveries(record)
-    outcome = _outcome(record)
-    yield page.heading(record.config.name, outcome, outcome == "finished", _summary(record))
+    ended = outcome(record)
+    yield page.heading(record.config.name, ended, ended == "finished", _summary(record))
     yield page.cards(_facts(record, timings))
     if any(True for _ in record.trained):
         every = " Both are means over the replicas." if naming_of(record).several else ""
@@ -70,7 +71,8 @@ def _body(record: RunRecord) -> Iterator[str]:
     yield page.footer(f"Written by planaria report from {record.folder.name}.")
 
 
-def _outcome(record: RunRecord) -> str:
+def outcome(record: RunRecord) -> str:
+    """How a run ended, and why if it did not finish."""
     ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
     if not ends or isinstance(ends[-1], RunStarted):
         return "no end recorded"

@@ -30,18 +30,19 @@ SPREADS = {
     "final loss": ("final", ".3f"),
 }
 """column → number of a run, and how it is written"""
+COLUMNS = (*SPREADS, "traffic", "memory", "failures")
+"""of the table, beside the arm"""
 
 
 def show_table(found: Compared) -> None:
     """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
-    right = [*SPREADS, "traffic", "memory", "failures"]
     title = Text(f"{found.name}: mean [least … most] of {_seeds(found)}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     table.add_column("arm")
-    for column in right:
+    for column in COLUMNS:
         table.add_column(column, justify="right")
     for arm in found.ranked():
-        table.add_row(*(Text(cell) for cell in _cells(arm)))
+        table.add_row(*(Text(cell) for cell in cells(arm)))
     console = Console(width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
     for failures in found.failures:
@@ -56,11 +57,12 @@ def write_comparison(found: Compared, file: Path) -> Path:
 
     :raises UserError: when it cannot be written.
     """
-    text = page.document(f"{found.name} compared · planaria", _body(found))
+    text = page.document(f"{found.name} compared · planaria", body(found))
     return page.write(file, text)
 
 
-def _cells(arm: Scored) -> list[str]:
+def cells(arm: Scored) -> list[str]:
+    """A row of the table."""
     cells = [_spread(arm, of, form) for of, form in SPREADS.values()]
     if arm.missed:
         cells[0] = f"not reached in {arm.missed} of {len(arm.runs)} seeds"
@@ -88,7 +90,8 @@ def _target(found: Compared) -> str:
     )
 
 
-def _body(found: Compared) -> Iterator[str]:
+def body(found: Compared) -> Iterator[str]:
+    """The report's sections, as HTML."""
     arrived = [arm for arm in found.ranked()[1:] if not arm.missed]
     good = len(arrived) == len(found.arms) - 1
     badge = "every arm reached the target" if good else f"{len(arrived)} of {len(found.arms) - 1} arms reached it"

@@ -1,62 +1,64 @@
-"""``planaria train --resume``: take a run up where it stopped, or at an earlier checkpoint of it."""
+"""Where a run goes on: where it stopped, or at an earlier checkpoint of it; and what forbids that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from planaria import digests, documents, recipe
 from planaria.checkpoint.loading import check_stages, replicas_in
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
-from planaria.commands import runs
-from planaria.commands.branch import branch_off, starting_weights
-from planaria.commands.schedule import on_schedule
-from planaria.commands.train import MODEL, Prepared, conclude, prepare_run, train_prepared
 from planaria.config import ChaosConfig, RunConfig
 from planaria.data.shards import Meta
+from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
+from planaria.engine.prepare import Prepared, on_schedule
 from planaria.errors import UserError
-from planaria.record.reserve import Reserve
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
 """what cannot change without making it another run"""
 
 
-def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
-    """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
-    config = _with_flags(runs.config_of(folder, *runs.KEPT), flags, folder)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A stopped run's configuration, and where it goes on."""
+
+    config: RunConfig
+    store: CheckpointStore
+    saved: Saved | None
+    """the checkpoint; None if nothing was saved yet"""
+    origin: Origin
+
+    @property
+    def done(self) -> bool:
+        """Are there no steps left?"""
+        return self.origin.step >= self.config.train.steps
+
+
+def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None, say: Say) -> Resumption:
+    """Look where the run in ``folder`` goes on, with ``changes`` (setting → value) laid over its own configuration.
+
+    ``checkpoint`` names one that is not the newest. ``say`` hears what is not as one would expect.
+
+    :raises UserError: when there is no such run or checkpoint, it is damaged, or the changes make it another run.
+    """
+    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
     store = CheckpointStore(folder / "checkpoints")
     saved = _choose(store, checkpoint)
-    origin = _origin(store, folder, saved, config)
+    origin = _origin(store, folder, saved, config, say)
     for stage, name in origin.load.items():
         _check_fits(store.folder / name, stage, config)
-    unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
-    if origin.step >= config.train.steps and unexported and not flags:
-        with runs.held(folder):  # it was killed between its last step and its export
-            Reserve(folder).release()
-            conclude(config, folder)
-        return 0
-    if origin.step >= config.train.steps:
-        raise UserError(
-            f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
-        )
-    prepared = prepare_run(config, quiet)
-    _check_same_data(folder, prepared)
-    parent = starting_weights(config, prepared.dataset) if saved is None else None
-    with runs.held(folder):
-        store.discard_unfinished()
-        if saved is not None:
-            store.set_aside_after(saved)
-        if parent is not None:
-            origin = replace(branch_off(parent, folder, config), generation=origin.generation)
-        return train_prepared(prepared, folder, origin, quiet)
+    return Resumption(config, store, saved, origin)
 
 
-def _with_flags(before: RunConfig, flags: Mapping[str, str], folder: Path) -> RunConfig:
-    """The run's own configuration with flags laid over it, unless they would make it another run."""
+def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
+    """The run's own configuration with flags laid over it; UserError where they would make it another run."""
     config = recipe.overlay(before, flags)
     for name in FIXED:
         if getattr(config, name) != getattr(before, name):
@@ -86,7 +88,7 @@ def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
     check_stages(checkpoint, manifest, stage)
 
 
-def _check_same_data(folder: Path, prepared: Prepared) -> None:
+def require_same_data(folder: Path, prepared: Prepared) -> None:
     """Other text or another tokenizer would give every id and every sample another meaning."""
     kept = folder / runs.DATA
     if not kept.is_file():
@@ -132,14 +134,14 @@ def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
     return read_state(folder).generation if path.exists() else 0
 
 
-def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig) -> Origin:
+def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: RunConfig, say: Say) -> Origin:
     """Where to take up; stages that a partial checkpoint lacks come from the newest whole one before it."""
     generation = _generation(folder, saved, config)
     if saved is None:
-        print(f"{folder}: nothing was saved yet; starting again from step 0")
+        say(f"{folder}: nothing was saved yet; starting again from step 0")
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
-        print(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
+        say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
     load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
     missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
     whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
@@ -147,13 +149,13 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         load |= dict.fromkeys(missing, whole.folder.name)
     if missing:
         stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-        print(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+        say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
     manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
     _check_even(saved, config, apart)
     if config.exchange.replicas != replicas_in(manifest):
         was, now = (f"{n} replica{'s' * (n > 1)}" for n in (manifest.replicas, config.exchange.replicas))
         what = "the one model, their mean, with fresh moments" if manifest.replicas > 1 else "copies of its one"
-        print(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")
+        say(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")
     return Origin(
         saved.step,
         generation,

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from planaria import digests, documents, recipe
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import text as trace_text
+from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
+from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.swarm.config import SwarmConfig
+from planaria.model.huggingface import import_model
+from planaria.model.stages import Llama
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
@@ -24,7 +28,17 @@ KEPT = (CONFIG, TOKENIZER, TRACE, DATA, SCHEDULE)
 """what a run is, beside its checkpoints; its list of digests covers these"""
 
 
-def create(config: RunConfig | SwarmConfig) -> Path:
+class Root(Protocol):
+    """A recipe's root section, of a run or of a swarm."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def out(self) -> str: ...
+    def model_dump_json(self, *, indent: int | None = None) -> str: ...
+
+
+def create(config: Root) -> Path:
     """A new folder for the run: ``out/name``, or ``out/name-2`` and so on when that is taken."""
     for number in count(1):
         folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
@@ -39,6 +53,16 @@ def create(config: RunConfig | SwarmConfig) -> Path:
     raise AssertionError("unreachable")
 
 
+def newest(config: Root) -> Path:
+    """The folder that was made last for a run of this name; UserError when there is none."""
+    folders = [Path(config.out) / config.name]
+    while (further := Path(config.out) / f"{config.name}-{len(folders) + 1}").exists():
+        folders.append(further)
+    if not (folders[-1] / CONFIG).is_file():
+        raise UserError(f"{folders[-1]}: not a run (no config.json); there is none of that name to go on with")
+    return folders[-1]
+
+
 def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> None:
     """Write down all that a later resumption, generation or export needs to know of how the run was started."""
     files = {
@@ -51,7 +75,7 @@ def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> Non
     digests.put(folder, files)
 
 
-def keep_config(folder: Path, config: RunConfig | SwarmConfig) -> None:
+def keep_config(folder: Path, config: Root) -> None:
     """Write down the resolved configuration."""
     digests.put(folder, {CONFIG: config.model_dump_json(indent=2).encode()})
 
@@ -89,6 +113,14 @@ def newest_whole(folder: Path) -> Saved:
     if saved is None:
         raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
+
+
+def open_model(folder: Path) -> tuple[Llama, Tokenizer]:
+    """The model of a run, or an exported one, and its tokenizer; UserError when ``folder`` is neither."""
+    if (folder / "model.safetensors").exists():
+        return import_model(folder), Tokenizer.open(folder / TOKENIZER)
+    config_of(folder, TOKENIZER)
+    return load_model(newest_whole(folder)), Tokenizer.open(folder / TOKENIZER)
 
 
 def is_held(folder: Path) -> bool:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
-from planaria.commands.generate import open_model
 from planaria.config import ModelConfig, RunConfig
 from planaria.control.saving import folder_name
 from planaria.data.shards import Dataset
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.origin import Origin
+from planaria.engine.runs import open_model
 from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.model.state import StageState

@@ -1,13 +1,12 @@
-"""``planaria compare``: arms × seeds on the same failures, then a table, a report and every number as JSON."""
+"""Arms × seeds on the same failures, from a recipe to every number as JSON and a report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from planaria import atomic, recipe
 from planaria.chaos.trace import Trace, digest, write
-from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
 from planaria.compare.contest import Contest
 from planaria.compare.contestant import Job, Result
@@ -16,19 +15,32 @@ from planaria.compare.spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.prepare import check
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.families import stage_parameters
 from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
 from planaria.observe.live.race_progress import RaceProgress
-from planaria.observe.trials.comparison import show_table, write_comparison
+from planaria.observe.trials.comparison import write_comparison
 from planaria.recovery.checkpoint import best_steps
 
+REPORT, NUMBERS = "report.html", "comparison.json"
 
-def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
-    """Run the comparison in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
-    comparison, arms = load(path, flags)
+
+def raced(
+    path: Path,
+    flags: Mapping[str, object],
+    seeds: Sequence[int] | None,
+    only: Sequence[str] | None,
+    quiet: bool,
+    say: Callable[[str], None] | None,
+) -> tuple[Compared, Path]:
+    """Run the comparison in the recipe ``path``, or what is left of it: what it found, and its folder.
+
+    For ``seeds`` and ``only`` see ``compare.spec.load``; ``say`` hears of the text's preparation.
+    """
+    comparison, arms = load(path, flags, seeds, only)
     if arms[0].config.routing.schedule is not None:
         raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
     clocks = {arm.name: clock_of(clock_config(path, comparison, arm)) for arm in arms}
@@ -36,7 +48,7 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     for arm in arms:
         check(arm.config.model_copy(update={"engine": "inline"}))
     base = arms[0].config
-    dataset = prepare(base.data, base.model.vocab, None if quiet else print)
+    dataset = prepare(base.data, base.model.vocab, say)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
     jobs = [_job(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
@@ -47,12 +59,9 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     for seed, trace in traces.items():
         write(trace, folder / f"trace-{seed}.json")
     found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    atomic.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
-    show_table(found)
-    print(
-        f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"
-    )
-    return 0
+    atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
+    write_comparison(found, folder / REPORT)
+    return found, folder
 
 
 def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:

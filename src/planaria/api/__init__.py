@@ -1,0 +1,1 @@
+"""What planaria can do, as functions of a program: the face in ``planaria/__init__.py``, and what commands call."""

@@ -1,0 +1,208 @@
+"""A run from its recipe, or from where it stopped, to a trained model, its report and its export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+
+from planaria import digests, documents
+from planaria.api.model import complete, export_run
+from planaria.api.recipes import Recipe, Settings, configure, named
+from planaria.api.run import MODEL, Run
+from planaria.config import RunConfig
+from planaria.engine import fleet, inline_run, runs
+from planaria.engine.branch import branch_off, starting_weights
+from planaria.engine.origin import START, Origin
+from planaria.engine.prepare import Prepared, on_schedule, prepare
+from planaria.engine.resumption import require_same_data, take_up
+from planaria.engine.stopping import REQUEST
+from planaria.errors import RunStopped, UserError
+from planaria.model.families import family
+from planaria.observe.live.listener import Listener, Step
+from planaria.observe.live.progress import Progress, Quiet
+from planaria.observe.live.watch import Watch
+from planaria.observe.run.report import write_report
+from planaria.observe.run.summary import summary
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.record.logs import read_run
+from planaria.record.reserve import Reserve
+from planaria.shipped import find
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Who hears of a run, and who may stop it."""
+
+    progress: bool
+    say: Say
+    on_step: Callable[[Step], object] | None
+    stop: Event | None
+
+    @property
+    def of_data(self) -> Say | None:
+        return self.say if self.progress else None
+
+
+def train(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    checkpoint: str | None = None,
+    on_step: Callable[[Step], object] | None = None,
+    stop: Event | None = None,
+    progress: bool = True,
+    say: Say | None = None,
+    settings: Settings | None = None,
+    **short: object,
+) -> Run:
+    """Train a recipe: what ``planaria train`` does, with the same engines, folder, report and exported model.
+
+    :param recipe: a recipe's name or file, or a configuration; with ``resume``, a run's folder, or the name or file of
+        a recipe whose newest run is meant.
+    :param resume: train on where that run stopped, with its own configuration and the given settings laid over it.
+    :param checkpoint: of the run that is resumed, one that is not the newest, such as ``"step-00000050"``.
+    :param on_step: hears of every committed step. What it raises stops the run at a whole step, and comes back from
+        here once everything is saved.
+    :param stop: an event that stops the run at a whole step when it is set, from any thread; the run then is returned.
+        In the main thread Ctrl-C (a notebook's interrupt) and SIGTERM do the same, but end in RunStopped; another
+        thread hears no signals.
+    :param progress: show a bar on a terminal, and lines elsewhere.
+    :param say: hears notes and results, line by line; ``print`` with ``progress``, and otherwise nobody, unless given.
+    :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last word.
+    :raises UserError: before any worker starts, when something that was given is wrong; later when the run failed.
+    :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
+    """
+    told = Listening(progress, say or (print if progress else _nobody), on_step, stop)
+    if resume:
+        changes = named(settings, short)
+        return _resume(_folder(recipe, changes), changes, checkpoint, told)
+    if checkpoint is not None:
+        raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
+    return _begin(configure(recipe, settings=settings, **short), told)
+
+
+def _begin(config: RunConfig, told: Listening) -> Run:
+    """A new run, in a folder of its own."""
+    prepared = prepare(config, told.of_data)
+    for line in prepared.notes:
+        told.say(line)
+    folder = runs.create(config)
+    if config.routing.schedule is not None:
+        digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
+        prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
+    with runs.held(folder):
+        parent = prepared.parent
+        origin = START if parent is None else branch_off(parent, folder, prepared.config)
+        return _train(replace(prepared, parent=None), folder, origin, told)
+
+
+def _folder(run: Recipe, changes: Settings) -> Path:
+    """The run to resume: that folder, or the newest of a recipe."""
+    if isinstance(run, RunConfig):
+        raise UserError("resume=True: give the run's folder, or its recipe's name; a run goes on with its own recipe")
+    if (Path(run) / runs.CONFIG).is_file() or not find(str(run)).is_file():
+        return Path(run)
+    return runs.newest(configure(run, settings={name: changes[name] for name in changes.keys() & {"name", "out"}}))
+
+
+def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening) -> Run:
+    """Train on where a run stopped, or from the named checkpoint of it."""
+    there = take_up(folder, changes, checkpoint, told.say)
+    config, saved, origin = there.config, there.saved, there.origin
+    unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
+    if there.done and unexported and not changes:
+        with runs.held(folder):  # it was killed between its last step and its export
+            Reserve(folder).release()
+            _conclude(config, folder, told.say)
+        return Run(folder)
+    if there.done:
+        raise UserError(
+            f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
+        )
+    prepared = prepare(config, told.of_data, begins=False)
+    require_same_data(folder, prepared)
+    parent = starting_weights(config, prepared.dataset) if saved is None else None
+    with runs.held(folder):
+        there.store.discard_unfinished()
+        if saved is not None:
+            there.store.set_aside_after(saved)
+        if parent is not None:
+            origin = replace(branch_off(parent, folder, config), generation=origin.generation)
+        return _train(prepared, folder, origin, told)
+
+
+def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) -> Run:
+    """Train in ``folder``, which the caller holds; then tell how it went."""
+    config = prepared.config
+    engine = fleet.train if config.engine == "fleet" else inline_run.train
+    runs.keep(folder, config, prepared.dataset, prepared.trace)
+    display = Progress() if told.progress else Quiet()
+    listener = None if told.on_step is None else Listener(display, told.on_step)
+    watch = Watch(folder, config.samples * config.model.context, listener or display)
+
+    def asked() -> bool:
+        wanted = told.stop is not None and told.stop.is_set()
+        return wanted or (listener is not None and listener.error is not None)
+
+    try:
+        ending = engine(prepared, folder, watch, origin, asked)
+    finally:
+        watch.close()
+    if ending.outcome == "finished":
+        _conclude(config, folder, told.say)
+    else:
+        told.say(f"report        {_report(folder)}")
+        told.say(f"workers' logs {folder / 'workers'}\ngo on with    planaria train --resume {folder}")
+    if listener is not None and listener.error is not None:
+        raise listener.error
+    if ending.outcome == "finished" or ending.reason == REQUEST:
+        return Run(folder)
+    wrong: UserError | RunStopped
+    if ending.outcome == "failed" or watch.trouble:
+        wrong = UserError(ending.reason)
+    else:
+        wrong = RunStopped(f"stopped by {ending.reason}" if ending.outcome == "stopped" else ending.reason)
+    wrong.folder = folder
+    raise wrong
+
+
+def _conclude(config: RunConfig, folder: Path, say: Say) -> None:
+    """Tell what a finished run came to, then write down what can be written.
+
+    :raises UserError: when the model cannot be exported; it is trained, and safe in its checkpoint.
+    """
+    for line in summary(read_run(folder)):
+        say(line)
+    whole = family(config.model).whole
+    if config.prompt:
+        none = f"none: model.family = {config.model.family!r} completes no texts"
+        say(f"completion    {complete(folder, config.prompt) if whole else none}")
+    say(f"report        {_report(folder)}")
+    if not whole:
+        say(f"model         {runs.newest_whole(folder).folder}, stage by stage")
+        return
+    if (folder / MODEL).exists():  # of an earlier part of the run
+        shutil.rmtree(folder / MODEL)
+    try:
+        model = export_run(folder, folder / MODEL)
+    except UserError as error:
+        mend = f"planaria export {folder} --to {folder / MODEL}"
+        raise UserError(f"{error}: the run is finished and saved; when that is mended, `{mend}`") from error
+    say(f"model         {model}")
+
+
+def _report(folder: Path) -> str:
+    """The report's path, or why there is none: a full disk must not hide how the run itself ended."""
+    try:
+        return str(write_report(folder))
+    except UserError as error:
+        return f"none: {error}"
+
+
+def _nobody(line: str) -> None:
+    del line

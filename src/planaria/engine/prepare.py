@@ -1,0 +1,205 @@
+"""Everything that is checked before an engine begins, for commands and for programs.
+
+A recipe can be wrong by itself (:func:`check`), by what it names (:func:`placed`, :func:`read_faults`), and by what its
+data and its first weights turn out to be. What passes is a :class:`Prepared` run, and engines take nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planaria.chaos.trace import Trace
+from planaria.chaos.trace import read as read_trace
+from planaria.config import RunConfig
+from planaria.data.shards import Dataset
+from planaria.data.shards import prepare as prepare_data
+from planaria.data.stream import Stream
+from planaria.engine.branch import starting_weights
+from planaria.engine.itinerary import Itinerary
+from planaria.engine.unused import idle, require_used
+from planaria.errors import UserError
+from planaria.exchange import exchange
+from planaria.model.families import check_shapes, family
+from planaria.model.stages import Llama
+from planaria.plan.check import require
+from planaria.planner.guidelines import broken
+from planaria.planner.schedule import read as read_schedule
+from planaria.recovery import recovery
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run about which nothing is left to complain: all that an engine begins with."""
+
+    config: RunConfig
+    dataset: Dataset
+    trace: Trace
+    parent: Llama | None = None
+    """the model that ``train.start`` names, cut as the run is"""
+    notes: tuple[str, ...] = ()
+    """settings that are for other runs than this, a line for each reason"""
+
+
+def prepare(
+    config: RunConfig, say: Callable[[str], None] | None = None, trace: Trace | None = None, begins: bool = True
+) -> Prepared:
+    """Check the recipe, tokenise its text, read its faults and the weights that it starts from. No worker starts.
+
+    ``say`` hears of the text's preparation; ``trace`` takes the place of the recipe's. A run that goes on (not
+    ``begins``) may keep settings that it needs no more, and has its weights already.
+
+    :raises UserError: naming the first thing that is wrong, its place and the mend.
+    """
+    if config.engine == "simulate":
+        raise UserError("engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'")
+    if begins:
+        require_used(config)
+    check(config)
+    faults = trace if trace is not None else read_faults(config)
+    dataset = prepare_data(config.data, config.model.vocab, say)
+    streams(config, dataset)
+    parent = starting_weights(config, dataset) if begins else None
+    return Prepared(config, dataset, faults, parent, tuple(idle(config, faults)))
+
+
+def streams(config: RunConfig, dataset: Dataset) -> tuple[Stream, Stream | None]:
+    """Training and validation samples of a run; a recipe that never validates may have too few of the latter: None.
+
+    :raises UserError: when a split is too short for one sample.
+    """
+    context, seed = config.model.context, config.seed
+    validated = config.train.eval_every or dataset.windows("validation", context)
+    validation = Stream(dataset, "validation", context, seed) if validated else None
+    return Stream(dataset, "train", context, seed), validation
+
+
+def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
+    """The recipe with the full paths of the trace and the schedule that lie beside its file ``recipe``.
+
+    :raises UserError: when its schedule cannot be read, breaks a rule, or is not for this recipe.
+    """
+    if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
+        chaos = config.chaos.model_copy(update={"trace": str(file.absolute())})
+        config = config.model_copy(update={"chaos": chaos})
+    if config.routing.schedule is None:
+        return config
+    file = beside(recipe, config.routing.schedule).absolute()
+    schedule, pipeline = read_schedule(file), config.pipeline
+    if wrong := broken(schedule.problem, schedule.solution):
+        raise UserError(f"{file}: not a valid schedule: {wrong[0]}; plan again")
+    if len(schedule.stages) != pipeline.stages + 1:
+        raise UserError(f"{file}: has {len(schedule.stages) - 1} block stages; pipeline.stages = {pipeline.stages}")
+    if len(schedule.routes) != pipeline.microbatches:
+        raise UserError(
+            f"{file}: has routes for {len(schedule.routes)} microbatches; pipeline.microbatches = "
+            f"{pipeline.microbatches}"
+        )
+    return on_schedule(config, file)
+
+
+def on_schedule(config: RunConfig, file: Path) -> RunConfig:
+    """The recipe with this schedule."""
+    return config.model_copy(update={"routing": config.routing.model_copy(update={"schedule": str(file)})})
+
+
+def beside(recipe: Path | None, name: str) -> Path:
+    """A file that a recipe names: beside the recipe if it is there, or at its path."""
+    file = Path(name)
+    if recipe is not None and not file.is_absolute() and (recipe.parent / file).is_file():
+        return recipe.parent / file
+    return file
+
+
+def check(config: RunConfig) -> None:
+    """Everything that can be wrong with a recipe by itself, before any data is touched.
+
+    :raises UserError: naming the setting, and what goes instead.
+    """
+    itinerary = Itinerary(config, together=config.engine == "inline")
+    require_sound(config, itinerary)
+    require(itinerary.training(0))
+    if config.exchange.replicas > 1:
+        _check_replicas(config, itinerary)
+    if config.exchange.most is not None and config.engine == "inline":
+        raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
+    if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
+        raise UserError(
+            f"exchange.most = {config.exchange.most}: replicas that come later agree with others now and then; begin "
+            "with exchange.replicas = 2 or more, and an exchange.kind other than 'allreduce'"
+        )
+    if config.checkpoint.every == "best" and config.engine != "fleet":
+        raise UserError(
+            f"checkpoint.every = 'best' measures real saves; give engine {config.engine!r} a number of steps"
+        )
+    if config.checkpoint.every == "best" and not config.network.hourly:
+        raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+
+
+def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
+    """What must hold for any engine, also for one that a program steps by itself.
+
+    :raises UserError: naming the setting, and what goes instead.
+    """
+    chain = recovery(config.recovery, config.pipeline.stages)
+    if chain.slots and (itinerary.schedule is not None or config.exchange.replicas > 1):
+        raise UserError(
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
+            "schedule, or exchange.replicas, the nodes of a stage are each other's copies: use 'checkfree' or "
+            "'checkpoint'"
+        )
+    exchange(config.exchange)
+    if config.exchange.replicas > 1 and itinerary.schedule is not None:
+        raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    for name, strategy in chain.strategies.items():
+        if strategy.needs.routing not in ("", config.routing.kind):
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} needs routing.kind = "
+                f"{strategy.needs.routing!r}, not {config.routing.kind!r}: {strategy.needs.why}"
+            )
+    if not family(config.model).whole:
+        check_shapes(config.model, config.pipeline.stages)
+    if config.train.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
+
+
+def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
+    """What replicas need of the engine that trains them."""
+    if config.engine != "fleet":
+        if config.exchange.inner:
+            raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
+        return
+    if config.routing.mixed:
+        raise UserError(
+            "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
+            "--engine inline"
+        )
+    if config.checkpoint.every == "best":
+        raise UserError(
+            "checkpoint.every = 'best' is for one replica; with exchange.replicas = "
+            f"{config.exchange.replicas} give it a number"
+        )
+    if config.recovery.meanwhile == "skip":
+        raise UserError(
+            "recovery.meanwhile = 'skip': with exchange.replicas a lost stage is copied from another replica; use "
+            "'wait'"
+        )
+
+
+def read_faults(config: RunConfig) -> Trace:
+    """The recipe's trace of faults; an empty one where it names none.
+
+    :raises UserError: when it cannot be read, or strikes what this run does not have.
+    """
+    if config.chaos.trace is None:
+        return Trace(faults=())
+    trace, itinerary = read_trace(Path(config.chaos.trace)), Itinerary(config)
+    last = len(itinerary.arrangement.stage) - 1
+    place = "stage" if last == config.pipeline.stages and itinerary.schedule is None else "node"
+    for fault in trace.faults:
+        if fault.stage > last:
+            raise UserError(f"{config.chaos.trace}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
+    return trace
