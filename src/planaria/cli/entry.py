@@ -6,13 +6,14 @@ Commands import what they need when they run: ``planaria --help`` should not wai
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, ensembles, faults, models, recipes, swarms, training
+from planaria.cli import comparing, completion, ensembles, faults, models, recipes, swarms, training
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
@@ -71,6 +72,8 @@ def one_line(message: str) -> str:
 def run(arguments: list[str]) -> int:
     """Parse and carry out one command; its exit code."""
     parser, known = make_parser()
+    if completion.ASKED in os.environ:
+        completion.complete(parser, SECOND_WORDS)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
         raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     if " ".join(arguments[:2]) in SECOND_WORDS:
@@ -92,6 +95,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, comparing, models, faults, ensembles, swarms, recipes):
+    for room in (training, comparing, models, faults, ensembles, swarms, recipes, completion):
         room.add(commands)
     return parser, commands.choices
