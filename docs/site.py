@@ -1,4 +1,4 @@
-"""What `make docs` does beyond mkdocs.yml: pages from beside docs/, formulas without JavaScript, plain docstring roles."""
+"""What `make docs` adds to mkdocs.yml: pages from outside docs/, formulas without JavaScript, plain docstring roles."""
 
 from __future__ import annotations
 

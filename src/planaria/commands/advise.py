@@ -22,11 +22,11 @@ from planaria.errors import UserError
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""
 CLOSE = 1.01
-"""times the shortest: a difference that nobody need care about"""
+"""times the shortest: predictions this close are practically equal"""
 
 
 def experience() -> Experience:
-    """What the races cost that this planaria was released with."""
+    """The costs measured in the comparisons that ship with planaria."""
     return Experience.model_validate_json((files("planaria.compare") / "experience.json").read_bytes())
 
 
@@ -72,16 +72,16 @@ def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     rate = f"{config.network.hourly:.3g} an hour and worker"
     table = Table(title=f"{config.name}: {config.train.steps} steps, failures at {rate}", title_justify="left")
     for column in (
-        "way",
+        "strategy",
         "recovery.strategy",
         "routing",
         unit,
-        "from … to",
+        "range",
         "checkpoint every",
         "MB a step",
         "memory",
     ):
-        table.add_column(column, justify="left" if column in ("way", "recovery.strategy", "routing") else "right")
+        table.add_column(column, justify="left" if column in ("strategy", "recovery.strategy", "routing") else "right")
     for way in advice.ways:
         hours = way.prediction.hours
         spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
@@ -112,10 +112,10 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
         lines.append("how sure      its worst case is better than the best case of every other")
     within = CLOSE * best.prediction.hours.mean
     if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
-        lines.append(f"hardly more   {', '.join(close)}: within {CLOSE - 1:.0%} of it")
+        lines.append(f"as good       {', '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
     if unknown := [name for name, way in ways(config).items() if not is_known(way, known)]:
-        lines.append(f"not weighed   {', '.join(unknown)}: not raced yet")
+        lines.append(f"not compared  {', '.join(unknown)}: not measured yet")
     lines.append(
         f"experience    {'; '.join(known.sources)}; {unit} count training to the recipe's last step at equal loss"
     )

@@ -1,4 +1,4 @@
-"""``planaria generate``: let a trained model complete a prompt."""
+"""``planaria generate``: complete a prompt with a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria train --resume``: take a run up where it stopped, or at an earlier checkpoint of it."""
+"""``planaria train --resume``: continue a run from its newest checkpoint, or from an earlier one."""
 
 from __future__ import annotations
 
