@@ -17,12 +17,12 @@ def add(commands: Any) -> None:
 
 
 def _add_comparisons(commands: Any) -> None:
-    compare = command(commands, "compare", "compare strategies on the same failures, seeds and budget; resumable", _compare)
+    compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare)
     add_recipe(compare, " with a [compare] table")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
 
-    advise = command(commands, "advise", "predict which recovery strategy suits a recipe, and how certain that is", _advise)
+    advise = command(commands, "advise", "predict which recovery strategy suits a recipe", _advise)
     add_recipe(advise, " whose [network] states costs and the failure rate")
     add_fields(advise, RunConfig)
 
@@ -33,7 +33,9 @@ def _add_networks(commands: Any) -> None:
     measure = command(whats, "measure", "measure latency and bandwidth between nodes, and write a topology", _measure)
     add_recipe(measure, "; its network.topology names the nodes, if given")
     measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write the topology to")
-    measure.add_argument("--nodes", type=int, metavar="N", help="number of local nodes, without a topology (default: one per stage)")
+    measure.add_argument(
+        "--nodes", type=int, metavar="N", help="without a topology: local nodes (default: one per stage)"
+    )
     measure.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(measure, RunConfig)
 

@@ -11,21 +11,26 @@ from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
-    generate = command(commands, "generate", "complete a prompt with the model of a run, or an exported model", _generate)
+    generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
     generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
     generate.add_argument("--prompt", required=True)
     generate.add_argument("--tokens", type=int, default=100, help="maximum number of new tokens (default %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
-    generate.add_argument("--top-k", type=int, default=40, help="sample from the K most likely tokens (default %(default)s)")
+    generate.add_argument(
+        "--top-k", type=int, default=40, help="sample from the K likeliest tokens (default %(default)s)"
+    )
     generate.add_argument("--seed", type=int, default=0)
 
-    evaluate = command(commands, "eval", "validation perplexity of a run's model, whole and with stages left out", _eval)
+    evaluate = command(commands, "eval", "validation perplexity, whole and with stages left out", _eval)
     evaluate.add_argument("run", type=Path, nargs="?")
     evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: evaluate on this file or folder instead of the test texts")
+    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: evaluate on this file or folder")
     evaluate.add_argument(
-        "--omit", default="0.25,0.5", metavar="SHARES", help="fractions of the block stages to leave out (default %(default)s)"
+        "--omit",
+        default="0.25,0.5",
+        metavar="SHARES",
+        help="shares of the block stages to leave out (default %(default)s)",
     )
     evaluate.add_argument(
         "--subsets", type=int, default=64, help="maximum number of subsets per size (default %(default)s)"

@@ -11,7 +11,7 @@ from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
-    swarm = command(commands, "swarm", "train peers on each other's completions, without mutual trust; also: join, explain", _swarm)
+    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain", _swarm)
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")

@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
     join.add_argument("run", type=Path)
-    join.add_argument("--workers", type=int, metavar="N", help="number of worker processes (default: as many as one replica has)")
+    join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")
     join.add_argument(
         "--patience",
         type=float,
@@ -40,8 +40,8 @@ def add(commands: Any) -> None:
     )
     add_recipe(plan, needed=False)
     plan.add_argument("--skip", metavar="SHARE", help="the same as --routing.skip")
-    plan.add_argument("--budget", metavar="SIZE", default="60s", help="search budget: 60s, 5min, or 300000moves (default %(default)s)")
-    plan.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write; an HTML page is written beside it")
+    plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
+    plan.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
     plan.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(plan, RunConfig)
 
