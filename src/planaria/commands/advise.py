@@ -112,7 +112,7 @@ def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str
         lines.append("how sure      its worst case is better than the best case of every other")
     within = CLOSE * best.prediction.hours.mean
     if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
-        lines.append(f"as good       {', '.join(close)}: within {CLOSE - 1:.0%} of it")
+        lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
     if unknown := [name for name, way in ways(config).items() if not is_known(way, known)]:
         lines.append(f"not compared  {', '.join(unknown)}: not measured yet")
