@@ -20,19 +20,14 @@ OFFERED = {
     "planaria swarm ": ["join", "explain", "arithmetic_swarm", "mine.toml", "runs/"],
     "planaria swarm join a": ["arithmetic_swarm "],
     "planaria train d": ["demo "],
-    "planaria train m": ["mine.toml "],
     "planaria compare re": ["recovery "],
-    "planaria compare d": [],
     "planaria drill drills/al": ["drills/alone "],
-    "planaria report ": ["runs/one", "runs/"],
     "planaria experts add r": ["runs/one", "runs/"],
     "planaria report runs/on": ["runs/one "],
-    "planaria train --res": ["--resume "],
     "planaria train --resume runs/": ["runs/one", "runs/other/"],
     "planaria train demo --optim.b": ["--optim.beta1", "--optim.beta2"],
     "planaria train demo --engine ": ["fleet", "inline", "simulate"],
     "planaria train demo --pipeline.order=g": ["gpipe "],
-    "planaria completion ": ["bash", "zsh", "fish"],
 }
 """typed → offered"""
 ASK = """
@@ -54,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="asks a bash")
 def test_bash_offers_what_can_follow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     programs = tmp_path_factory.mktemp("bin")
@@ -63,7 +59,7 @@ def test_bash_offers_what_can_follow(folder: Path, tmp_path_factory: pytest.Temp
     environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
     typed = "\n".join(OFFERED) + "\n"
     done = subprocess.run(
-        ["bash", "-c", ASK], input=typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+        ["bash", "-c", ASK], input=typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     offered = [line.split(",") if line else [] for line in done.stdout.splitlines()]
