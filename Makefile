@@ -2,6 +2,7 @@
 # make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
 # make hunt   the property tests again, with new random examples each time
+# make docs   the documentation as a site, in build/site
 # make bench  every benchmark, one after the other; make bench-edge is one of them
 # make clean  remove what these commands have built; runs/ is yours and stays
 #
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Modules that can be run; the others in benchmarks/ are what these share.
 BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
 
-.PHONY: demo demo-swarm test hunt bench clean
+.PHONY: demo demo-swarm test hunt docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
@@ -30,6 +31,10 @@ test: $(VENV)/.installed-dev
 
 hunt: $(VENV)/.installed-dev
 	PLANARIA_EXAMPLES=hunt $(BIN)/pytest -n 2 --dist loadfile $(shell grep -lE "hypothesis" -r tests --include=test_*.py)
+
+# Dead links, missing anchors and modules that are gone fail the build.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(VENV)/.installed
 	@failed=; for name in $(BENCHMARKS); do \
@@ -57,4 +62,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	touch $(VENV)/.installed $@

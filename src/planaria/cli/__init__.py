@@ -1,4 +1,4 @@
-"""The command line: how words become a call of something in ``commands``."""
+"""The command line: parses arguments and calls ``commands``."""
 
 from planaria.cli.entry import main, run
 

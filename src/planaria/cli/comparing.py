@@ -1,4 +1,4 @@
-"""Commands that compare: strategies by race or by prediction, and links by their speed."""
+"""Commands that compare strategies, by experiment or by prediction, and that measure links."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ def add(commands: Any) -> None:
 
 
 def _add_comparisons(commands: Any) -> None:
-    compare = command(commands, "compare", "race recovery strategies on the same failures; resumable", _compare)
+    compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare)
     add_recipe(compare, " with a [compare] table")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
 
-    advise = command(commands, "advise", "which recovery strategy suits a recipe, and how sure that is", _advise)
-    add_recipe(advise, " whose [network] says what things cost and how often they fail")
+    advise = command(commands, "advise", "predict which recovery strategy suits a recipe", _advise)
+    add_recipe(advise, " whose [network] states costs and the failure rate")
     add_fields(advise, RunConfig)
 
 
 def _add_networks(commands: Any) -> None:
     topology = commands.add_parser("topology", help="measure a network for `planaria plan`", allow_abbrev=False)
     whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
-    measure = command(whats, "measure", "time the links between nodes, and write the topology", _measure)
+    measure = command(whats, "measure", "measure latency and bandwidth between nodes, and write a topology", _measure)
     add_recipe(measure, "; its network.topology names the nodes, if given")
-    measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for the topology's files")
-    measure.add_argument("--nodes", type=int, metavar="N", help="without a topology; one for each stage unless given")
+    measure.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write the topology to")
+    measure.add_argument(
+        "--nodes", type=int, metavar="N", help="without a topology: local nodes (default: one per stage)"
+    )
     measure.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(measure, RunConfig)
 

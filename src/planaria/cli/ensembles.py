@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     experts = command(
         commands,
         "experts",
-        "experts for domains of unequal difficulty, as one model; also: add, remove",
+        "train one expert per domain and combine them into one model; also: add, remove",
         _experts,
     )
     add_recipe(experts, " with an [experts] table")
@@ -22,15 +22,15 @@ def add(commands: Any) -> None:
     experts.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(experts, RunConfig)
 
-    adding = command(commands, "experts add", "let one expert more speak in an ensemble", _add)
+    adding = command(commands, "experts add", "add an expert to an ensemble", _add)
     adding.add_argument("run", type=Path)
     adding.add_argument("model", type=Path, help="a run or an exported model with the ensemble's tokenizer")
-    adding.add_argument("--as", dest="called", metavar="NAME", help="what to call it; its folder's name unless given")
-    adding.add_argument("--domain", default="", help="what it knows, for reports")
+    adding.add_argument("--as", dest="called", metavar="NAME", help="its name (default: its folder's name)")
+    adding.add_argument("--domain", default="", help="its domain, for reports")
 
-    removing = command(commands, "experts remove", "let one expert less speak in an ensemble", _remove)
+    removing = command(commands, "experts remove", "remove an expert from an ensemble", _remove)
     removing.add_argument("run", type=Path)
-    removing.add_argument("name", help="as in its experts.json")
+    removing.add_argument("name", help="its name in experts.json")
 
 
 def _experts(given: argparse.Namespace) -> int:

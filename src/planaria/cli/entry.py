@@ -1,18 +1,19 @@
-"""From words to a command. Every mistake of the user's ends in one line and exit code 2; a run that had to stop in 1.
+"""Parse the command line and run a command. A user's mistake ends in one line and exit code 2, a stopped run in 1.
 
-Commands import what they need when they run: ``planaria --help`` should not wait for torch.
+Commands import what they need when they run, so that ``planaria --help`` does not wait for torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
 from planaria import __version__, recipe
-from planaria.cli import comparing, ensembles, faults, models, recipes, swarms, training
+from planaria.cli import comparing, completion, ensembles, faults, models, recipes, swarms, training
 from planaria.cli.flags import take_options
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.options import NAME
@@ -20,15 +21,15 @@ from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
 
 SECOND_WORDS = ("swarm join", "swarm explain", "experts add", "experts remove")
-"""commands of two words"""
+"""commands that consist of two words"""
 LONGEST = 2000
-"""characters of a message"""
+"""maximum characters of an error message"""
 LASTING = ("train", "join", "compare", "drill", "experts", "swarm")
-"""commands that go on when nobody reads what they print"""
+"""commands that continue when their output is closed"""
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line."""
+    """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _code(arguments: list[str]) -> int:
-    """Carry out a command, and say how that failed; its exit code."""
+    """Run a command and report its failure; returns the exit code."""
     try:
         return run(arguments)
     except UserError as error:
@@ -65,14 +66,16 @@ def _code(arguments: list[str]) -> int:
 
 
 def one_line(message: str) -> str:
-    """A message as one line of printable text, whatever was quoted in it, and no longer than somebody reads."""
+    """A message as one line of printable text, shortened in the middle if it is too long to read."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 def run(arguments: list[str]) -> int:
-    """Parse and carry out one command; its exit code."""
+    """Parse and run one command; returns the exit code."""
     parser, known = make_parser()
+    if completion.ASKED in os.environ:
+        completion.complete(parser, SECOND_WORDS)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
         raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     if " ".join(arguments[:2]) in SECOND_WORDS:
@@ -105,6 +108,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser.add_argument("--version", action="version", version=f"planaria {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for room in (training, comparing, models, faults, ensembles, swarms, recipes):
+    for room in (training, comparing, models, faults, ensembles, swarms, recipes, completion):
         room.add(commands)
     return parser, commands.choices

@@ -1,4 +1,4 @@
-"""Commands that strike a run, or plan when to."""
+"""Commands that inject faults into a run, or generate a trace of faults."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from planaria.cli.flags import command
 from planaria.errors import UserError
 
 SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (also to TARGET controller)"}
-"""what a signal from here brings about at once"""
+"""faults sent as a signal, at once"""
 ASKED = {
     "stuck": "hang the worker's main thread",
-    "slow": "make its actions take longer",
-    "delay": "hold up what reaches it",
+    "slow": "slow its actions down",
+    "delay": "delay the frames that reach it",
     "reset": "break its connection to a neighbour",
-    "cut": "cut it off from its neighbours",
-    "disk_full": "let no file of it grow",
-    "disk_slow": "hang its writing; give --moment save",
-    "flip": "turn a bit of its stage in the newest checkpoint",
-    "lie": "spoil its next offer to other replicas",
+    "cut": "disconnect it from all neighbours",
+    "disk_full": "make its disk appear full",
+    "disk_slow": "make its writes hang; use with --moment save",
+    "flip": "flip a bit of its stage in the newest checkpoint",
+    "lie": "corrupt its next offer to other replicas",
 }
-"""what the worker is told to suffer, at its next moment"""
+"""faults that the worker injects into itself, at its next opportunity"""
 
 
 def add(commands: Any) -> None:
-    chaos = command(commands, "chaos", "strike a worker of a live run", _chaos)
+    chaos = command(commands, "chaos", "inject a fault into a live run", _chaos)
     chaos.add_argument("run", type=Path)
     blow = chaos.add_mutually_exclusive_group(required=True)
     for action, what in (*SIGNALLED.items(), *ASKED.items()):
         flag = f"--{action.replace('_', '-')}"
         blow.add_argument(flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME")
-    chaos.add_argument("--resume-after", type=float, metavar="S", help="what lasts is over after so many seconds")
-    chaos.add_argument("--strength", type=float, metavar="X", help="--slow: so many times; --delay: so many seconds")
+    chaos.add_argument("--resume-after", type=float, metavar="S", help="seconds until the fault ends")
+    chaos.add_argument("--strength", type=float, metavar="X", help="--slow: factor; --delay: seconds")
     chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
 
-    trace = command(commands, "trace", "draw a trace of faults from a failure rate", _trace)
+    trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace)
     trace.add_argument("file", type=Path)
     trace.add_argument("--hourly", type=float, required=True, help="probability that a stage fails within an hour")
-    trace.add_argument("--step-seconds", type=float, required=True, help="seconds of one step")
+    trace.add_argument("--step-seconds", type=float, required=True, help="duration of one step in seconds")
     trace.add_argument("--stages", type=int, required=True)
     trace.add_argument("--steps", type=int, required=True)
     trace.add_argument("--seed", type=int, default=0)
     trace.add_argument("--exempt", type=int, nargs="*", default=[], metavar="STAGE", help="stages that never fail")
-    trace.add_argument("--forbid-adjacent", action="store_true", help="never two neighbours in the same step")
+    trace.add_argument("--forbid-adjacent", action="store_true", help="never two adjacent stages in the same step")
 
 
 def _chaos(given: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What commands' parsers are made of: a command, and every field of a recipe as a flag."""
+"""Building blocks of the parsers: a command, and every field of a recipe as a flag."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from planaria.shipped import find
 
 
 def command(commands: Any, name: str, what: str, action: Any) -> argparse.ArgumentParser:
-    """A command that carries out ``action``, which gets what was given and returns the exit code."""
+    """Add a command that calls ``action`` with the parsed arguments; ``action`` returns the exit code."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
     parser.set_defaults(action=action, root=None)
     return parser
 
 
 def add_recipe(parser: argparse.ArgumentParser, what: str = "", needed: bool = True) -> None:
-    """The recipe that a command is about, as its path; ``what`` it has or says, for the help."""
+    """Add the recipe argument, parsed to a path; ``what`` completes its help text."""
     told = f"a TOML file{what}, or a name that `planaria recipes` lists"
     parser.add_argument("recipe", type=find, nargs=None if needed else "?", help=told)
 
 
 def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
-    """Every field of a recipe with this root section as a flag."""
+    """Add every field of a recipe with this root section as a flag."""
     parser.set_defaults(root=root)
     groups: dict[str, Any] = {}
     for name, field in recipe.fields(root):
@@ -65,5 +65,5 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def flagged(given: argparse.Namespace) -> dict[str, str]:
-    """Field → text, for the fields that were given."""
+    """Field → text, for every field given as a flag."""
     return {name.removeprefix("set "): text for name, text in vars(given).items() if name.startswith("set ")}

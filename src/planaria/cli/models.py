@@ -1,4 +1,4 @@
-"""Commands on what a run has left: its model, its report, its log."""
+"""Commands on the results of a run: its model, its report, its log."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
-    generate = command(commands, "generate", "let a run's model, or an exported one, complete a prompt", _generate)
+    generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
     generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
     generate.add_argument("--prompt", required=True)
-    generate.add_argument("--tokens", type=int, default=100, help="most tokens to add (default %(default)s)")
+    generate.add_argument("--tokens", type=int, default=100, help="maximum number of new tokens (default %(default)s)")
     generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
-    generate.add_argument("--top-k", type=int, default=40, help="draw among so many (default %(default)s)")
+    generate.add_argument(
+        "--top-k", type=int, default=40, help="sample from the K likeliest tokens (default %(default)s)"
+    )
     generate.add_argument("--seed", type=int, default=0)
 
-    evaluate = command(commands, "eval", "a run's validation perplexity, whole and with stages left out", _eval)
+    evaluate = command(commands, "eval", "validation perplexity, whole and with stages left out", _eval)
     evaluate.add_argument("run", type=Path, nargs="?")
     evaluate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: this file or folder, not its test texts")
+    evaluate.add_argument("--text", metavar="SOURCE", help="with --experts: evaluate on this file or folder")
     evaluate.add_argument(
-        "--omit", default="0.25,0.5", metavar="SHARES", help="of the block stages to leave out (default %(default)s)"
+        "--omit",
+        default="0.25,0.5",
+        metavar="SHARES",
+        help="shares of the block stages to leave out (default %(default)s)",
     )
     evaluate.add_argument(
-        "--subsets", type=int, default=64, help="most subsets to try of each size (default %(default)s)"
+        "--subsets", type=int, default=64, help="maximum number of subsets per size (default %(default)s)"
     )
-    evaluate.add_argument("--microbatches", type=int, help="validation text; as train.eval_microbatches unless given")
+    evaluate.add_argument("--microbatches", type=int, help="validation microbatches (default: train.eval_microbatches)")
 
-    export = command(commands, "export", "write a run's model as a Hugging Face folder", _export)
+    export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path)
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
 
@@ -40,10 +45,10 @@ def add(commands: Any) -> None:
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
 
-    accept = command(commands, "accept", "take what was changed by hand in a run's folder for the run's own", _accept)
+    accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
     accept.add_argument("run", type=Path)
 
-    replay = command(commands, "replay", "fold a run's log again: the same events, the same decisions?", _replay)
+    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
     replay.add_argument("run", type=Path)
 
 
@@ -70,7 +75,7 @@ def _eval(given: argparse.Namespace) -> int:
 
 
 def _one_of(run: Path | None, experts: Path | None) -> Path:
-    """A run or an ensemble, whichever was given."""
+    """The folder that was given: a run or an ensemble."""
     if run is not None and experts is not None:
         raise UserError(f"{run} --experts {experts}: give a run or an ensemble, not both")
     folder = run or experts

@@ -1,4 +1,4 @@
-"""Commands on recipes themselves: recipes, init."""
+"""Commands on recipes: recipes, init."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planaria.cli.flags import command
 def add(commands: Any) -> None:
     command(commands, "recipes", "list the recipes that come with planaria", _recipes)
 
-    init = command(commands, "init", "write a copy of a recipe, to be changed", _init)
-    init.add_argument("file", type=Path, help="where to write it, such as my.toml")
+    init = command(commands, "init", "copy a recipe for editing", _init)
+    init.add_argument("file", type=Path, help="file to write, such as my.toml")
     init.add_argument("--from", dest="source", default="demo", metavar="RECIPE", help="(default %(default)s)")
 
 

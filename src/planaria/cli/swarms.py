@@ -11,31 +11,31 @@ from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
-    swarm = command(commands, "swarm", "peers that learn from each other's completions; also: join, explain", _swarm)
+    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain", _swarm)
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(swarm, SwarmConfig)
 
-    join = command(commands, "swarm join", "be one peer of a swarm, wherever its board is", _swarm_join)
-    add_recipe(join, "; what the board has agreed on goes before it", needed=False)
+    join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join)
+    add_recipe(join, "; the rules on the board take precedence", needed=False)
     join.add_argument("--model", metavar="PATH", help="the same as --policy.path")
     join.add_argument("--task", metavar="NAME", help="the same as --task.name")
     join.add_argument(
-        "--as", dest="called", metavar="NAME", default="me", help="what to be called (default %(default)s)"
+        "--as", dest="called", metavar="NAME", default="me", help="this peer's name (default %(default)s)"
     )
     join.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(join, SwarmConfig)
 
-    explain = command(commands, "swarm explain", "where what a peer learned from came from", _swarm_explain)
+    explain = command(commands, "swarm explain", "trace the origin of a peer's training completions", _swarm_explain)
     explain.add_argument("run", type=Path)
-    explain.add_argument("--peer", default="p0", help="whose records (default %(default)s)")
-    explain.add_argument("--round", type=int, metavar="N", help="of this round only")
-    explain.add_argument("--problem", type=int, metavar="N", help="of this problem only, with the texts")
-    explain.add_argument("--source", metavar="PEER", help="from this peer only")
-    explain.add_argument("--refused", action="store_true", help="what was refused only")
+    explain.add_argument("--peer", default="p0", help="peer whose records to read (default %(default)s)")
+    explain.add_argument("--round", type=int, metavar="N", help="only this round")
+    explain.add_argument("--problem", type=int, metavar="N", help="only this problem, with its completions")
+    explain.add_argument("--source", metavar="PEER", help="only completions from this peer")
+    explain.add_argument("--refused", action="store_true", help="only refused completions")
 
-    drill = command(commands, "drill", "attack a swarm of one's own, with and without defences", _drill)
+    drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(drill, SwarmConfig)

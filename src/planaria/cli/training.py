@@ -15,33 +15,33 @@ from planaria.errors import UserError
 def add(commands: Any) -> None:
     train = command(commands, "train", "train a recipe, or resume a run", _train)
     add_recipe(train, needed=False)
-    train.add_argument("--resume", type=Path, metavar="RUN", help="train on where this run stopped")
-    train.add_argument("--checkpoint", metavar="NAME", help="with --resume: from this checkpoint, not the newest")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its newest checkpoint")
+    train.add_argument("--checkpoint", metavar="NAME", help="with --resume: continue from this checkpoint instead")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(train, RunConfig)
 
-    join = command(commands, "join", "lend this machine to a run that is under way, until Ctrl-C", _join)
+    join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
     join.add_argument("run", type=Path)
-    join.add_argument("--workers", type=int, metavar="N", help="processes; as many as one replica has unless given")
+    join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")
     join.add_argument(
         "--patience",
         type=float,
         default=60.0,
         metavar="S",
-        help="how long to call a run again that cannot be reached any more (default %(default)g)",
+        help="seconds to keep reconnecting to an unreachable run (default %(default)g)",
     )
 
     plan = command(
         commands,
         "plan",
-        "draw the plan of one step; on a topology, search for an arrangement of its nodes and for routes",
+        "draw the plan of one step; with a topology, search for the best arrangement and routes",
         _plan,
     )
     add_recipe(plan, needed=False)
     plan.add_argument("--skip", metavar="SHARE", help="the same as --routing.skip")
     plan.add_argument("--budget", metavar="SIZE", default="60s", help="60s, 5min, or 300000moves (default %(default)s)")
-    plan.add_argument("--to", type=Path, metavar="FILE", help="the schedule; a page of the same name lies beside it")
+    plan.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
     plan.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(plan, RunConfig)
 

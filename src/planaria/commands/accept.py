@@ -1,4 +1,4 @@
-"""``planaria accept``: take what was changed in a run's folder, or an exported model's, for what belongs there."""
+"""``planaria accept``: accept manual changes to a run's folder, or to an exported model's."""
 
 from __future__ import annotations
 

@@ -19,21 +19,27 @@ from planaria.config import RunConfig
 from planaria.engine.prepare import check
 from planaria.errors import UserError
 
+UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
+"""of a prediction, by how many of them an hour has"""
+CLOSE = 1.01
+"""times the shortest: predictions this close are practically equal"""
+
 
 def experience() -> Experience:
-    """What the races cost that this planaria was released with."""
+    """The costs measured in the comparisons that ship with planaria."""
     return Experience.model_validate_json((files("planaria.compare") / "experience.json").read_bytes())
 
 
 def advise(path: Path, flags: Mapping[str, str]) -> int:
-    """Print the ways of coping with the failures that a recipe's [network] describes, best first; the exit code."""
+    """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code."""
     config = recipe.load(path, flags, "train")
     check(config)
     _require_prices(config, path)
     known = experience()
     advice = weigh_all(config, known)
-    _show(config, advice)
-    for line in _conclusions(config, advice, known):
+    unit = _unit(advice.ways[0].prediction.hours.mean)
+    _show(config, advice, unit)
+    for line in _conclusions(config, advice, known, unit):
         print(line)
     return 0
 
@@ -51,29 +57,40 @@ def _require_prices(config: RunConfig, path: Path) -> None:
         raise UserError(f"{path}: network.hourly = 0: without failures nothing need be kept; give a rate above 0")
 
 
-def _show(config: RunConfig, advice: Advice) -> None:
+def _unit(hours: float) -> str:
+    """The largest unit of which ``hours`` are at least two."""
+    return next((unit for unit, each in UNITS.items() if hours * each >= 2.0), "seconds")
+
+
+def _told_in(unit: str, *hours: float) -> str:
+    """Four significant digits of each, without an exponent however long the run is."""
+    values = [each * UNITS[unit] for each in hours]
+    return " … ".join(f"{value:.0f}" if value >= 1000 else f"{value:#.4g}" for value in values)
+
+
+def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     rate = f"{config.network.hourly:.3g} an hour and worker"
     table = Table(title=f"{config.name}: {config.train.steps} steps, failures at {rate}", title_justify="left")
     for column in (
-        "way",
+        "strategy",
         "recovery.strategy",
         "routing",
-        "hours",
-        "from … to",
+        unit,
+        "range",
         "checkpoint every",
         "MB a step",
         "memory",
     ):
-        table.add_column(column, justify="left" if column in ("way", "recovery.strategy", "routing") else "right")
+        table.add_column(column, justify="left" if column in ("strategy", "recovery.strategy", "routing") else "right")
     for way in advice.ways:
         hours = way.prediction.hours
-        spread = "calculated" if way.prediction.certain else f"{hours.low:.1f} … {hours.high:.1f}"
+        spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
         interval = "–" if way.prediction.interval is None else f"{way.prediction.interval} steps"
         table.add_row(
             way.prediction.name,
             way.chain,
             way.routing,
-            f"{hours.mean:.1f}",
+            _told_in(unit, hours.mean),
             spread,
             interval,
             f"{way.step_bytes / 1e6:.1f}",
@@ -82,19 +99,25 @@ def _show(config: RunConfig, advice: Advice) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def _conclusions(config: RunConfig, advice: Advice, known: Experience) -> list[str]:
+def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str) -> list[str]:
     best = advice.ways[0]
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
-    lines = [f"advice        {best.prediction.name}: {best.prediction.hours.mean:.1f} hours ({command})"]
+    taken = _told_in(unit, best.prediction.hours.mean)
+    lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
     if advice.rivals:
-        lines.append(f"how sure      not very: {', '.join(advice.rivals)} may be as good, within what races spread")
+        lines.append(
+            f"how sure      not very: {', '.join(advice.rivals)} may be as good, within the spread of the races"
+        )
     else:
-        lines.append("how sure      its worst case is better than every other way's best")
+        lines.append("how sure      its worst case is better than the best case of every other")
+    within = CLOSE * best.prediction.hours.mean
+    if close := [way.prediction.name for way in advice.ways[1:] if way.prediction.hours.mean <= within]:
+        lines.append(f"as good       {'; '.join(close)}: within {CLOSE - 1:.0%} of it")
     lines += [f"break-even    {_told(config, point)}" for point in advice.break_evens]
     if unknown := [name for name, way in ways(config).items() if not is_known(way, known)]:
-        lines.append(f"not weighed   {', '.join(unknown)}: nobody has raced it yet")
+        lines.append(f"not compared  {', '.join(unknown)}: not measured yet")
     lines.append(
-        f"experience    {'; '.join(known.sources)}; hours count training to the recipe's last step at equal loss"
+        f"experience    {'; '.join(known.sources)}; {unit} count training to the recipe's last step at equal loss"
     )
     return lines
 

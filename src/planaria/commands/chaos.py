@@ -1,4 +1,4 @@
-"""``planaria chaos``: strike a live run from another terminal, by a signal or by telling a worker what to suffer."""
+"""``planaria chaos``: inject a fault into a live run from another terminal, by a signal or by an order to a worker."""
 
 from __future__ import annotations
 

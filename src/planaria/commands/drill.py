@@ -1,4 +1,4 @@
-"""``planaria drill``: arms that differ in attack and defence, from the same start, side by side; resumable."""
+"""``planaria drill``: compare attacks and defences from the same starting weights; resumable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with an ensemble afterwards: let it speak, measure it, change who belongs to it."""
+"""Commands on a finished ensemble: generate, evaluate, add and remove experts."""
 
 from __future__ import annotations
 

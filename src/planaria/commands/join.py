@@ -1,4 +1,4 @@
-"""``planaria join``: lend this machine to a run that is under way."""
+"""``planaria join``: add this machine to a live run."""
 
 from __future__ import annotations
 

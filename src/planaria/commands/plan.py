@@ -1,4 +1,4 @@
-"""``planaria plan``: what a recipe's step looks like, and how long it must take at least."""
+"""``planaria plan``: the plan of one step, its simulated time and its lower bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria recipes`` and ``planaria init``: what recipes there are, and a copy of one to change."""
+"""``planaria recipes`` and ``planaria init``: list the shipped recipes, and copy one for editing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria replay``: fold a run's log again and hold the outcome against what the run left behind."""
+"""``planaria replay``: replay a run's log and compare the result with what the run recorded."""
 
 from __future__ import annotations
 

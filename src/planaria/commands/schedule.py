@@ -1,4 +1,4 @@
-"""``planaria plan`` on a topology: search for an arrangement and routes, say how good they are, write them down."""
+"""``planaria plan`` on a topology: search for an arrangement and routes, bound how good they are, write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria swarm``: peers as processes of this machine, on a board of their own or a shared one."""
+"""``planaria swarm``: peers as local processes, on a board of their own or a shared one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``planaria swarm explain``: where everything that a peer learned from came from, and what it passed on the way."""
+"""``planaria swarm explain``: the origin of every completion that a peer trained on, and the checks it passed."""
 
 from __future__ import annotations
 

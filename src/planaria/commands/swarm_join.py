@@ -1,4 +1,4 @@
-"""``planaria swarm join``: be one peer of a swarm whose board is anywhere."""
+"""``planaria swarm join``: join a swarm as one peer, through its board."""
 
 from __future__ import annotations
 

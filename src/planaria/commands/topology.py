@@ -1,4 +1,4 @@
-"""``planaria topology measure``: time the links between nodes, and write the topology that ``planaria plan`` reads."""
+"""``planaria topology measure``: measure the links between nodes, and write a topology for ``planaria plan``."""
 
 from __future__ import annotations
 

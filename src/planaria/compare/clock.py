@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from planaria.compare.race import Course, Met
-from planaria.config import RunConfig
+from planaria.config import ModelConfig, RunConfig
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.exchange import exchange
@@ -112,5 +113,10 @@ def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
 
 
 def _shapes(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:
-    built = build_stage(config.model, config.pipeline.stages, stage, 0, "meta")
+    return _stage_shapes(config.model, config.pipeline.stages, stage)
+
+
+@cache
+def _stage_shapes(model: ModelConfig, stages: int, stage: int) -> Mapping[str, torch.Size]:
+    built = build_stage(model, stages, stage, 0, "meta")
     return {name: parameter.shape for name, parameter in built.named_parameters()}

@@ -1,4 +1,4 @@
-"""Starting from somebody's weights: a run whose first step finds them in a checkpoint of step 0."""
+"""Start a run from given weights: they become its checkpoint of step 0."""
 
 from __future__ import annotations
 

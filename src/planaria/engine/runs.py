@@ -1,4 +1,4 @@
-"""Run folders: making a new one, and finding what an old one holds."""
+"""Run folders: create a new one, and read an old one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that a recipe changes and nothing in its run would look at: refused, or named, but not ignored in silence.
+"""Settings that would have no effect in a run: refused or reported, never silently ignored.
 
 For a run's beginning. One that is resumed, or an arm of a comparison, may keep what it needs no more. What only a fleet
 looks at may stand in a recipe that one process trains, and what replicas need in one that has a single one: a study

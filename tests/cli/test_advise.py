@@ -1,0 +1,41 @@
+"""``planaria advise``: on the recipe that everybody tries first, and on one of many days."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from planaria import cli
+
+
+def advice(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.run(["advise", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_demo_is_told_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    out = advice(capsys, "demo")
+    head = next(line for line in out.splitlines() if "recovery.strategy" in line)
+    assert "seconds" in head and "hours" not in out
+    found = re.search(r"^advice +[^:]+: ([\d.]+) seconds ", out, re.MULTILINE)
+    assert found is not None and 50 < float(found[1]) < 70
+    assert re.search(r"│ +[1-9]\d\.\d\d … [1-9]\d\.\d\d │", out), "four digits tell the strategies apart"
+    assert "as good  " in out
+
+
+def test_a_longer_run_is_told_in_longer_units(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(
+        r"^advice +.+: \d\d\.\d\d minutes ", advice(capsys, "demo", "--train.steps", "20000"), re.MULTILINE
+    )
+    large = ["--train.device", "cpu", "--train.precision", "fp32"]
+    assert re.search(r"^advice +.+: \d{3}\.\d hours ", advice(capsys, "llama_500m", *large), re.MULTILINE)
+
+
+def test_what_it_needs_to_know_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["advise", "gossip"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "network.store_bandwidth" in err and "give each in [network]" in err

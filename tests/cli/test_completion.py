@@ -1,0 +1,96 @@
+"""Shell completion: what bash offers after TAB, and that the scripts of the other shells ask in the same way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planaria import cli
+from planaria.cli.completion import ASKED, SHELLS, joined
+from planaria.cli.entry import SECOND_WORDS
+
+SOURCE = Path(__file__).parents[2] / "src"
+OFFERED = {
+    "planaria tr": ["train", "trace"],
+    "planaria swarm ": ["join", "explain", "arithmetic_swarm", "mine.toml", "runs/"],
+    "planaria swarm join a": ["arithmetic_swarm "],
+    "planaria train d": ["demo "],
+    "planaria compare re": ["recovery "],
+    "planaria drill drills/al": ["drills/alone "],
+    "planaria experts add r": ["runs/one", "runs/"],
+    "planaria report runs/on": ["runs/one "],
+    "planaria train --resume runs/": ["runs/one", "runs/other/"],
+    "planaria train demo --optim.b": ["--optim.beta1", "--optim.beta2"],
+    "planaria train demo --engine ": ["fleet", "inline", "simulate"],
+    "planaria train demo --pipeline.order=g": ["gpipe "],
+}
+"""typed → offered"""
+ASK = """
+source <(planaria completion bash)
+while IFS= read -r COMP_LINE; do
+    COMP_POINT=${#COMP_LINE} COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:' COMPREPLY=()
+    _python_argcomplete planaria
+    (IFS=,; echo "${COMPREPLY[*]}")
+done
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "config.json").touch()
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "mine.toml").touch()
+    return tmp_path
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="asks a bash")
+def test_bash_offers_what_can_follow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    programs = tmp_path_factory.mktemp("bin")
+    (programs / "planaria").write_text(f'#!/bin/sh\nexec {sys.executable} -m planaria "$@"\n')
+    (programs / "planaria").chmod(0o755)
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
+    typed = "\n".join(OFFERED) + "\n"
+    done = subprocess.run(
+        ["bash", "-c", ASK], input=typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    offered = [line.split(",") if line else [] for line in done.stdout.splitlines()]
+    assert dict(zip(OFFERED, offered, strict=True)) == OFFERED
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_has_a_script_that_asks_planaria(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert ASKED in script and "planaria" in script
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, text=True, check=True, capture_output=True)
+
+
+def test_an_unknown_shell_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", "tcsh"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "then"),
+    [
+        ("planaria swarm  join a", r"planaria swarm\ join a"),
+        ("planaria experts add ", r"planaria experts\ add "),
+        ("planaria experts add", "planaria experts add"),
+        ("planaria train swarm join ", "planaria train swarm join "),
+    ],
+)
+def test_two_words_are_one_command_once_the_second_is_finished(line: str, then: str) -> None:
+    assert joined(line, len(line), SECOND_WORDS) == (then, len(then))
+    assert joined(f"{line}xyz", len(line), SECOND_WORDS) == (f"{then}xyz", len(then))

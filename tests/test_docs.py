@@ -1,0 +1,95 @@
+"""What README and docs/ point at exists: files, anchors, modules, commands, benchmarks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from planaria.cli.entry import make_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+OURS = ("src", "tests", "benchmarks", "deploy", "docs", ".ci", ".github")
+FILES = {
+    path.relative_to(ROOT).as_posix()
+    for folder in (*map(ROOT.joinpath, OURS), ROOT)
+    for path in (folder.iterdir() if folder == ROOT else folder.rglob("*"))
+    if path.is_file()
+}
+QUESTIONS = 10
+"""that a newcomer asks; docs/architecture.md answers each by the name of a file"""
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    found = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).lower().replace(" ", "-")
+        for title in found
+    }
+
+
+def exists(name: str) -> bool:
+    """Is there a file of this name, or one whose path ends with it?"""
+    return name in FILES or any(path.endswith(f"/{name}") for path in FILES)
+
+
+def test_the_pages_are_found() -> None:
+    assert len(PAGES) > 25 and ROOT / "README.md" in PAGES and len(FILES) > 300
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_points_at_exists(page: Path) -> None:
+    text = prose(page)
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        if re.match(r"https?:|mailto:", target):
+            continue
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(target)
+    dead += [name for name in re.findall(r"`([\w./-]+\.(?:py|yaml))`", text) if not exists(name)]
+    whole = page.read_text()
+    dead += [name for name in re.findall(r"-m benchmarks\.(\w+)", whole) if name != "NAME" and not exists(f"{name}.py")]
+    for module in re.findall(r"^::: ([\w.]+)$", whole, re.MULTILINE):
+        path = f"src/{module.replace('.', '/')}"
+        dead += [] if {f"{path}.py", f"{path}/__init__.py"} & FILES else [module]
+    assert not dead
+
+
+def test_every_command_that_a_page_names_is_one() -> None:
+    _, known = make_parser()
+    called = {
+        (page.name, name)
+        for page in PAGES
+        for code in re.findall(r"^```.*?^```$|^ {4}[^\n]*$|`[^`\n]+`", page.read_text(), re.MULTILINE | re.DOTALL)
+        for name in re.findall(r"^[ `]*(?:\$ |\.venv/bin/)?planaria ([a-z]+)", code, re.MULTILINE)
+    }
+    assert len(called) > 40
+    assert [(page, name) for page, name in called if name not in known] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    nav = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert docs | {"index.md", "contributing.md", "changelog.md"} == set(nav)
+    assert len(nav) == len(set(nav))
+
+
+def test_the_questions_of_a_newcomer_are_answered_by_files_that_exist() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Ten questions")[2].partition("\n## ")[0]
+    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == QUESTIONS
+    for question, answer in rows:
+        names = re.findall(r"`([^`]+)`", answer)
+        assert question.strip().endswith("?") and names
+        assert not re.sub(r"`[^`]+`|[,;\s]", "", answer), "names of files and nothing else"
+        assert [name for name in names if f"src/planaria/{name}" not in FILES] == []
