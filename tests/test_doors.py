@@ -31,6 +31,7 @@ LEVELS = (
     ("record",),
     ("fleet", "transport", "checkpoint"),
     ("engine", "control"),
+    ("trials",),
     ("compare", "experts", "swarm"),
     ("observe",),
     ("commands",),

@@ -48,7 +48,7 @@ def load(recipe: Path | None, flags: Mapping[str, str], *commands: str) -> RunCo
     if commands:
         require_kind(tree, recipe, *commands)
     for other in ("compare", "experts"):
-        tree.pop(other, None)  # what else a recipe is for; `compare.spec` and `experts.spec` read it
+        tree.pop(other, None)  # what else a recipe is for; `trials.arms.table_of` reads it
     return from_tree(tree, flags, recipe)
 
 
@@ -101,14 +101,12 @@ def parse(tree: str, place: str) -> RunConfig:
         raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
 
 
-def flat(config: RunConfig) -> dict[str, Any]:
-    """All settings by dotted name."""
-    found = {}
-    for name, _ in fields():
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        found[name] = value
+def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All settings by dotted name, those in tables of any keys too."""
+    found: dict[str, Any] = {}
+    for name, value in dict(config).items():
+        inner = isinstance(value, Section | Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
     return found
 
 

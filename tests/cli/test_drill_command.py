@@ -8,7 +8,7 @@ import pytest
 
 from planaria import cli
 from planaria.commands import drill as module
-from planaria.swarm.drills.results import Drill
+from planaria.swarm.drills.drill_results import Drill
 
 RECIPE = """
 size = 2

@@ -22,7 +22,7 @@ from planaria import cli
 from planaria.commands import ensemble as commands
 from planaria.errors import UserError
 from planaria.experts.ensemble import Ensemble
-from planaria.experts.results import Results
+from planaria.experts.experts_results import Results
 from planaria.model.generate import generate
 from planaria.observe.trials.experts_report import show_results, write_experts_report
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Met, Point
-from planaria.compare.results import Compared, Failures, Scored, curve, score
+from planaria.compare.race_results import Compared, Failures, Scored, curve, score
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
 MISSING = "redraw <b>&"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from planaria import atomic, recipe
 from planaria.chaos.trace import Trace, digest, write
+from planaria.commands import runs
 from planaria.commands.train import check
 from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
-from planaria.compare.contest import Contest
-from planaria.compare.contestant import Job, Result
-from planaria.compare.results import Compared, Failures, Run, Scored, curve, score
-from planaria.compare.spec import Arm, Comparison, load, trace_for
+from planaria.compare.race import Course
+from planaria.compare.race_job import Race, run_races
+from planaria.compare.race_results import Compared, Failures, Run, Scored, curve, score
+from planaria.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.engine.itinerary import Itinerary
@@ -20,9 +21,10 @@ from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.stages import parameter_count, stage_parameters
 from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
-from planaria.observe.live.race_progress import RaceProgress
+from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.recovery.checkpoint import best_steps
+from planaria.trials.kept import make_folder
 
 
 def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
@@ -38,15 +40,15 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     dataset = prepare(base.data, base.model.vocab, None if quiet else print)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
-    jobs = [_job(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
-    with RaceProgress([(job.arm, job.config.seed) for job in jobs], base.train.steps, quiet) as progress:
-        results = Contest(folder, comparison.workers).run(
-            jobs, lambda job, ticks: progress.told(job.arm, job.config.seed, ticks)
-        )
-    for seed, trace in traces.items():
-        write(trace, folder / f"trace-{seed}.json")
-    found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    atomic.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
+    races = [_race(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
+    make_folder(folder)
+    with runs.held(folder):
+        with JobsProgress(quiet) as progress:
+            courses = run_races(races, folder, comparison, progress)
+        for seed, trace in traces.items():
+            write(trace, folder / f"trace-{seed}.json")
+        found = _compared(path, comparison, arms, clocks, traces, _by_arm(races, courses))
+        atomic.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
     show_table(found)
     print(
         f"report        {write_comparison(found, folder / 'report.html')}\nnumbers       {folder / 'comparison.json'}"
@@ -65,17 +67,15 @@ def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
-def _job(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Job:
+def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Race:
     config = arm.config.model_copy(update={"seed": seed})
-    return Job(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
+    return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
 
 
-def _by_arm(jobs: list[Job], results: list[Result]) -> dict[str, dict[int, Result]]:
-    found: dict[str, dict[int, Result]] = {}
-    for job, result in zip(jobs, results, strict=True):
-        if result.trace != digest(job.trace):
-            raise UserError(f"{job.arm} with seed {job.config.seed} was run on another trace; remove its result")
-        found.setdefault(job.arm, {})[job.config.seed] = result
+def _by_arm(races: list[Race], courses: list[Course]) -> dict[str, dict[int, Course]]:
+    found: dict[str, dict[int, Course]] = {}
+    for race, course in zip(races, courses, strict=True):
+        found.setdefault(race.arm, {})[race.config.seed] = course
     return found
 
 
@@ -100,10 +100,9 @@ def _compared(
     arms: list[Arm],
     clocks: Mapping[str, Clock],
     traces: Mapping[int, Trace],
-    results: Mapping[str, Mapping[int, Result]],
+    courses: Mapping[str, Mapping[int, Course]],
 ) -> Compared:
     base = arms[0].config
-    courses = {name: {seed: result.course for seed, result in by.items()} for name, by in results.items()}
     digests = {seed: digest(trace) for seed, trace in traces.items()}
     scored = []
     for arm in arms:

@@ -1,0 +1,105 @@
+"""A comparison as typed data: one recipe, arms that cope in different ways, seeds, and the failures they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from planaria.bounds import Fraction, Natural
+from planaria.chaos.trace import Trace, generate
+from planaria.config import RunConfig, Section
+from planaria.errors import UserError
+from planaria.trials.arms import Armed, Rules, file_name, table_of
+from planaria.trials.jobs import Processes
+
+FAULT_FREE = "fault-free"
+"""the arm that every comparison has: the recipe as it stands, and no failures"""
+SMOOTHED = 3
+"""validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
+RULES = Rules(
+    "compare",
+    RunConfig,
+    free=("recovery", "checkpoint", "exchange", "routing.kind", "routing.mixed"),
+    fixed=("exchange.replicas",),  # replicas have samples of their own
+)
+
+
+class TraceSpec(Section):
+    """How the failures are drawn, once for each seed."""
+
+    hourly: Fraction = 0.1
+    """probability that a stage fails within an hour"""
+    step_s: Annotated[float, Field(gt=0)] = 91.3
+    """seconds of one step, for turning the hourly rate into one per step"""
+    exempt: list[Natural] = Field(default_factory=list)
+    """stages that never fail"""
+    ends: bool = False
+    """the ends worker fails at the same rate as the block stages"""
+    forbid_adjacent: bool = False
+    """neighbouring stages never fail in the same step"""
+
+
+class Comparison(Armed, Processes):
+    """The ``[compare]`` table of a recipe, beside the run's own sections.
+
+    Beside changes of the recipe an arm may have ``faults = false``, which spares it the failures.
+    """
+
+    target_at: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """the loss to reach is the fault-free arm's after this fraction of the steps, for each seed"""
+    clock: str = ""
+    """the recipe whose sizes and [network] give the hours; this one unless given"""
+    trace: TraceSpec = TraceSpec()
+
+
+class Arm(Section):
+    """One contestant: its whole configuration, and whether the failures strike it."""
+
+    name: str
+    config: RunConfig
+    faults: bool = True
+
+
+def load(path: Path, flags: Mapping[str, str]) -> tuple[Comparison, list[Arm]]:
+    """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
+
+    :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
+    """
+    comparison, tree = table_of(path, "compare", Comparison, "train")
+    if taken := [name for name in comparison.arms if file_name(name) == FAULT_FREE]:
+        raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
+    faults = {name: tables.get("faults", True) for name, tables in comparison.arms.items()}
+    for name, struck in faults.items():
+        if not isinstance(struck, bool):
+            raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
+    changes = {
+        name: {key: table for key, table in tables.items() if key != "faults"}
+        for name, tables in comparison.arms.items()
+    }
+    base, configs = RULES.arms(tree, changes, flags, path)
+    validations = int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
+    if validations < SMOOTHED:
+        raise UserError(
+            f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
+            f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
+        )
+    arms = [Arm(name=name, config=config, faults=faults[name]) for name, config in configs.items()]
+    return comparison, [Arm(name=FAULT_FREE, config=base, faults=False), *arms]
+
+
+def trace_for(comparison: Comparison, config: RunConfig, seed: int) -> Trace:
+    """The failures that strike every arm with this seed."""
+    spec = comparison.trace
+    return generate(
+        seed,
+        spec.hourly,
+        spec.step_s,
+        config.pipeline.stages,
+        config.train.steps,
+        set(spec.exempt),
+        spec.forbid_adjacent,
+        spec.ends,
+    )
