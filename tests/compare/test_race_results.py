@@ -24,8 +24,6 @@ def course(*losses: float, met: list[Met] | None = None, saved: list[int] | None
         met=met or [],
         ticks=10 * len(losses),
         saved=saved or [],
-        parcel_bytes=0,
-        kept_bytes=0,
         stopped=stopped,
     )
 

@@ -75,8 +75,6 @@ def course(manner: Manner, seed: int) -> Course:
         ],
         ticks=STEPS,
         saved=list(range(manner.save, STEPS + 1, manner.save)) if manner.save else [],
-        parcel_bytes=0,
-        kept_bytes=0,
         stopped="tick 990: stage 2 is out of reach" if manner.setback > 50 and seed == SEEDS[0] else "",
     )
 

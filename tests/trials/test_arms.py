@@ -11,7 +11,7 @@ import tomli_w
 from planaria.compare import race_spec
 from planaria.config import RunConfig
 from planaria.errors import UserError
-from planaria.trials.arms import Armed, Rules, Seeded, file_name, table_of
+from planaria.trials.arms import Rules, Seeded, file_name, table_of
 
 RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"), fixed=("recovery.moments",))
 PATH = Path("mine.toml")
@@ -63,7 +63,6 @@ def test_names_that_would_be_one_file_are_refused() -> None:
     [
         (Seeded, {"seeds": []}, "train.seeds = []: give one seed or more, each once"),
         (Seeded, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: give one seed or more, each once"),
-        (Armed, {}, "train.arms = {}: there are none; write one table"),
         (Seeded, {"sed": [1]}, "train.sed: unknown key"),
     ],
 )
@@ -93,7 +92,7 @@ def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "compare.arms = {}: there are none"),
+        ("", "compare.arms: there are none; write one table [compare.arms.NAME] for each"),
         ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3: must be true or false"),
         ("[compare.arms.'fault free']\n", "compare.arms.fault free: every comparison has this arm"),
         ("[compare.arms.a]\nexchange.replicas = 2", "compare.arms.a.exchange.replicas = 2: the recipe has 1"),

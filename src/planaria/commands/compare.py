@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from planaria import atomic, recipe
 from planaria.chaos.trace import Trace, digest, write
 from planaria.commands import runs
 from planaria.commands.train import check
-from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
+from planaria.compare.clock import Clock, clock_of, exchanged_bytes, step_bytes_and_memory
 from planaria.compare.race import Course
 from planaria.compare.race_job import Race, run_races
 from planaria.compare.race_results import Compared, Failures, Run, Scored, curve, score
@@ -19,8 +19,8 @@ from planaria.data.shards import Dataset, prepare
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
-from planaria.model.stages import parameter_count, stage_parameters
-from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
+from planaria.model.stages import stage_parameters
+from planaria.network.costs import UNIT, message_bytes
 from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.recovery.checkpoint import best_steps
@@ -47,7 +47,7 @@ def compare(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
             courses = run_races(races, folder, comparison, progress)
         for seed, trace in traces.items():
             write(trace, folder / f"trace-{seed}.json")
-        found = _compared(path, comparison, arms, clocks, traces, _by_arm(races, courses))
+        found = _compared(path, comparison, arms, clocks, traces, races, courses)
         atomic.write_text(folder / "comparison.json", found.model_dump_json(indent=1))
     show_table(found)
     print(
@@ -72,13 +72,6 @@ def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Race:
     return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
 
 
-def _by_arm(races: list[Race], courses: list[Course]) -> dict[str, dict[int, Course]]:
-    found: dict[str, dict[int, Course]] = {}
-    for race, course in zip(races, courses, strict=True):
-        found.setdefault(race.arm, {})[race.config.seed] = course
-    return found
-
-
 def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
     """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe."""
     if not comparison.clock:
@@ -100,17 +93,20 @@ def _compared(
     arms: list[Arm],
     clocks: Mapping[str, Clock],
     traces: Mapping[int, Trace],
-    courses: Mapping[str, Mapping[int, Course]],
+    races: Sequence[Race],
+    courses: Sequence[Course],
 ) -> Compared:
-    base = arms[0].config
+    base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
     digests = {seed: digest(trace) for seed, trace in traces.items()}
     scored = []
     for arm in arms:
-        pair = (clocks[arms[0].name], clocks[arm.name])
-        scale = _scale(base, clock_config(path, comparison, arm))
-        runs = score(courses[arms[0].name], courses[arm.name], pair, digests, comparison.target_at, scale)
-        curves = [curve(course, clocks[arm.name], scale) for course in courses[arm.name].values()]
-        scored.append(_scored(base, arm, clock_config(path, comparison, arm), clocks[arm.name], runs, curves))
+        own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
+        free = free or own
+        clocked = clock_config(path, comparison, arm)
+        scale = _scale(base, clocked)
+        runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
+        curves = [curve(course, clocks[arm.name], scale) for course in own.values()]
+        scored.append(_scored(base, arm, clocked, clocks[arm.name], runs, curves))
     return Compared(
         name=base.name,
         clock=comparison.clock or str(path),
@@ -141,9 +137,8 @@ def _scored(
     curves: list[list[tuple[float, float]]],
 ) -> Scored:
     """An arm's runs, and what its copies cost in the model that the clock is for."""
-    costs = [cost for _, cost in costs_of_copies(clocked)] if arm.faults else []
-    state = 3 * FP32_BYTES * parameter_count(clocked.model)
-    sent = sum(cost.step_bytes for cost in costs) + exchanged_bytes(clocked)
+    copies, memory = step_bytes_and_memory(clocked) if arm.faults else (0.0, 0.0)
+    sent = copies + exchanged_bytes(clocked)
     return Scored(
         name=arm.name,
         changes=_changes(base, arm.config),
@@ -154,7 +149,7 @@ def _scored(
         save_s=clock.save_s,
         step_bytes=sent,
         traffic=sent / _activation_bytes(clocked),
-        memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
+        memory=memory,
         curves=curves,
     )
 

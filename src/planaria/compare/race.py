@@ -49,10 +49,6 @@ class Course(Record):
     ticks: int
     saved: list[int]
     """ticks after which all stages were saved"""
-    parcel_bytes: int
-    """of all copies together, over all ticks"""
-    kept_bytes: int
-    """most memory that copies took at one worker"""
     stopped: str = ""
     """why the arm could not go on; empty if it reached its budget"""
 
@@ -134,7 +130,5 @@ def race(
         met=run.met,
         ticks=run.tick,
         saved=run.saved,
-        parcel_bytes=run.engine.parcel_bytes,
-        kept_bytes=max(keeping.nbytes for keeping in run.engine.keeping.values()),
         stopped=stopped,
     )

@@ -29,12 +29,6 @@ def _each_once(seeds: list[int]) -> list[int]:
     return seeds
 
 
-def _some(arms: dict[str, Any]) -> dict[str, Any]:
-    if not arms:
-        raise PydanticCustomError("arms", "there are none; write one table [….arms.NAME] for each")
-    return arms
-
-
 class Seeded(Section):
     """What the table of every kind of trial has."""
 
@@ -45,9 +39,7 @@ class Seeded(Section):
 class Armed(Seeded):
     """A table whose arms are changes of its recipe."""
 
-    arms: Annotated[dict[str, dict[str, Any]], AfterValidator(_some)] = Field(
-        default_factory=dict, validate_default=True
-    )
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """arm → what it changes, as tables of the recipe"""
 
 
@@ -89,6 +81,9 @@ class Rules(Generic[Config]):
 
         :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
         """
+        if not changes:
+            named = f"{self.section}.arms"
+            raise UserError(f"{path}: {named}: there are none; write one table [{named}.NAME] for each")
         base = self.checked(recipe.resolve(self.kind, tree, flags, path), str(path))
         found = {}
         for name, tables in changes.items():
