@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria import cli
+from planaria import __version__, cli
 from planaria.commands import drill as module
 from planaria.swarm.drills.drill_results import Drill
 from planaria.trials import identity
@@ -60,4 +60,4 @@ def test_a_drill_tells_what_came_of_its_arms_and_is_not_run_twice_wherever_it_li
     capsys.readouterr()
     with pytest.raises(TypeError):  # it is run
         cli.run(["drill", "tiny.toml", "--out", "elsewhere"])
-    assert "run again, planaria 0.1.0 made it, this is 9.9" in capsys.readouterr().out
+    assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out

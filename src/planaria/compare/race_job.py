@@ -40,7 +40,7 @@ class Race(Record):
         return f"{self.arm}, seed {self.config.seed}"
 
     def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
-        """Where things lie, and what they are called, is no part of it."""
+        """Paths and names are no part of it."""
         asked = {
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
             "data": Dataset.open(self.dataset).meta.model_dump(mode="json"),
@@ -50,14 +50,14 @@ class Race(Record):
 
 
 class _Work(Record):
-    """A race in the comparison's folder: what its process is told."""
+    """A race in the comparison's folder; its process reads this."""
 
     race: Race
     identity: Identity
     folder: Path
 
     def file(self, kind: str) -> Path:
-        """Its result (json), what it is told (job), what it says (log), or a line for every tick (ticks)."""
+        """Its result (json), request (job), output (log), or a line for every tick (ticks)."""
         return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
 
     @property
@@ -78,7 +78,7 @@ class _Work(Record):
         return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
 
     def tidy(self) -> None:
-        """Remove what an attempt leaves beside its result."""
+        """Remove an attempt's other files."""
         for kind in ("job", "ticks", "log"):
             self.file(kind).unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class _Work(Record):
 def run_races(
     races: Sequence[Race], folder: Path, processes: Processes, watcher: Watcher, code: Code = lambda config: ()
 ) -> list[Course]:
-    """The courses of all ``races``, in their order; what is done is not done again.
+    """The courses of all ``races``, in their order; those with a result of the same identity are not run again.
 
     :raises RunStopped: when one failed, naming its arm, its seed and its log.
     """

@@ -1,7 +1,7 @@
 """Arms: named changes of one recipe, which can be compared because they share everything else.
 
-Seed, text, failures and budget are settings like others. An arm may change what its comparison is about and nothing
-else, so it has all of these in common with every other arm.
+An arm may change the settings that its comparison is about and no others. Seed, text, failures and budget are settings
+too, so they are the same for all arms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _each_once(seeds: list[int]) -> list[int]:
 
 
 class Seeded(Section):
-    """What the table of every kind of trial has."""
+    """The table of any kind of trial."""
 
     seeds: Annotated[list[Natural], AfterValidator(_each_once)] = Field(default_factory=lambda: [1, 2, 3])
     """one run of everything for each; a seed gives weights, data order, failures and draws"""
@@ -44,7 +44,7 @@ class Armed(Seeded):
 
 
 def table_of(path: Path, name: str, kind: type[Kind], runs: str) -> tuple[Kind, dict[str, Any]]:
-    """The table ``name`` of the recipe ``path``, and what is left of the recipe: what `planaria RUNS` would run.
+    """The table ``name`` of the recipe ``path``, and the rest of the recipe, which is one for `planaria RUNS`.
 
     :raises UserError: naming file and key of what is wrong.
     """
@@ -62,7 +62,7 @@ def file_name(arm: str) -> str:
 
 @dataclass(frozen=True)
 class Rules(Generic[Config]):
-    """What arms of one kind of trial may change."""
+    """The changes that arms of one kind of trial may make."""
 
     section: str
     """the table that names the arms"""
@@ -70,9 +70,9 @@ class Rules(Generic[Config]):
     free: tuple[str, ...]
     """dotted names that arms may change, sections or single settings"""
     fixed: tuple[str, ...] = ()
-    """what of these they may not change"""
+    """exceptions from these"""
     checked: Callable[[Config, str], Config] = lambda config, place: config
-    """refuses, at a place, what types cannot tell"""
+    """further checks of a configuration from a place in a file"""
 
     def arms(
         self, tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, str], path: Path
@@ -96,7 +96,7 @@ class Rules(Generic[Config]):
         return base, found
 
     def require_fair(self, base: Config, arm: Config, place: str) -> None:
-        """UserError when ``arm`` differs from ``base`` in what it may not change: seed, data, failures, budget."""
+        """UserError when ``arm`` differs from ``base`` in a setting that is not free: seed, data, failures, budget."""
         ours, theirs = recipe.flat(base), recipe.flat(arm)
         for key in {**ours, **theirs}:
             if not self._may_change(key) and ours.get(key) != theirs.get(key):

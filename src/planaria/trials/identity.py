@@ -1,4 +1,4 @@
-"""What a trial's result depends on: planaria's version, its configuration, and the code that was chosen for it."""
+"""The identity of a trial: planaria's version, the configuration and the chosen code, on which its result depends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Identity(Record):
 
     version: str
     recipe: str
-    """SHA-256 of the configuration and all else that was asked for"""
+    """SHA-256 of the configuration and all other inputs"""
     code: dict[str, str]
     """module of chosen code → SHA-256 of its source file"""
 
@@ -35,7 +35,7 @@ class Identity(Record):
         return f"the code of {', '.join(changed)} has changed since" if changed else ""
 
     def require_current(self) -> None:
-        """UserError when a source file has changed since this identity was made: nobody knows which of both ran."""
+        """UserError when a source file has changed since this identity was made: it is unknown which of both ran."""
         if changed := [name for name, digest in self.code.items() if _digest(name) != digest]:
             raise UserError(f"{_file(changed[0])}: was changed while a trial ran with it; start the command again")
 

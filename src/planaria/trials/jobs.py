@@ -1,4 +1,4 @@
-"""Jobs: each a process of its own, so many at a time, none left behind, and what is done is not done again."""
+"""Jobs: one process each, a limited number at a time. Finished ones are not repeated, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAIL = 4096
 
 
 class Processes(Section):
-    """What the table of trials that are jobs has."""
+    """Settings of trials that run as jobs."""
 
     workers: Natural = 0
     """processes at the same time; 0 is one for each core"""
@@ -37,14 +37,14 @@ class Processes(Section):
 
 @dataclass(frozen=True)
 class Job:
-    """What a process of its own does. Disk tells how far it is, so that another process can go on with it."""
+    """Work for a process of its own. Its progress is on disk, so another process can go on with it."""
 
     name: str
     """unlike other jobs'"""
     steps: int
-    """how much there is to do"""
+    """the work in all"""
     log: Path
-    """what its processes say"""
+    """output of its processes"""
     done: Callable[[], bool]
     """is its result there?"""
     reached: Callable[[], int]
@@ -52,11 +52,11 @@ class Job:
     pulse: Callable[[], object]
     """something that changes as long as its process gets on"""
     command: Callable[[], Sequence[str]]
-    """prepares a process that begins it or goes on with it; what Python is to be called with"""
+    """prepares a process that begins it or goes on with it; Python's arguments"""
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Hears how jobs go."""
 
     def said(self, line: str) -> None:
         """Something happened to a job."""
@@ -73,7 +73,7 @@ def run_jobs(
     given_up: Callable[[Job, str], None],
     retries: int = 0,
 ) -> None:
-    """Do what is not done yet. However this ends, no process of it is left.
+    """Do all jobs that are not done yet. However this ends, none of their processes is left.
 
     A job whose process dies is taken up again ``retries`` times, then given up: ``given_up`` hears how it ended, and
     may raise to end all.
@@ -136,7 +136,7 @@ class _Attempt:
         return self.process.poll() is not None
 
     def ending(self) -> str:
-        """How it ended, with the last line that it said."""
+        """How it ended, with the last line of its log."""
         with self.job.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             said = file.read().decode(errors="replace").strip().splitlines()

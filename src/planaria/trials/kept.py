@@ -1,4 +1,4 @@
-"""Results of trials on disk: whole, with a digest, and read back only where they are the results of what is asked."""
+"""Results of trials on disk: written whole, with a digest, and read back only for the same identity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kept(Generic[Found]):
     identity: Identity
 
     def read(self, *, versions: bool = True) -> tuple[Found | None, str]:
-        """The result, if there is one of this identity; otherwise None, and why what is there does not count.
+        """The result, if there is one of this identity; otherwise None, and why the one that is there does not count.
 
         ``versions``: whether a result of another version of planaria is another's.
 
