@@ -23,15 +23,15 @@ from planaria.api.comparing import clock_config
 from planaria.chaos.trace import per_step_probability
 from planaria.commands.advise import experience
 from planaria.compare.clock import Clock, clock_of
-from planaria.compare.contest import Contest
-from planaria.compare.contestant import Job
 from planaria.compare.experience import Experience, Observation, learn, way_of
 from planaria.compare.predict import Failures, Prediction, is_known, predict, ways
 from planaria.compare.race import Course
-from planaria.compare.results import Compared, loss_at, ticks_to
-from planaria.compare.spec import Arm, Comparison, load, trace_for
+from planaria.compare.race_job import Race, run_races
+from planaria.compare.race_results import Compared, loss_at, ticks_to
+from planaria.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
+from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.recovery.checkpoint import rollback
 
 NAME = "advice"
@@ -127,7 +127,7 @@ def raced(
 ) -> dict[tuple[str, float, int], Course]:
     """The courses that must be trained: (way, failure rate, seed); the fault-free one has the rate 0."""
     dataset = prepare(base.data, base.model.vocab)
-    jobs, keys = [], []
+    races, keys = [], []
     for seed in seeds:
         config = base.model_copy(update={"seed": seed})
         for rate in (0.0, *rates):
@@ -138,14 +138,14 @@ def raced(
                 if "checkpoint" in way.recovery.strategy:
                     checkpoint = way.checkpoint.model_copy(update={"every": FALLBACK})
                     way = way.model_copy(update={"checkpoint": checkpoint})
-                jobs.append(Job(arm=name, config=way, dataset=str(dataset.folder), trace=trace, faults=bool(rate)))
+                races.append(Race(arm=name, config=way, dataset=str(dataset.folder), trace=trace, faults=bool(rate)))
                 keys.append((name, rate, seed))
     found = {}
     for rate in sorted({key[1] for key in keys}):
-        chosen = [(key, job) for key, job in zip(keys, jobs, strict=True) if key[1] == rate]
-        contest = Contest(RUNS / NAME / f"{100 * rate:g}", 0)
-        results = contest.run([job for _, job in chosen], lambda job, ticks: None)
-        found |= {key: result.course for (key, _), result in zip(chosen, results, strict=True)}
+        chosen = {key: race for key, race in zip(keys, races, strict=True) if key[1] == rate}
+        folder = RUNS / NAME / f"{100 * rate:g}"
+        courses = run_races(list(chosen.values()), folder, comparison, JobsProgress(quiet=True))
+        found |= dict(zip(chosen, courses, strict=True))
         print(f"raced at {100 * rate:g} % an hour", flush=True)
     return found
 

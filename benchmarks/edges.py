@@ -25,8 +25,8 @@ from itertools import product, repeat
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.ladder import engine_for
 from planaria.compare.race import Point
-from planaria.compare.results import smoothed, ticks_to
-from planaria.compare.spec import SMOOTHED
+from planaria.compare.race_results import smoothed, ticks_to
+from planaria.compare.race_spec import SMOOTHED
 from planaria.config import (
     DataConfig,
     ModelConfig,

@@ -24,7 +24,7 @@ from planaria import shipped
 
 if TYPE_CHECKING:
     from planaria.experts.budget import Spent
-    from planaria.experts.results import ArmResult, Results, SeedResult
+    from planaria.experts.experts_results import ArmResult, Results, SeedResult
 
 NAME = "experts"
 RECIPE = shipped.find("hdee")
@@ -64,7 +64,7 @@ def run(data: Path, seeds: list[int]) -> Results:
 
     from planaria import recipe
     from planaria.commands.experts import RESULTS, start
-    from planaria.experts.results import Results
+    from planaria.experts.experts_results import Results
 
     tree = recipe.read(RECIPE)
     table: dict[str, Any] = tree["experts"]
@@ -153,9 +153,9 @@ def allotted(found: Results) -> Iterator[Row]:
 def beliefs(found: Results) -> Iterator[Row]:
     """The even arm once more with other priors, all experts speaking and one of them after the prefix."""
     from planaria.experts.budget import SYNCHRONISED
+    from planaria.experts.experts_spec import MixtureSpec, load
     from planaria.experts.reading import Texts
     from planaria.experts.scoring import arm_result
-    from planaria.experts.spec import MixtureSpec, load
 
     spec, base = load(RUNS / f"{NAME}.toml", {"out": str(RUNS)})
     folder = RUNS / NAME

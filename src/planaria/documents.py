@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planaria.errors import UserError
 
@@ -25,6 +25,12 @@ _LONG_KEY = re.compile(r"(?:\.[ \t]*[\w\"'-]{1,64}[ \t]*){100}")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 80
 _BRIEF.maxdict, _BRIEF.maxlist = 3, 6
+
+
+class Record(BaseModel):
+    """Base of what planaria writes down: immutable, no unknown keys; numbers that are not finite are JSON strings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 def data(path: Path, most: int = MAX_BYTES, mend: str = "bring it back") -> bytes:
@@ -107,7 +113,7 @@ def model(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "brin
 def sealed(document: BaseModel) -> str:
     """A document as JSON with a digest of itself, ``sha256``, so that :func:`unsealed` can tell."""
     tree = document.model_dump(mode="json")
-    return json.dumps(tree | {"sha256": _digest(tree)}, indent=2)
+    return json.dumps(tree | {"sha256": digest(tree)}, indent=2)
 
 
 def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "bring it back") -> Kind:
@@ -119,7 +125,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "b
     refuse_nul(source, path)
     try:
         tree = json.loads(source)
-        if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != _digest(tree):
+        if isinstance(tree, dict) and "sha256" in tree and tree.pop("sha256") != digest(tree):
             raise UserError(f"{path}: has changed since it was written (its SHA-256 says so); {mend}")
         return kind.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -131,7 +137,7 @@ def unsealed(path: Path, kind: type[Kind], most: int = MAX_BYTES, mend: str = "b
     raise UserError(f"{path}: damaged or of another version ({reason}); {mend}")
 
 
-def _digest(tree: object) -> str:
+def digest(tree: object) -> str:
     """SHA-256 (hex) of a value that JSON can hold, however it is laid out."""
     canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
-from planaria.options import Options
 
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
@@ -49,7 +48,7 @@ def load(recipe: Path | None, flags: Mapping[str, object], *commands: str) -> Ru
     if commands:
         require_kind(tree, recipe, *commands)
     for other in ("compare", "experts"):
-        tree.pop(other, None)  # what else a recipe is for; `compare.spec` and `experts.spec` read it
+        tree.pop(other, None)  # what else a recipe is for; `trials.arms.table_of` reads it
     return from_tree(tree, flags, recipe)
 
 
@@ -104,17 +103,12 @@ def parse(tree: str, place: str) -> RunConfig:
         raise UserError(": ".join(filter(None, (place, key, _reason(first))))) from None
 
 
-def flat(config: RunConfig) -> dict[str, Any]:
-    """All settings by dotted name."""
+def flat(config: Section | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All settings by dotted name, those in tables of any keys and options of choices too."""
     found: dict[str, Any] = {}
-    for name, _ in fields():
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        if isinstance(value, Options):
-            found |= {f"{name}.{option}": own for option, own in value.items()}
-        else:
-            found[name] = value
+    for name, value in dict(config).items():
+        inner = isinstance(value, Section | Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
     return found
 
 

@@ -50,6 +50,11 @@ def interrupted() -> Iterator[None]:
         yield
 
 
+def ending(code: int) -> str:
+    """How a process ended, in words, by its exit code as Python gives it."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
+
+
 def ignore() -> None:
     """Be deaf to them from now on."""
     for number in STOPS:

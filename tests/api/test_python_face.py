@@ -12,15 +12,15 @@ import pytest
 
 import planaria
 from planaria.api.comparison import ComparisonResult
-from planaria.compare.results import Compared, Failures, Run, Scored
-from planaria.compare.spec import load
+from planaria.compare.race_results import Compared, Failures, Run, Scored
+from planaria.compare.race_spec import load
 
 
 def test_importing_it_imports_nothing_else() -> None:
     program = (
         "import sys, planaria\n"
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in ('torch', 'pydantic', 'plotly')))\n"
-        "import planaria.compare.spec\n"
+        "import planaria.compare.race_spec\n"
         "print(planaria.compare.__name__, planaria.compare.__module__)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria import cli
+from planaria import __version__, cli
 from planaria.commands import drill as module
-from planaria.swarm.drills.results import Drill
+from planaria.swarm.drills.drill_results import Drill
+from planaria.trials import identity
 
 RECIPE = """
 size = 2
@@ -54,3 +55,9 @@ def test_a_drill_tells_what_came_of_its_arms_and_is_not_run_twice_wherever_it_li
     assert cli.run(["drill", "tiny.toml", "--quiet", "--out", "elsewhere"]) == 0
     again = Drill.model_validate_json(Path("elsewhere/tiny-drill/drill.json").read_text())
     assert again == found
+
+    monkeypatch.setattr(identity, "__version__", "9.9")
+    capsys.readouterr()
+    with pytest.raises(TypeError):  # it is run
+        cli.run(["drill", "tiny.toml", "--out", "elsewhere"])
+    assert f"run again, planaria {__version__} made it, this is 9.9" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.compare.results import Compared, Run, Scored
+from planaria.compare.race_results import Compared, Run, Scored
 from planaria.compare.winners import hours_at, winners, without_failures
 
 STEP_S = 36.0

@@ -10,7 +10,7 @@ import pytest
 
 from planaria.errors import UserError
 from planaria.experts.domains import TENTH, TEST, TRAINED, read_pieces, write_domains
-from planaria.experts.spec import DomainSpec, ExpertsSpec, expanded
+from planaria.experts.experts_spec import DomainSpec, ExpertsSpec, expanded
 
 
 def lines(word: str, count: int) -> str:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from planaria.experts.budget import LARGER, LONGER, SYNCHRONISED, Job
-from planaria.experts.results import ArmResult, Results, Score, SeedResult
+from planaria.experts.experts_results import ArmResult, Results, Score, SeedResult
 
 
 def arm(perplexities: dict[str, float]) -> ArmResult:

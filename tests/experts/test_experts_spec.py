@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from planaria.experts.spec import ExpertsSpec
+from planaria.experts.experts_spec import ExpertsSpec
 
 TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
 
@@ -20,7 +20,7 @@ TWO = {"law": {"source": "law.txt"}, "talk": {"source": "talk.txt"}}
         ({"domains": TWO, "sizes": {"S": 3, "L": 2, "M": 4}}, "name the smallest first"),
         ({"domains": {}, "clusters": 3}, "name just one"),
         ({"domains": TWO}, "3 of them for 2 domains leave nobody at the ends, and all arms alike; name 1 at most"),
-        ({"domains": TWO, "seeds": [], "sizes": {"M": 8}, "steps": [4]}, "at least 1 item"),
+        ({"domains": TWO, "seeds": [], "sizes": {"M": 8}, "steps": [4]}, "give one seed or more, each once"),
         ({"domains": TWO, "sizes": {"0.1M": 8}, "steps": [4]}, "experts.sizes.0.1M: letters, digits"),
         ({"domains": TWO, "sizes": {"M": 8}, "steps": [4], "probe": {"by": ["sizes"]}}, "experts.sizes names one only"),
         ({"domains": {**TWO, "../law": TWO["law"]}}, "it becomes a file's name"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Met, Point
-from planaria.compare.results import Compared, Failures, Scored, curve, score
+from planaria.compare.race_results import Compared, Failures, Scored, curve, score
 
 SEEDS, STEPS, STAGES, EVERY = (1, 3, 4), 1000, 6, 20
 MISSING = "redraw <b>&"
@@ -75,8 +75,6 @@ def course(manner: Manner, seed: int) -> Course:
         ],
         ticks=STEPS,
         saved=list(range(manner.save, STEPS + 1, manner.save)) if manner.save else [],
-        parcel_bytes=0,
-        kept_bytes=0,
         stopped="tick 990: stage 2 is out of reach" if manner.setback > 50 and seed == SEEDS[0] else "",
     )
 

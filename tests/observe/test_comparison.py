@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, compared, digest, faults
 
-from planaria.compare.results import Compared
+from planaria.compare.race_results import Compared
 from planaria.errors import UserError
 from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.observe.trials.comparison_figures import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe.trials.drill_report import _peer_head, _peer_rows, show_drill, write_drill_report
-from planaria.swarm.drills.results import Drill, Drilled, Run
+from planaria.observe.trials.drill_report import _peers, show_drill, write_drill_report
+from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome, Point
 
@@ -39,8 +39,8 @@ FOUND = Drill(
 
 
 def test_every_peers_change_is_shown_seed_by_seed_and_attackers_are_not_among_them() -> None:
-    assert _peer_head(FOUND) == ["arm", "p0", "change", "p1", "change"]
-    assert _peer_rows(FOUND) == [
+    assert _peers(FOUND).head == ["arm", "p0", "change", "p1", "change"]
+    assert _peers(FOUND).rows == [
         ["alone", "0.75 [0.70 … 0.80]", "–", "0.35 [0.30 … 0.40]", "–"],
         ["together", "0.73 [0.71 … 0.75]", "-0.02 [-0.05 … +0.01]", "0.55 [0.50 … 0.60]", "+0.20"],
         ["attacked", "0.70", "-0.03 [-0.05 … -0.01]", "–", "–"],

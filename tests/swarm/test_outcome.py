@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planaria.swarm.drills.results import Drill, Drilled, Run, spread
+from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -26,6 +26,7 @@ from planaria.swarm.records.lines import (
 )
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import ALL, Outcome, read_outcome
+from planaria.trials.spread import spread
 
 NOTHING: dict[str, Any] = {
     "seconds": {}, "reward": 0.0, "sent": {}, "accepted": {}, "turned": {}, "refused_messages": {}, "missing": [],

@@ -7,23 +7,25 @@ from pathlib import Path
 
 from planaria import atomic, recipe
 from planaria.chaos.trace import Trace, digest, write
-from planaria.compare.clock import Clock, clock_of, costs_of_copies, exchanged_bytes
-from planaria.compare.contest import Contest
-from planaria.compare.contestant import Job, Result
-from planaria.compare.results import Compared, Failures, Run, Scored, curve, score
-from planaria.compare.spec import Arm, Comparison, load, trace_for
+from planaria.compare.clock import Clock, clock_of, exchanged_bytes, step_bytes_and_memory
+from planaria.compare.race import Course
+from planaria.compare.race_job import Race, run_races
+from planaria.compare.race_results import Compared, Failures, Run, Scored, curve, score
+from planaria.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
+from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.own_classes import own_classes
 from planaria.engine.prepare import check
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.families import stage_parameters
-from planaria.model.stages import parameter_count
-from planaria.network.costs import FP32_BYTES, UNIT, message_bytes
-from planaria.observe.live.race_progress import RaceProgress
+from planaria.network.costs import UNIT, message_bytes
+from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.comparison import write_comparison
 from planaria.recovery.checkpoint import best_steps
+from planaria.trials.kept import make_folder
 
 REPORT, NUMBERS = "report.html", "comparison.json"
 
@@ -38,7 +40,7 @@ def raced(
 ) -> tuple[Compared, Path]:
     """Run the comparison in the recipe ``path``, or what is left of it: what it found, and its folder.
 
-    For ``seeds`` and ``only`` see ``compare.spec.load``; ``say`` hears of the text's preparation.
+    For ``seeds`` and ``only`` see ``compare.race_spec.load``; ``say`` hears of the text's preparation.
     """
     comparison, arms = load(path, flags, seeds, only)
     if arms[0].config.routing.schedule is not None:
@@ -51,15 +53,15 @@ def raced(
     dataset = prepare(base.data, base.model.vocab, say)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
-    jobs = [_job(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
-    with RaceProgress([(job.arm, job.config.seed) for job in jobs], base.train.steps, quiet) as progress:
-        results = Contest(folder, comparison.workers).run(
-            jobs, lambda job, ticks: progress.told(job.arm, job.config.seed, ticks)
-        )
-    for seed, trace in traces.items():
-        write(trace, folder / f"trace-{seed}.json")
-    found = _compared(path, comparison, arms, clocks, traces, _by_arm(jobs, results))
-    atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
+    races = [_race(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
+    make_folder(folder)
+    with runs.held(folder):
+        with JobsProgress(quiet) as progress:
+            courses = run_races(races, folder, comparison, progress, own_classes)
+        for seed, trace in traces.items():
+            write(trace, folder / f"trace-{seed}.json")
+        found = _compared(path, comparison, arms, clocks, traces, races, courses)
+        atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
     write_comparison(found, folder / REPORT)
     return found, folder
 
@@ -75,18 +77,9 @@ def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
-def _job(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Job:
+def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Race:
     config = arm.config.model_copy(update={"seed": seed})
-    return Job(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
-
-
-def _by_arm(jobs: list[Job], results: list[Result]) -> dict[str, dict[int, Result]]:
-    found: dict[str, dict[int, Result]] = {}
-    for job, result in zip(jobs, results, strict=True):
-        if result.trace != digest(job.trace):
-            raise UserError(f"{job.arm} with seed {job.config.seed} was run on another trace; remove its result")
-        found.setdefault(job.arm, {})[job.config.seed] = result
-    return found
+    return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
 
 
 def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
@@ -110,18 +103,20 @@ def _compared(
     arms: list[Arm],
     clocks: Mapping[str, Clock],
     traces: Mapping[int, Trace],
-    results: Mapping[str, Mapping[int, Result]],
+    races: Sequence[Race],
+    courses: Sequence[Course],
 ) -> Compared:
-    base = arms[0].config
-    courses = {name: {seed: result.course for seed, result in by.items()} for name, by in results.items()}
+    base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
     digests = {seed: digest(trace) for seed, trace in traces.items()}
     scored = []
     for arm in arms:
-        pair = (clocks[arms[0].name], clocks[arm.name])
-        scale = _scale(base, clock_config(path, comparison, arm))
-        runs = score(courses[arms[0].name], courses[arm.name], pair, digests, comparison.target_at, scale)
-        curves = [curve(course, clocks[arm.name], scale) for course in courses[arm.name].values()]
-        scored.append(_scored(base, arm, clock_config(path, comparison, arm), clocks[arm.name], runs, curves))
+        own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
+        free = free or own
+        clocked = clock_config(path, comparison, arm)
+        scale = _scale(base, clocked)
+        runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
+        curves = [curve(course, clocks[arm.name], scale) for course in own.values()]
+        scored.append(_scored(base, arm, clocked, clocks[arm.name], runs, curves))
     return Compared(
         name=base.name,
         clock=comparison.clock or str(path),
@@ -152,9 +147,8 @@ def _scored(
     curves: list[list[tuple[float, float]]],
 ) -> Scored:
     """An arm's runs, and what its copies cost in the model that the clock is for."""
-    costs = [cost for _, cost in costs_of_copies(clocked)] if arm.faults else []
-    state = 3 * FP32_BYTES * parameter_count(clocked.model)
-    sent = sum(cost.step_bytes for cost in costs) + exchanged_bytes(clocked)
+    copies, memory = step_bytes_and_memory(clocked) if arm.faults else (0.0, 0.0)
+    sent = copies + exchanged_bytes(clocked)
     return Scored(
         name=arm.name,
         changes=_changes(base, arm.config),
@@ -165,7 +159,7 @@ def _scored(
         save_s=clock.save_s,
         step_bytes=sent,
         traffic=sent / _activation_bytes(clocked),
-        memory=sum(cost.host_memory + cost.own_memory for cost in costs) / state,
+        memory=memory,
         curves=curves,
     )
 

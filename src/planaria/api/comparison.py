@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from planaria.api.comparing import NUMBERS, REPORT, raced
 from planaria.api.recipes import Settings, named
 from planaria.api.table import Table, figure_of, tabulated
-from planaria.compare.results import Compared
+from planaria.compare.race_results import Compared
 from planaria.observe import page
 from planaria.observe.trials.comparison import SPREADS, body
 from planaria.observe.trials.latex import latex

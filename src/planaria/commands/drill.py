@@ -6,18 +6,19 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria import atomic, documents
+from planaria import atomic
 from planaria.commands.swarm import prepare
+from planaria.engine import runs
 from planaria.errors import RunStopped
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.trials.drill_report import show_drill, write_drill_report
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.drills.results import Drill, Drilled, Run
-from planaria.swarm.drills.spec import load
+from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.records.outcome import Outcome, read_outcome
-
-OUTCOME = "outcome.json"
+from planaria.trials.identity import identity
+from planaria.trials.kept import Kept, make_folder
 
 
 def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
@@ -25,12 +26,14 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     spec, arms = load(path, flags)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     found = {arm.name: list[Run]() for arm in arms}
-    for seed in spec.seeds:
-        for arm in arms:
-            if not quiet:
-                print(f"{arm.name}, seed {seed}", flush=True)
-            outcome = _outcome(arm.seeded(seed), folder / arm.folder / f"seed-{seed}", quiet)
-            found[arm.name].append(Run(seed=seed, outcome=outcome))
+    make_folder(folder)
+    with runs.held(folder):
+        for seed in spec.seeds:
+            for arm in arms:
+                if not quiet:
+                    print(f"{arm.name}, seed {seed}", flush=True)
+                outcome = _outcome(arm.seeded(seed), folder / arm.folder / f"seed-{seed}", quiet)
+                found[arm.name].append(Run(seed=seed, outcome=outcome))
     drilled = [
         Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
     ]
@@ -43,22 +46,25 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
 
 
 def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
-    """One arm with one seed: run, unless an earlier drill has run just this.
+    """One arm with one seed: run, unless an earlier drill has run just this. Its processes are the peers.
 
     :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
     """
-    kept, asked = folder / OUTCOME, folder / "config.json"
-    text = config.model_dump_json(indent=2, exclude={"out"})  # where it lies is no part of what was run
-    if kept.is_file() and asked.is_file() and asked.read_bytes() == text.encode():
-        return documents.model(kept, Outcome, mend=f"remove {folder} to run this arm again")
+    asked = config.model_dump(mode="json", exclude={"out"})  # where it lies is no part of what is run
+    kept = Kept(folder / "outcome.json", Outcome, identity(asked))
+    outcome, stale = kept.read()
+    if outcome is not None:
+        return outcome
+    if stale and not quiet:
+        print(f"run again, {stale}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     prepare(config, quiet)
-    folder.mkdir(parents=True)
-    asked.write_text(text)
+    make_folder(folder)
+    atomic.write_text(folder / "config.json", config.model_dump_json(indent=2, exclude={"out"}))
     with SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
     if broken := failures(codes):
         raise RunStopped(f"{folder}: {', '.join(broken)}; run the drill again to go on")
     outcome = read_outcome(folder)
-    atomic.write_text(kept, outcome.model_dump_json())
+    kept.write(outcome)
     return outcome

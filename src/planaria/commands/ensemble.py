@@ -25,9 +25,9 @@ from planaria.experts import manifest
 from planaria.experts.domains import TEST
 from planaria.experts.embedding import Embedding
 from planaria.experts.ensemble import Ensemble
+from planaria.experts.experts_results import Score
 from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
-from planaria.experts.results import Score
 from planaria.experts.scoring import score
 from planaria.model.stages import parameter_count
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +13,7 @@ from planaria import atomic, recipe
 from planaria.config import DataConfig, RunConfig
 from planaria.data.cache import cache_folder
 from planaria.data.tokenizer import load_tokenizer
+from planaria.documents import Record
 from planaria.engine import runs
 from planaria.engine.prepare import check, placed, read_faults
 from planaria.errors import UserError
@@ -22,13 +23,15 @@ from planaria.experts.campaign import Campaign
 from planaria.experts.difficulty import tiers
 from planaria.experts.domains import TRAINED, write_domains
 from planaria.experts.ensemble import Ensemble, overheard
+from planaria.experts.experts_results import Results, SeedResult
+from planaria.experts.experts_spec import ExpertsSpec, expanded, load, sized, step_tokens
 from planaria.experts.manifest import Manifest, Member
 from planaria.experts.reading import Texts
-from planaria.experts.results import Results, SeedResult
-from planaria.experts.spec import ExpertsSpec, expanded, load, sized, step_tokens
 from planaria.model.stages import parameter_count
-from planaria.observe.live.experts_progress import ExpertsProgress
+from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.experts_report import show_results, write_experts_report
+from planaria.trials.identity import identity
+from planaria.trials.kept import Kept, make_folder
 
 RESULTS = "results.json"
 
@@ -51,7 +54,7 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     spec, folder = expanded(spec), _folder(spec, base)
     with runs.held(folder):
         before = manifest.read(folder) if (folder / manifest.FILE).exists() else None
-        with ExpertsProgress(quiet) as progress:
+        with JobsProgress(quiet) as progress:
             texts = _texts(folder, spec, base, progress.said)
             found = [Campaign(spec, base, folder, seed, texts, progress).run() for seed in spec.seeds]
         made = _ensemble(folder, spec, base, found[0])
@@ -70,21 +73,29 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     return 0
 
 
+class _Asked(Record):
+    """What a run's folder was made for."""
+
+    experts: dict[str, Any]
+    run: dict[str, Any]
+
+
 def _folder(spec: ExpertsSpec, base: RunConfig) -> Path:
-    """The run's folder, new or as an earlier run of the same recipe left it."""
+    """The run's folder, new or as an earlier run of the same recipe left it.
+
+    Models outlive versions of planaria, and cost too much to be made again unasked: so nothing is thrown away here.
+    """
     folder = Path(base.out) / base.name
-    asked = json.dumps({"experts": spec.model_dump(mode="json"), "run": base.model_dump(mode="json", exclude={"out"})})
-    kept = folder / "experts-recipe.json"
-    if kept.is_file() and kept.read_bytes() != asked.encode():
-        raise UserError(f"{folder}: was made with another recipe; choose another name with --name, or remove it")
-    if folder.exists() and not kept.is_file():
-        raise UserError(f"{folder}: is something else already; choose another name with --name")
+    how = {"workers", "patience_s", "retries"}  # of no influence on what comes of it
+    asked = _Asked(experts=spec.model_dump(mode="json", exclude=how), run=base.model_dump(mode="json", exclude={"out"}))
+    kept = Kept(folder / "experts-recipe.json", _Asked, identity(asked.model_dump()))
     if not folder.exists():
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
-        atomic.write_text(kept, asked)
+        make_folder(folder)
+        kept.write(asked)
+    before, other = kept.read(versions=False)
+    if before is None:
+        reason = other or "it is something else"
+        raise UserError(f"{folder}: is there already, but {reason}; choose another name with --name, or remove it")
     return folder
 
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planaria.chaos.trace import per_step_probability
-from planaria.compare.clock import clock_of, costs_of_copies
+from planaria.compare.clock import clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience
 from planaria.compare.predict import Failures, Prediction, is_known, predict, ways
 from planaria.config import RunConfig
-from planaria.model.stages import parameter_count
-from planaria.network.costs import FP32_BYTES
 
 SPAN = 100.0
 """break-evens are looked for within this factor of the recipe's own number, either way"""
@@ -59,17 +57,8 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
         clock = clock_of(way)
         rate = per_step_probability(config.network.hourly, clock.step_s)
         failures = Failures(rate, frozenset(range(config.pipeline.stages + 1)))
-        costs = [cost for _, cost in costs_of_copies(way)]
-        state = 3 * FP32_BYTES * parameter_count(config.model)
-        found.append(
-            Weighed(
-                predict(name, way, clock, failures, experience),
-                way.recovery.strategy,
-                way.routing.kind,
-                sum(cost.step_bytes for cost in costs),
-                sum(cost.host_memory + cost.own_memory for cost in costs) / state,
-            )
-        )
+        expected = predict(name, way, clock, failures, experience)
+        found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *step_bytes_and_memory(way)))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 
 

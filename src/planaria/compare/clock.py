@@ -16,6 +16,7 @@ from planaria.engine.simulate import simulate
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
 from planaria.model.families import build_stage, stage_parameters
+from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES, Costs, message_bytes
 from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
@@ -106,6 +107,13 @@ def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
     chain = recovery(config.recovery, config.pipeline.stages)
     named = [(chain.strategies[slot.by], slot.copy) for slot in chain.slots]
     return [(copy, strategy.cost(copy, _shapes(config, copy.stage))) for strategy, copy in named]
+
+
+def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
+    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments."""
+    costs = [cost for _, cost in costs_of_copies(config)]
+    memory = sum(cost.host_memory + cost.own_memory for cost in costs)
+    return sum(cost.step_bytes for cost in costs), memory / (STATE * parameter_count(config.model))
 
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Sequence
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
-
 from planaria import documents
-from planaria.compare.results import Compared, Run, Scored
+from planaria.compare.race_results import Compared, Run, Scored
+from planaria.documents import Record
 from planaria.errors import UserError
 from planaria.recovery import RECOVERIES
 from planaria.recovery.base import Recovery
@@ -20,20 +19,16 @@ WIDE = 2.0
 """rates that differ by less than this factor say nothing about the power"""
 
 
-class Range(BaseModel):
+class Range(Record):
     """A number that was measured: its mean over seeds, and the least and the most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mean: float
     low: float
     high: float
 
 
-class Observation(BaseModel):
+class Observation(Record):
     """One race that met failures and reached the target."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     way: str
     """what brought the stages back (:func:`way_of`)"""
@@ -43,10 +38,8 @@ class Observation(BaseModel):
     """steps to the target over those without failures on the same routes, less 1; noise can make it negative"""
 
 
-class Curve(BaseModel):
+class Curve(Record):
     """Extra steps per useful step at a rate: ``scale · rate ** power``; the next failure often costs less."""
-
-    model_config = ConfigDict(frozen=True)
 
     scale: float
     power: float
@@ -60,10 +53,8 @@ class Curve(BaseModel):
         return float(self.scale * rate**self.power * beside)
 
 
-class Experience(BaseModel):
+class Experience(Record):
     """What failures cost in races that were run: the part of a prediction that cannot be calculated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sources: list[str]
     """the races it was taken from"""

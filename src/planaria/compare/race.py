@@ -10,20 +10,16 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.data.stream import Stream
+from planaria.documents import Record
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Point(_Record):
+class Point(Record):
     """A validation: ticks and committed steps so far, and the loss in nats."""
 
     tick: int
@@ -31,7 +27,7 @@ class Point(_Record):
     loss: float
 
 
-class Met(_Record):
+class Met(Record):
     """What became of the stages that were lost before a tick."""
 
     tick: int
@@ -45,7 +41,7 @@ class Met(_Record):
     """by the rollback"""
 
 
-class Course(_Record):
+class Course(Record):
     """How one arm went with one seed."""
 
     points: list[Point]
@@ -53,10 +49,6 @@ class Course(_Record):
     ticks: int
     saved: list[int]
     """ticks after which all stages were saved"""
-    parcel_bytes: int
-    """of all copies together, over all ticks"""
-    kept_bytes: int
-    """most memory that copies took at one worker"""
     stopped: str = ""
     """why the arm could not go on; empty if it reached its budget"""
 
@@ -138,7 +130,5 @@ def race(
         met=run.met,
         ticks=run.tick,
         saved=run.saved,
-        parcel_bytes=run.engine.parcel_bytes,
-        kept_bytes=max(keeping.nbytes for keeping in run.engine.keeping.values()),
         stopped=stopped,
     )

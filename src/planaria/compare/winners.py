@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from planaria.compare.results import Compared, Scored
+from planaria.compare.race_results import Compared, Scored
 
 
 def without_failures(found: Compared, arm: Scored) -> float:

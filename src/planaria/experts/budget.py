@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
 from planaria.config import ModelConfig
+from planaria.documents import Record
 from planaria.errors import UserError
 from planaria.model.stages import flops_per_token, parameter_count
 
@@ -17,10 +16,8 @@ EVEN = 0.01
 """how far the compute of two arms may be apart"""
 
 
-class Job(BaseModel):
+class Job(Record):
     """One expert to be trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     domain: str
     size: str

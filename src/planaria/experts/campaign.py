@@ -5,7 +5,6 @@ Every part is kept where it was made and not made again, so the same command goe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,12 @@ from planaria.errors import RunStopped
 from planaria.experts.budget import SYNCHRONISED, Job, allot, bills
 from planaria.experts.difficulty import Point, still_to_learn, tiers
 from planaria.experts.domains import HELD_OUT, TRAINED
-from planaria.experts.jobs import Training, Watcher, configured, train_all
+from planaria.experts.experts_results import SeedResult
+from planaria.experts.experts_spec import ExpertsSpec, sized, step_tokens
 from planaria.experts.reading import Readings, Texts, token_logps
-from planaria.experts.results import SeedResult
 from planaria.experts.scoring import arm_result
-from planaria.experts.spec import ExpertsSpec, sized, step_tokens
+from planaria.experts.training import Training, configured, train_all
+from planaria.trials.jobs import Watcher
 
 QUARTERS = 4
 """points of a probe's learning curve"""
@@ -147,9 +147,7 @@ class Campaign:
         return self.texts.read(one.model)
 
     def _train(self, what: str, trainings: Sequence[Training]) -> list[str]:
-        workers = self.spec.workers or len(os.sched_getaffinity(0))
-        title = f"seed {self.seed}, {len(trainings)} {what}"
-        return train_all(title, trainings, workers, self.spec.retries, self.watcher)
+        return train_all(f"{what} of seed {self.seed}", trainings, self.spec, self.spec.retries, self.watcher)
 
     def _must(self, what: str, trainings: Sequence[Training]) -> None:
         """Train what everything else rests on."""

@@ -19,7 +19,7 @@ from planaria.data.records import is_jsonl, read_jsonl
 from planaria.data.tokenizer import pieces, spread_sample
 from planaria.errors import UserError
 from planaria.experts.embedding import clustered
-from planaria.experts.spec import DomainSpec, ExpertsSpec
+from planaria.experts.experts_spec import DomainSpec, ExpertsSpec
 
 PIECE = 4_000
 """characters of a piece"""

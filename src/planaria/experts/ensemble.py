@@ -13,9 +13,9 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.experts import manifest, posterior
 from planaria.experts.embedding import EVERY, Embedding
+from planaria.experts.experts_results import Speech
 from planaria.experts.manifest import TOKENIZER, Manifest, digest, place
 from planaria.experts.reading import Texts, token_logps
-from planaria.experts.results import Speech
 from planaria.model.decode import Reading, check_draws, pick
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama

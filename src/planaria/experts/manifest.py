@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from planaria import atomic, documents
+from planaria.documents import Record
 from planaria.errors import UserError, nearest
-from planaria.experts.spec import MixtureSpec
+from planaria.experts.experts_spec import MixtureSpec
 
 FILE = "experts.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
@@ -20,10 +21,8 @@ MOST_BYTES = 1 << 22
 """of a manifest"""
 
 
-class Member(BaseModel):
+class Member(Record):
     """One expert: an exported model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     domain: str
@@ -41,10 +40,8 @@ class Member(BaseModel):
         return self.model.startswith(f"{ADDED}/")
 
 
-class Manifest(BaseModel):
+class Manifest(Record):
     """An ensemble. All members read and write with one tokenizer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     tokenizer: str
@@ -53,7 +50,7 @@ class Manifest(BaseModel):
     context: int
     mixture: MixtureSpec
     members: list[Member]
-    removed: list[str] = []
+    removed: list[str] = Field(default_factory=list)
     """of those that were trained with the ensemble, who was taken out of it by hand"""
 
     def changed_like(self, before: Manifest) -> Manifest:

@@ -19,7 +19,7 @@ from planaria.data.tokenizer import Tokenizer
 from planaria.experts import embedding
 from planaria.experts.domains import HELD_OUT, TEST, TRAINED, read_pieces
 from planaria.experts.embedding import Embedding
-from planaria.experts.spec import ExpertsSpec
+from planaria.experts.experts_spec import ExpertsSpec
 from planaria.model.huggingface import import_model
 from planaria.model.stages import Llama
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from planaria.experts import posterior, prior
 from planaria.experts.budget import Job, Spent
+from planaria.experts.experts_results import ArmResult, Score
+from planaria.experts.experts_spec import ExpertsSpec, MixtureSpec
 from planaria.experts.reading import Readings
-from planaria.experts.results import ArmResult, Score
-from planaria.experts.spec import ExpertsSpec, MixtureSpec
 
 
 def arm_result(

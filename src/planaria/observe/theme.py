@@ -19,7 +19,7 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
     "#b9c1c9",
     "#4aa3a2",
 )
-SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6")
+SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
 """of lines, peers or arms side by side"""
 MOST = 4000
 """points of a curve; a screen is half as many pixels wide"""

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.births import Child, births
-from planaria.signals import interrupted
+from planaria.signals import ending, interrupted
 from planaria.swarm.assemble import assemble
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
@@ -82,7 +82,7 @@ class LiveSwarm:
                             told(name, record)
                     for process in sorted(gone, key=lambda process: process.name):
                         if process.exitcode:
-                            died(process.name, process.failure or how(process.exitcode))
+                            died(process.name, process.failure or ending(process.exitcode))
                     ended |= gone
             finally:
                 self.stop()
@@ -100,13 +100,8 @@ class LiveSwarm:
                 process.join()
 
 
-def how(code: int) -> str:
-    """How a process ended, in words."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
-
-
 def failures(codes: Mapping[str, int]) -> list[str]:
-    return [f"{name} {how(code)}" for name, code in sorted(codes.items()) if code]
+    return [f"{name} {ending(code)}" for name, code in sorted(codes.items()) if code]
 
 
 def _be(config_json: str, name: str, folder: Path) -> None:

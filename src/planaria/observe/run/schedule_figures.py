@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREY, INK, MUTED, ORANGE, RED, VIOLET, figure, label, lanes
-from planaria.observe.trials.comparison_figures import OTHERS
+from planaria.observe.theme import BLUE, GREY, INK, MUTED, ORANGE, RED, SERIES, VIOLET, figure, label, lanes
 from planaria.planner.guidelines import Passes, planned_passes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule
@@ -244,7 +243,7 @@ def busy_figure(step: Step) -> go.Figure:
             y=[keys[node] for node in own],
             x=[100 * busy[node] for node in own],
             orientation="h",
-            marker={"color": OTHERS[stage % len(OTHERS)]},
+            marker={"color": SERIES[stage % len(SERIES)]},
             text=[f"{100 * busy[node]:.0f} % · {held[node]} of {slots[node]} slots" for node in own],
             textposition="outside",
             textfont={"color": MUTED},

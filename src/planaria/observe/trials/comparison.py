@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from planaria.compare.results import Compared, Run, Scored
-from planaria.compare.spec import SMOOTHED
+from planaria.compare.race_results import Compared, Run, Scored
+from planaria.compare.race_spec import SMOOTHED
 from planaria.compare.winners import hours_at, without_failures
 from planaria.observe import page
 from planaria.observe.trials.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
+from planaria.observe.trials.tables import Table, show
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
+from planaria.trials.spread import seeds_shown, shown
 
-WIDE = 180
-"""characters of a line where there is no terminal to ask"""
 DIGEST = 16
 """hex digits of a trace's digest that are shown"""
 SPREADS = {
@@ -36,15 +32,8 @@ COLUMNS = (*SPREADS, "traffic", "memory", "failures")
 
 def show_table(found: Compared) -> None:
     """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
-    title = Text(f"{found.name}: mean [least … most] of {_seeds(found)}")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    table.add_column("arm")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for arm in found.ranked():
-        table.add_row(*(Text(cell) for cell in cells(arm)))
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    console.print(table)
+    title = f"{found.name}: mean [least … most] of {_seeds(found)}"
+    console = show([Table(title, ["arm", *COLUMNS], [cells(arm) for arm in found.ranked()])])
     for failures in found.failures:
         digest = failures.digest[:DIGEST]
         console.print(f"trace         {digest} seed {failures.seed}, {len(failures.faults)} failures", highlight=False)
@@ -63,24 +52,15 @@ def write_comparison(found: Compared, file: Path) -> Path:
 
 def cells(arm: Scored) -> list[str]:
     """A row of the table."""
-    cells = [_spread(arm, of, form) for of, form in SPREADS.values()]
+    cells = [shown(arm.spread(of), form) for of, form in SPREADS.values()]
     if arm.missed:
         cells[0] = f"not reached in {arm.missed} of {len(arm.runs)} seeds"
     traffic, memory = (f"{100 * share:.3g} %" for share in (arm.traffic, arm.memory))
-    return [arm.name, *cells, traffic, memory, _spread(arm, "failures", ".3g")]
-
-
-def _spread(arm: Scored, of: str, form: str) -> str:
-    found = arm.spread(of)
-    if found is None:
-        return "–"
-    mean, least, most = (format(number, form) for number in found)
-    return mean if least == most else f"{mean} [{least} … {most}]"
+    return [arm.name, *cells, traffic, memory, shown(arm.spread("failures"), ".3g")]
 
 
 def _seeds(found: Compared) -> str:
-    numbers = ", ".join(str(failures.seed) for failures in found.failures)
-    return f"seed {numbers}" if len(found.failures) == 1 else f"seeds {numbers}"
+    return seeds_shown(failures.seed for failures in found.failures)
 
 
 def _target(found: Compared) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.compare.results import Compared, Failures, Scored
-from planaria.observe.theme import BLUE, GREEN, INK, MUTED, ORANGE, RED, RULE, TEAL, VIOLET, figure, label, lanes
+from planaria.compare.race_results import Compared, Failures, Scored
+from planaria.observe.theme import INK, MUTED, RED, RULE, SERIES, figure, label, lanes
+from planaria.observe.trials.spread_figures import add_band, whiskers
+from planaria.trials.spread import Spread
 
-OTHERS = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
 GRID = 240
 """points of a curve"""
 BEGINNING = 0.12
@@ -23,7 +24,7 @@ ROW = 30
 def colours(found: Compared) -> Mapping[str, str]:
     """Each arm's colour, the same in all pictures."""
     names = [arm.name for arm in found.arms[1:]]
-    return {found.arms[0].name: INK, **{name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}}
+    return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
 
 
 def loss_figure(found: Compared) -> go.Figure:
@@ -34,9 +35,9 @@ def loss_figure(found: Compared) -> go.Figure:
         bands = _bands(arm)
         if bands is None:
             continue
-        hours, least, mean, most = bands
-        lowest = min(lowest, min(least))
-        _add_band(fig, arm.name, shade[arm.name], hours, (least, mean, most))
+        hours, spreads = bands
+        lowest = min(lowest, *(band.least for band in spreads))
+        add_band(fig, arm.name, shade[arm.name], hours, spreads)
     targets = [run.target for run in found.arms[0].runs]
     target = sum(targets) / len(targets)
     fig.add_hline(
@@ -47,37 +48,14 @@ def loss_figure(found: Compared) -> go.Figure:
     )
     free = _bands(found.arms[0])
     if free is not None:
-        top = free[3][int(BEGINNING * GRID)]
+        top = free[1][int(BEGINNING * GRID)].most
         fig.update_yaxes(range=[lowest - 0.04 * (top - lowest), top])
     fig.update_xaxes(rangemode="tozero", hoverformat=".1f")
     return fig
 
 
-def _add_band(fig: go.Figure, name: str, colour: str, hours: list[float], band: tuple[list[float], ...]) -> None:
-    least, mean, most = band
-    fig.add_scatter(
-        x=hours + hours[::-1],
-        y=most + least[::-1],
-        fill="toself",
-        fillcolor=_faint(colour),
-        line={"width": 0},
-        legendgroup=name,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    fig.add_scatter(
-        x=hours,
-        y=mean,
-        name=label(name),
-        legendgroup=name,
-        mode="lines",
-        line={"color": colour, "width": 2},
-        hovertemplate="%{y:.3f}",
-    )
-
-
-def _bands(arm: Scored) -> tuple[list[float], list[float], list[float], list[float]] | None:
-    """(hours, least, mean, most) on a common grid, as far as all seeds went; None if there is no such stretch."""
+def _bands(arm: Scored) -> tuple[list[float], list[Spread]] | None:
+    """Hours, and the loss over seeds, on a common grid, as far as all seeds went; None if there is no such stretch."""
     if not all(arm.curves):
         return None
     first, last = max(curve[0][0] for curve in arm.curves), min(curve[-1][0] for curve in arm.curves)
@@ -85,12 +63,7 @@ def _bands(arm: Scored) -> tuple[list[float], list[float], list[float], list[flo
         return None
     grid = np.linspace(first, last, GRID)
     drawn = np.array([np.interp(grid, *np.transpose(curve)) for curve in arm.curves])
-    return grid.tolist(), drawn.min(0).tolist(), drawn.mean(0).tolist(), drawn.max(0).tolist()
-
-
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.13)"
+    return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
 def hours_figure(found: Compared) -> go.Figure:
@@ -105,14 +78,7 @@ def hours_figure(found: Compared) -> go.Figure:
         x=means,
         orientation="h",
         marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
-        error_x={
-            "type": "data",
-            "array": [most - mean for mean, _, most in spreads.values()],
-            "arrayminus": [mean - least for mean, least, _ in spreads.values()],
-            "color": "#3a4653",
-            "thickness": 1.5,
-            "width": 5,
-        },
+        error_x=whiskers(list(spreads.values()), color="#3a4653", width=5),
         text=[f"{mean:.1f} h" + (f" · × {mean / means[0]:.3f}" if means[0] else "") for mean in means],
         textposition="inside",
         insidetextanchor="start",
@@ -139,20 +105,19 @@ def price_figure(found: Compared) -> go.Figure:
     shade = colours(found)
     arms = [arm for arm in found.arms if arm.spread("ratio") is not None]
     places, ticks = _with_zero([100 * arm.traffic for arm in arms])
-    spreads = [tuple(100 * (ratio - 1) for ratio in arm.spread("ratio") or ()) for arm in arms]
+    spreads = [Spread(*(100 * (ratio - 1) for ratio in arm.spread("ratio") or ())) for arm in arms]
     largest = max(arm.memory for arm in arms) or 1.0
     fig = figure(480, x="extra traffic in a step, % of activations and gradients", y="extra steps to target, %")
-    for arm, place, (mean, least, most) in zip(arms, places, spreads, strict=True):
+    for arm, place, extra in zip(arms, places, spreads, strict=True):
         fig.add_scatter(
             x=[place],
-            y=[mean],
+            y=[extra.mean],
             mode="markers",
             showlegend=False,
             marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
-            error_y={"type": "data", "array": [most - mean], "arrayminus": [mean - least], "thickness": 1.2,
-                     "width": 4, "color": shade[arm.name]},
+            error_y=whiskers([extra], thickness=1.2, width=4, color=shade[arm.name]),
             hovertemplate=f"<b>{label(arm.name)}</b><br>{100 * arm.traffic:.2f} % traffic, {100 * arm.memory:.0f} % "
-            f"memory<br>%{{y:.2f}} % more steps, {least:.2f} to {most:.2f}<extra></extra>",
+            f"memory<br>%{{y:.2f}} % more steps, {extra.least:.2f} to {extra.most:.2f}<extra></extra>",
         )  # fmt: skip
     marks = [(place, mean) for place, (mean, _, _) in zip(places, spreads, strict=True)]
     best = front([mark if arm.faults else None for arm, mark in zip(arms, marks, strict=True)])

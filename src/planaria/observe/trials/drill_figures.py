@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, TEAL, VIOLET, figure, label
-from planaria.swarm.drills.results import Drill, Drilled
+from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure
+from planaria.observe.trials.spread_figures import add_band
+from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.outcome import Outcome, Point, total
+from planaria.trials.spread import Spread
 
-COLOURS = (INK, RED, GREEN, ORANGE, BLUE, VIOLET, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
+COLOURS = (INK, RED, GREEN, ORANGE, BLUE, VIOLET, TEAL, *SERIES[6:])
+"""the first arms are mostly a control, an attacked one and a defended one"""
 
 Measure = Callable[[Sequence[Point]], float | None]
 """one number from the evaluations of all honest peers after the same round; None where there is none"""
@@ -39,28 +42,8 @@ def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
 def _add(fig: go.Figure, arm: Drilled, colour: str, measure: Measure) -> None:
     curves = [_curve(run.outcome, measure) for run in arm.runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = [[curve[number] for curve in curves] for number in rounds]
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    fig.add_scatter(
-        x=rounds + rounds[::-1],
-        y=[max(v) for v in values] + [min(v) for v in values][::-1],
-        fill="toself",
-        fillcolor=f"rgba({red},{green},{blue},0.12)",
-        line={"width": 0},
-        legendgroup=arm.name,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    fig.add_scatter(
-        x=rounds,
-        y=[sum(v) / len(v) for v in values],
-        name=label(arm.name),
-        legendgroup=arm.name,
-        mode="lines+markers",
-        line={"color": colour, "width": 2},
-        marker={"size": 5},
-        hovertemplate="%{y:.3f}",
-    )
+    spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
+    add_band(fig, arm.name, colour, rounds, spreads, "lines+markers")
 
 
 def _curve(outcome: Outcome, measure: Measure) -> dict[int, float]:

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from planaria.observe import page
 from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
-from planaria.swarm.drills.results import Drill, Drilled, Spread, spread
+from planaria.observe.trials.tables import Table, show
+from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.measure import Tally
+from planaria.trials.spread import seeds_shown, shown, spread
 
-WIDE = 180
-"""characters of a line where there is no terminal to ask"""
 TITLES = {"text": "TEXT", "math": "MATH", "dos": "DoS", "code": "CODE"}
 
 
 def show_drill(found: Drill) -> None:
     """Print what every arm came to, and what every layer did."""
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    seeds = ", ".join(str(run.seed) for run in found.arms[0].runs)
-    for title, head, rows in (
-        (f"{found.name}: mean [least … most] of seeds {seeds}", _head(found), [_row(found, a) for a in found.arms]),
-        ("every peer's accuracy, and its change against the control", _peer_head(found), _peer_rows(found)),
-        ("layers: poison stopped, and honest completions refused", LAYER_HEAD, list(_layer_rows(found))),
-    ):
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
-        for place, column in enumerate(head):
-            table.add_column(column, justify="right" if place > 1 else "left")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+    show((_arms(found), _peers(found), _layers(found)))
 
 
 def write_drill_report(found: Drill, file: Path) -> Path:
@@ -43,12 +25,11 @@ def write_drill_report(found: Drill, file: Path) -> Path:
     return page.write(file, page.document(f"{found.name} drilled · planaria", _body(found)))
 
 
-LAYER_HEAD = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
-
-
-def _head(found: Drill) -> list[str]:
+def _arms(found: Drill) -> Table:
     kinds = [f"{TITLES[kind]} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
-    return ["arm", "attackers", "accuracy", "tokens", *kinds]
+    head = ["arm", "attackers", "accuracy", "tokens", *kinds]
+    title = f"{found.name}: mean [least … most] of {seeds_shown(run.seed for run in found.arms[0].runs)}"
+    return Table(title, head, [_row(found, arm) for arm in found.arms], numbers_from=2)
 
 
 def _rated(found: Drill) -> list[str]:
@@ -60,20 +41,21 @@ def _row(found: Drill, arm: Drilled) -> list[str]:
     cells = [
         arm.name,
         ", ".join(arm.attackers) or "none",
-        _spread(arm.accuracy(last)),
-        _spread(arm.tokens(last), ".1f"),
+        shown(arm.accuracy(last), ".2f"),
+        shown(arm.tokens(last), ".1f"),
     ]
     for kind in _rated(found):
         success, worst = arm.success(kind, last), arm.worst(kind, last)
         cells += [
-            "none eligible" if success is None else _spread(success),
+            "none eligible" if success is None else shown(success, ".2f"),
             _interval(arm.pooled(kind, last)),
             "–" if worst is None else f"{worst:.2f}",
         ]
     return cells
 
 
-def _layer_rows(found: Drill) -> Iterator[list[str]]:
+def _layers(found: Drill) -> Table:
+    rows = []
     for arm in found.arms:
         for layer in found.layers():
             stopped, misjudged = arm.layer(layer)
@@ -84,10 +66,12 @@ def _layer_rows(found: Drill) -> Iterator[list[str]]:
             }
             if stopped.eligible or misjudged.eligible or off:
                 reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
-                yield [arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"]
+                rows.append([arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"])
+    head = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
+    return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
 
 
-def _peer_rows(found: Drill) -> list[list[str]]:
+def _peers(found: Drill) -> Table:
     """Every honest peer's accuracy, and seed by seed its change against the control or, where there is none, against
     the first arm."""
     rows = []
@@ -96,16 +80,13 @@ def _peer_rows(found: Drill) -> list[list[str]]:
         cells = [arm.name]
         for name in found.peers():
             mine, theirs = arm.peer_accuracy(name, found.last), control.peer_accuracy(name, found.last)
-            cells.append(_spread(spread(mine)) if mine else "–")
+            cells.append(shown(spread(mine), ".2f"))
             paired = arm is not control and mine and len(mine) == len(theirs)
             changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
-            cells.append(_spread(spread(changes), "+.2f") if changes else "–")
+            cells.append(shown(spread(changes), "+.2f"))
         rows.append(cells)
-    return rows
-
-
-def _peer_head(found: Drill) -> list[str]:
-    return ["arm", *(cell for name in found.peers() for cell in (name, "change"))]
+    head = ["arm", *(cell for name in found.peers() for cell in (name, "change"))]
+    return Table("every peer's accuracy, and its change against the control", head, rows)
 
 
 def _body(found: Drill) -> Iterator[str]:
@@ -134,26 +115,21 @@ def _body(found: Drill) -> Iterator[str]:
         "Every arm",
         "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
         "interval. Worst peer: the honest peer that fared worst with any seed.",
-        page.table(_head(found), [_row(found, arm) for arm in found.arms], numbers_from=2),
+        _arms(found).html(),
     )
     yield page.section(
         "Every peer",
         "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
         "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
-        page.table(_peer_head(found), _peer_rows(found), numbers_from=1),
+        _peers(found).html(),
     )
     yield page.section(
         "What each layer did",
         "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
         "peers' completions refused (false positives). An attacker's filler is in neither.",
-        page.table(LAYER_HEAD, list(_layer_rows(found)), numbers_from=2),
+        _layers(found).html(),
     )
     yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
-
-
-def _spread(found: Spread, form: str = ".2f") -> str:
-    mean, least, most = (format(number, form) for number in found)
-    return mean if least == most else f"{mean} [{least} … {most}]"
 
 
 def _interval(found: Tally) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from statistics import fmean
 
 import plotly.graph_objects as go
 
 from planaria.experts.budget import SYNCHRONISED
-from planaria.experts.results import Results
+from planaria.experts.experts_results import Results
 from planaria.observe.theme import SERIES, figure, label
+from planaria.observe.trials.spread_figures import whiskers
+from planaria.trials.spread import Spread
 
 
 def blend(weights: Sequence[float]) -> str:
@@ -28,19 +29,14 @@ def perplexity_figure(found: Results) -> go.Figure:
     for arm, colour in zip((arm for arm in found.arms if arm != SYNCHRONISED), cycle(SERIES), strict=False):
         ratios = [found.ratios(arm, domain) for domain in found.domains]
         least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
-        means = [fmean(values) for values in ratios]
+        spreads = [Spread.of(values) for values in ratios]
         fig.add_scatter(
             x=[label(domain) for domain in found.domains],
-            y=means,
+            y=[one.mean for one in spreads],
             mode="markers",
             name=label(arm),
             marker={"size": 10, "color": colour},
-            error_y={
-                "type": "data",
-                "array": [max(values) - mean for values, mean in zip(ratios, means, strict=True)],
-                "arrayminus": [mean - min(values) for values, mean in zip(ratios, means, strict=True)],
-                "thickness": 1.5,
-            },
+            error_y=whiskers(spreads),
         )
     fig.add_hline(y=1, line_width=1)
     fig.update_layout(scattermode="group")  # arms beside one another, not on top; it would begin the axis at 0

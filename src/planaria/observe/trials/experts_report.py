@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from planaria.experts.budget import SYNCHRONISED
-from planaria.experts.results import TIE, Results, Speech, geometric
+from planaria.experts.experts_results import TIE, Results, Speech, geometric
 from planaria.observe import page
 from planaria.observe.theme import SERIES
 from planaria.observe.trials.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
-
-WIDE = 160
-"""characters of a line where there is no terminal to ask"""
+from planaria.observe.trials.tables import Table, show
+from planaria.trials.spread import seeds_shown, shown, spread
 
 
 def show_results(found: Results) -> None:
     """Print perplexities, wins, and what was spent."""
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    for title, head, rows in _tables(found):
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
-        for place, column in enumerate(head):
-            table.add_column(column, justify="right" if place else "left")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+    show(_tables(found))
 
 
 def write_experts_report(found: Results, file: Path) -> Path:
@@ -40,48 +26,48 @@ def write_experts_report(found: Results, file: Path) -> Path:
     return page.write(file, page.document(f"{found.name}: experts · planaria", _body(found)))
 
 
-def _tables(found: Results) -> list[tuple[str, list[str], list[list[str]]]]:
-    seeds = ", ".join(str(run.seed) for run in found.runs)
+def _tables(found: Results) -> list[Table]:
+    seeds = seeds_shown(run.seed for run in found.runs)
     uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
     return [
-        (
-            f"{found.name}: test perplexity, mean [least … most] of seeds {seeds}",
+        Table(
+            f"{found.name}: test perplexity, mean [least … most] of {seeds}",
             ["domain", *found.arms],
             [_perplexity_row(found, domain) for domain in found.domains],
         ),
-        (
+        Table(
             f"the same over {SYNCHRONISED}'s; below 1 is better",
             ["domain", *uneven],
             [
                 *(_ratio_row(found, domain, uneven) for domain in found.domains),
-                ["geometric mean, with experts", *(spread(found.overall(a, domains=found.trained)) for a in uneven)],
-                ["geometric mean, all", *(spread(found.overall(arm)) for arm in uneven)],
+                ["geometric mean, with experts", *(_cell(found.overall(a, domains=found.trained)) for a in uneven)],
+                ["geometric mean, all", *(_cell(found.overall(arm)) for arm in uneven)],
             ],
         ),
-        (
+        Table(
             f"against {SYNCHRONISED}: won or lost by more than {TIE:.1%} with every seed, ties apart",
             ["arm", "wins", "ties", "losses"],
             [[arm, *(str(_count(found, arm, v)) for v in ("win", "tie", "loss"))] for arm in uneven],
         ),
-        (
+        Table(
             "the experts' compute (one seed)",
             ["arm", "FLOPs", "parameters × tokens", "without embeddings", f"FLOPs / {SYNCHRONISED}"],
             [_bill_row(found, arm) for arm in found.arms],
         ),
-        (
+        Table(
             "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
             ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, "tiers"))],
             [_hard_row(found, domain) for domain in found.trained],
         ),
-        (
+        Table(
             "one expert lost: perplexity of the others together, over before (geometric mean over seeds)",
             ["lost", *found.domains],
             [_lost_row(found, domain) for domain in found.trained],
         ),
-        (
+        Table(
             "fewer experts: perplexity over all speaking, geometric mean over domains",
             ["arm", *(f"{k} ({passes:.2f} passes a token)" for k, passes in _ks(found).items())],
-            [[arm, *(spread(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
+            [[arm, *(_cell(_fewer(found, arm, k)) for k in _ks(found))] for arm in found.arms],
         ),
     ]
 
@@ -101,12 +87,16 @@ def _named(found: Results, domain: str) -> str:
 
 
 def _perplexity_row(found: Results, domain: str) -> list[str]:
-    return [_named(found, domain), *(spread(found.perplexities(arm, domain), ".2f") for arm in found.arms)]
+    return [_named(found, domain), *(_cell(found.perplexities(arm, domain), ".2f") for arm in found.arms)]
 
 
 def _ratio_row(found: Results, domain: str, uneven: Sequence[str]) -> list[str]:
-    cells = (f"{spread(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
+    cells = (f"{_cell(found.ratios(arm, domain))} {found.verdict(arm, domain)}" for arm in uneven)
     return [_named(found, domain), *cells]
+
+
+def _cell(values: Sequence[float], form: str = ".3f") -> str:
+    return shown(spread(values), form)
 
 
 def _count(found: Results, arm: str, verdict: str) -> int:
@@ -122,7 +112,7 @@ def _bill_row(found: Results, arm: str) -> list[str]:
 def _hard_row(found: Results, domain: str) -> list[str]:
     cells = [domain]
     for by in found.runs[0].difficulty:
-        cells.append(spread([run.difficulty[by][domain] for run in found.runs]))
+        cells.append(_cell([run.difficulty[by][domain] for run in found.runs]))
         cells.append(" ".join(str(run.tier[by][domain]) for run in found.runs))
     return cells
 
@@ -145,14 +135,6 @@ def _fewer(found: Results, arm: str, k: str) -> list[float]:
     return [math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains)) for r in runs]
 
 
-def spread(values: Sequence[float], form: str = ".3f") -> str:
-    """Mean [least … most]; a dash for nothing."""
-    if not values:
-        return "–"
-    mean, least, most = (format(number, form) for number in (fmean(values), min(values), max(values)))
-    return mean if least == most else f"{mean} [{least} … {most}]"
-
-
 def _body(found: Results) -> Iterator[str]:
     summary = (
         f"{len(found.trained)} domains with an expert each, {len(found.untrained)} that nobody was trained on, "
@@ -167,11 +149,9 @@ def _body(found: Results) -> Iterator[str]:
         "Test text, which no training, probe or prior has read. Below 1 the uneven arm is better. Mean and range over "
         "seeds; all arms of a seed share parents, data order and test text.",
         page.chart(perplexity_figure(found), "perplexity"),
-        page.table(ratios[1], ratios[2], numbers_from=1),
+        ratios.html(),
     )
-    yield page.section(
-        "Test perplexity", "Mean [least … most] over seeds.", page.table(perplexity[1], perplexity[2], numbers_from=1)
-    )
+    yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html())
     if found.runs[0].curves:
         yield page.section(
             "How hard is each domain?",
@@ -185,6 +165,6 @@ def _body(found: Results) -> Iterator[str]:
     )
     if found.speech is not None:
         yield _speech(found.speech)
-    for title, head, rows in others:
-        yield page.section(title[0].upper() + title[1:], "", page.table(head, rows, numbers_from=1))
+    for table in others:
+        yield page.section(table.title[0].upper() + table.title[1:], "", table.html())
     yield page.footer("Written by planaria experts; results.json beside this page has every number.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planaria.compare.results import Compared, Scored
+from planaria.compare.race_results import Compared, Scored
 from planaria.observe.trials.comparison import COLUMNS, cells
 
 _SPECIAL = re.compile(r"[&%$#_{}~^\\]")

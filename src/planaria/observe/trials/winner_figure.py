@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from planaria.compare.results import Compared
+from planaria.compare.race_results import Compared
 from planaria.compare.winners import hours_at, winners
 from planaria.observe.theme import INK, figure, label
 from planaria.observe.trials.comparison_figures import colours

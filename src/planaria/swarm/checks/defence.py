@@ -7,8 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict
-
+from planaria.documents import Record
 from planaria.swarm.checks.base import Case, Check
 from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.judge import Judge, JudgeCheck
@@ -21,10 +20,8 @@ Counts = dict[str, tuple[int, int]]
 """peer → (completions examined, refused)"""
 
 
-class Memory(BaseModel):
+class Memory(Record):
     """What a defence knows of the rounds before: plain data, for a peer that is started again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from planaria import documents
+from planaria.documents import Record
 from planaria.errors import UserError
 from planaria.swarm.checks.defence import Memory
 from planaria.swarm.learning.learner import Learner
@@ -28,13 +29,11 @@ _MEMORY = "memory.json"
 _STATE = re.compile(r"state-(\d{6,})")
 
 
-class _Kept(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Kept(Record):
     run: str
     round: int
     defence: Memory
-    digests: dict[str, str] = {}
+    digests: dict[str, str] = Field(default_factory=dict)
     """learner → SHA-256 of its file; empty where an older planaria wrote it"""
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pydantic import BaseModel, ConfigDict
-
+from planaria.documents import Record
 from planaria.swarm.attacks.base import Attack
 
 Z95 = 1.959963984540054
 """the normal distribution's 97.5 % point"""
 
 
-class Tally(BaseModel):
+class Tally(Record):
     """Hits among so many eligible completions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     hits: int = 0
     eligible: int = 0

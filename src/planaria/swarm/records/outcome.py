@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from planaria.documents import Record
 from planaria.swarm.records.lines import (
     LOG,
     PEERS,
@@ -30,11 +31,7 @@ ALL = "all layers"
 """the name under which the layers together are counted"""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Point(_Record):
+class Point(Record):
     """One evaluation of one peer."""
 
     round: int
@@ -44,7 +41,7 @@ class Point(_Record):
     watch: dict[str, Tally]
 
 
-class PeerOutcome(_Record):
+class PeerOutcome(Record):
     name: str
     id: str
     attack: str
@@ -73,18 +70,18 @@ class PeerOutcome(_Record):
         )
 
 
-class LayerOutcome(_Record):
+class LayerOutcome(Record):
     """One layer's work at all honest peers together, on what other peers sent."""
 
     stopped: Tally = Tally()
     """poisoned completions that it refused, of those that reached it"""
     misjudged: Tally = Tally()
     """honest peers' completions that it refused, of those that reached it"""
-    off: dict[str, int] = {}
+    off: dict[str, int] = Field(default_factory=dict)
     """why it was switched off → in how many rounds"""
 
 
-class Outcome(_Record):
+class Outcome(Record):
     """One run."""
 
     peers: list[PeerOutcome]

@@ -12,6 +12,8 @@ from planaria import recipe
 from planaria.bounds import Natural, Positive
 from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError
+from planaria.trials.arms import Seeded, table_of
+from planaria.trials.jobs import Processes
 
 By = Literal["probe", "sizes", "hand", "seed_loss"]
 
@@ -65,11 +67,9 @@ class MixtureSpec(Section):
     """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded"""
 
 
-class ExpertsSpec(Section):
+class ExpertsSpec(Seeded, Processes):
     """The table itself."""
 
-    seeds: list[Natural] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
-    """one run of everything for each; a seed gives weights and data order"""
     sizes: dict[str, Positive] = Field(default_factory=lambda: {"S": 128, "M": 256, "L": 384})
     """size → width of the feed-forward layers, smallest first; symmetric about the middle one"""
     steps: list[Positive] = Field(default_factory=lambda: [150, 200, 250])
@@ -84,8 +84,6 @@ class ExpertsSpec(Section):
     """with a single domain of unlabelled text: cut it into so many by what it says"""
     test_windows: Positive = 200
     """samples of each domain's test text on which perplexity is measured"""
-    workers: Natural = 0
-    """experts that train at the same time; 0 is one for each core"""
     retries: Natural = 2
     """how often an expert whose process dies is taken up again before it is given up"""
     seed: SeedSpec = SeedSpec()
@@ -138,11 +136,7 @@ def load(path: Path, flags: Mapping[str, str]) -> tuple[ExpertsSpec, RunConfig]:
 
     :raises UserError: naming file, key and mend.
     """
-    tree = recipe.read(path)
-    recipe.require_kind(tree, path, "experts", "train")
-    if "experts" not in tree:
-        raise UserError(f"{path}: has no [experts] table with domains; `planaria train {path}` trains it")
-    spec = recipe.table(ExpertsSpec, tree.pop("experts"), "experts", path)
+    spec, tree = table_of(path, "experts", ExpertsSpec, "train")
     return spec, recipe.from_tree(tree, flags, path)
 
 

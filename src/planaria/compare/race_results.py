@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Point
-from planaria.compare.spec import SMOOTHED
+from planaria.compare.race_spec import SMOOTHED
+from planaria.documents import Record
+from planaria.trials.spread import Spread, spread
 
 
 def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
@@ -44,11 +44,7 @@ def loss_at(points: Sequence[Point], tick: float) -> float:
     return past[-1]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Run(_Record):
+class Run(Record):
     """One arm with one seed."""
 
     seed: int
@@ -74,7 +70,7 @@ class Run(_Record):
     stopped: str
 
 
-class Scored(_Record):
+class Scored(Record):
     """One arm over all seeds, and what it costs while nothing fails."""
 
     name: str
@@ -96,12 +92,9 @@ class Scored(_Record):
     curves: list[list[tuple[float, float]]]
     """for each seed, (hours, smoothed loss)"""
 
-    def spread(self, of: str) -> tuple[float, float, float] | None:
-        """Mean, least and most of a number over the seeds; None if a seed lacks it."""
-        values = [getattr(run, of) for run in self.runs]
-        if any(value is None for value in values):
-            return None
-        return statistics.fmean(values), min(values), max(values)
+    def spread(self, of: str) -> Spread | None:
+        """A number over the seeds; None if a seed lacks it."""
+        return spread(getattr(run, of) for run in self.runs)
 
     @property
     def missed(self) -> int:
@@ -109,7 +102,7 @@ class Scored(_Record):
         return sum(run.ticks is None for run in self.runs)
 
 
-class Failures(_Record):
+class Failures(Record):
     """The trace of one seed: (step, stage) of every failure, and its digest."""
 
     seed: int
@@ -117,7 +110,7 @@ class Failures(_Record):
     faults: list[tuple[int, int]]
 
 
-class Compared(_Record):
+class Compared(Record):
     """Everything that a comparison found; its report and its table are drawn from this alone."""
 
     version: int = 1

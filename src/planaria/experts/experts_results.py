@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from planaria.documents import Record
 from planaria.experts.budget import SYNCHRONISED, Job
 
 TIE = 0.005
 """arms whose perplexities are nearer than this are equally good"""
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Score(_Plain):
+class Score(Record):
     """An ensemble on one domain's test text; losses in nats per token."""
 
     loss: float
@@ -36,7 +31,7 @@ class Score(_Plain):
         return math.exp(self.loss)
 
 
-class ArmResult(_Plain):
+class ArmResult(Record):
     """One arm with one seed."""
 
     experts: list[Job]
@@ -58,7 +53,7 @@ class ArmResult(_Plain):
     inner_parameter_tokens: float
 
 
-class SeedResult(_Plain):
+class SeedResult(Record):
     """All arms with one seed."""
 
     seed: int
@@ -76,7 +71,7 @@ class SeedResult(_Plain):
     arms: dict[str, ArmResult]
 
 
-class Speech(_Plain):
+class Speech(Record):
     """Who speaks when: an ensemble's weights over a text."""
 
     experts: list[str]
@@ -86,7 +81,7 @@ class Speech(_Plain):
     """of every expert, for each token"""
 
 
-class Results(_Plain):
+class Results(Record):
     """A whole run."""
 
     name: str

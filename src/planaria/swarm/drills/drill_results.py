@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
+from planaria.documents import Record
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, total
-
-Spread = tuple[float, float, float]
-"""mean, least and most over the seeds"""
+from planaria.trials.spread import Spread, spread
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Run(_Record):
+class Run(Record):
     """One arm with one seed."""
 
     seed: int
     outcome: Outcome
 
 
-class Drilled(_Record):
+class Drilled(Record):
     """One arm with all seeds."""
 
     name: str
@@ -34,22 +26,21 @@ class Drilled(_Record):
     attackers: list[str]
     runs: list[Run]
 
-    def accuracy(self, last: int) -> Spread:
+    def accuracy(self, last: int) -> Spread | None:
         """Honest peers' mean accuracy."""
-        return spread([run.outcome.accuracy(last) for run in self.runs])
+        return spread(run.outcome.accuracy(last) for run in self.runs)
 
     def peer_accuracy(self, name: str, last: int) -> list[float]:
         """One honest peer's accuracy with each seed; empty where there is no such peer, or it attacks."""
         peers = [peer for run in self.runs for peer in run.outcome.honest if peer.name == name and peer.points]
         return [peer.last(last).accuracy.rate or 0.0 for peer in peers]
 
-    def tokens(self, last: int) -> Spread:
-        return spread([run.outcome.tokens(last) for run in self.runs])
+    def tokens(self, last: int) -> Spread | None:
+        return spread(run.outcome.tokens(last) for run in self.runs)
 
     def success(self, kind: str, last: int) -> Spread | None:
         """An attack's success, where anything was eligible with every seed."""
-        rates = [run.outcome.success(kind, last).rate for run in self.runs]
-        return None if any(rate is None for rate in rates) else spread([rate for rate in rates if rate is not None])
+        return spread(run.outcome.success(kind, last).rate for run in self.runs)
 
     def pooled(self, kind: str, last: int) -> Tally:
         """All seeds' draws together, for the interval."""
@@ -66,7 +57,7 @@ class Drilled(_Record):
         return total([layer.stopped for layer in layers]), total([layer.misjudged for layer in layers])
 
 
-class Drill(_Record):
+class Drill(Record):
     """Everything that a drill found."""
 
     version: int = 1
@@ -86,7 +77,3 @@ class Drill(_Record):
     def layers(self) -> list[str]:
         """All layers that were at work in any arm, in their order."""
         return list(dict.fromkeys(layer for arm in self.arms for run in arm.runs for layer in run.outcome.layers))
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return statistics.fmean(values), min(values), max(values)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Met, Point
-from planaria.compare.results import Compared, Run, Scored, curve, loss_at, score, smoothed, ticks_to
+from planaria.compare.race_results import Compared, Run, Scored, curve, loss_at, score, smoothed, ticks_to
 
 LOSSES = st.lists(st.floats(0.5, 10), min_size=3, max_size=30)
 
@@ -24,8 +24,6 @@ def course(*losses: float, met: list[Met] | None = None, saved: list[int] | None
         met=met or [],
         ticks=10 * len(losses),
         saved=saved or [],
-        parcel_bytes=0,
-        kept_bytes=0,
         stopped=stopped,
     )
 

@@ -1,0 +1,120 @@
+"""The races of a comparison as jobs, each in a process of its own: ``python -m planaria.compare.race_job FILE``."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from planaria import atomic
+from planaria.chaos.trace import Trace
+from planaria.compare.race import Course, race
+from planaria.config import RunConfig
+from planaria.data.shards import Dataset
+from planaria.documents import Record
+from planaria.errors import RunStopped
+from planaria.trials.arms import file_name
+from planaria.trials.identity import Identity, identity
+from planaria.trials.jobs import Job, Processes, Watcher, run_jobs
+from planaria.trials.kept import Kept, make_folder
+
+Code = Callable[[RunConfig], Iterable[type | ModuleType]]
+"""the code outside planaria that a configuration chooses"""
+
+
+class Race(Record):
+    """One arm with one seed: everything that its course depends on."""
+
+    arm: str
+    config: RunConfig
+    dataset: str
+    """folder of the prepared token shards"""
+    trace: Trace
+    faults: bool
+    """whether the trace strikes"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, seed {self.config.seed}"
+
+    def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
+        """Paths and names are no part of it."""
+        asked = {
+            "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
+            "data": Dataset.open(self.dataset).meta.model_dump(mode="json"),
+            "trace": self.trace.model_dump(mode="json") if self.faults else None,
+        }
+        return identity(asked, code)
+
+
+class _Work(Record):
+    """A race in the comparison's folder; its process reads this."""
+
+    race: Race
+    identity: Identity
+    folder: Path
+
+    def file(self, kind: str) -> Path:
+        """Its result (json), request (job), output (log), or a line for every tick (ticks)."""
+        return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
+
+    @property
+    def kept(self) -> Kept[Course]:
+        return Kept(self.file("json"), Course, self.identity)
+
+    def job(self) -> Job:
+        def ticks() -> int:
+            file = self.file("ticks")
+            return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+        def command() -> Sequence[str]:
+            self.tidy()
+            atomic.write_text(self.file("job"), self.model_dump_json())
+            return ["-m", "planaria.compare.race_job", str(self.file("job"))]
+
+        steps, there = self.race.config.train.steps, lambda: self.kept.read()[0] is not None
+        return Job(self.race.name, steps, self.file("log"), there, ticks, ticks, command)
+
+    def tidy(self) -> None:
+        """Remove an attempt's other files."""
+        for kind in ("job", "ticks", "log"):
+            self.file(kind).unlink(missing_ok=True)
+
+    def run(self) -> None:
+        """Race; the course appears whole or not at all."""
+        given, faults = self.race, defaultdict[int, list[int]](list)
+        for fault in given.trace.faults if given.faults else ():
+            faults[fault.step].append(fault.stage)
+        with self.file("ticks").open("w") as ticks:
+            dataset = Dataset.open(given.dataset)
+            course = race(given.config, dataset, faults, lambda tick: print(tick, file=ticks, flush=True))
+        self.identity.require_current()
+        self.kept.write(course)
+
+
+def run_races(
+    races: Sequence[Race], folder: Path, processes: Processes, watcher: Watcher, code: Code = lambda config: ()
+) -> list[Course]:
+    """The courses of all ``races``, in their order; those with a result of the same identity are not run again.
+
+    :raises RunStopped: when one failed, naming its arm, its seed and its log.
+    """
+    make_folder(folder)
+    works = [_Work(race=one, identity=one.identity(code(one.config)), folder=folder) for one in races]
+    for work in works:
+        if stale := work.kept.read()[1]:
+            watcher.said(f"{work.race.name}: run again, {stale}")
+    run_jobs("runs", [work.job() for work in works], processes, watcher, _stopped)
+    for work in works:
+        work.tidy()
+    return [course for work in works if (course := work.kept.read()[0]) is not None]
+
+
+def _stopped(job: Job, how: str) -> None:
+    raise RunStopped(f"{job.name}: {how}; see {job.log}, and run the comparison again to go on")
+
+
+if __name__ == "__main__":
+    _Work.model_validate_json(Path(sys.argv[1]).read_bytes()).run()

@@ -1,0 +1,45 @@
+"""How a spread over seeds is drawn: a band about a line, or whiskers about a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from planaria.observe.theme import label
+from planaria.trials.spread import Spread
+
+
+def add_band(
+    fig: go.Figure, name: str, colour: str, x: Sequence[float], spreads: Sequence[Spread], mode: str = "lines"
+) -> None:
+    """A line through the means, and a band from the least to the most; one entry of the legend for both."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    fig.add_scatter(
+        x=[*x, *reversed(x)],
+        y=[found.most for found in spreads] + [found.least for found in reversed(spreads)],
+        fill="toself",
+        fillcolor=f"rgba({red},{green},{blue},0.13)",
+        line={"width": 0},
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    fig.add_scatter(
+        x=list(x),
+        y=[found.mean for found in spreads],
+        name=label(name),
+        legendgroup=name,
+        mode=mode,
+        line={"color": colour, "width": 2},
+        marker={"size": 5},
+        hovertemplate="%{y:.3f}",
+    )
+
+
+def whiskers(spreads: Sequence[Spread], **style: Any) -> dict[str, Any]:
+    """Plotly's error bars about the means, from the least to the most."""
+    above = [found.most - found.mean for found in spreads]
+    below = [found.mean - found.least for found in spreads]
+    return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.5, **style}

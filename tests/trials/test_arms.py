@@ -1,0 +1,104 @@
+"""Arms: what they may change, and that all else is the same for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from planaria.compare import race_spec
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.trials.arms import Rules, Seeded, file_name, table_of
+
+RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"), fixed=("recovery.moments",))
+PATH = Path("mine.toml")
+
+
+def arms(tree: dict[str, Any], flags: dict[str, str] | None = None, **changes: dict[str, Any]) -> dict[str, RunConfig]:
+    return RULES.arms(tree, changes, flags or {}, PATH)[1]
+
+
+def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> None:
+    tree = {"train": {"steps": 9}, "recovery": {"strategy": "echo"}}
+    base, found = RULES.arms(tree, {"a": {"recovery": {"echo": {"bits": 2}}}, "b": {}}, {"seed": "7"}, PATH)
+    assert found["a"].recovery.strategy == "echo" and found["a"].recovery.echo.bits == 2
+    assert found["b"] == base and found["a"].seed == 7 == base.seed and base.train.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"seed": 5}, "seed = 5"),
+        ({"data": {"source": "other"}}, "data.source = 'other'"),
+        ({"chaos": {"trace": "other.json"}}, "chaos.trace = 'other.json'"),
+        ({"train": {"steps": 5}}, "train.steps = 5"),
+        ({"routing": {"data_nodes": 2}}, "routing.data_nodes = 2"),
+        ({"recovery": {"moments": "mean"}}, "recovery.moments = 'mean'"),
+    ],
+)
+def test_seed_data_failures_and_budget_are_the_same_for_all_arms(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(UserError) as said:
+        arms({}, unfair=change)
+    assert str(said.value).startswith(f"mine.toml: trial.arms.unfair.{place}: the recipe has ")
+    assert str(said.value).endswith("arms may differ in recovery, routing.kind only")
+
+
+def test_a_setting_that_only_begins_like_a_free_one_is_not_free() -> None:
+    narrow = Rules("trial", RunConfig, free=("train.eval",))
+    with pytest.raises(UserError, match=r"train\.eval_every = 3"):
+        narrow.arms({}, {"a": {"train": {"eval_every": 3}}}, {}, PATH)
+
+
+def test_names_that_would_be_one_file_are_refused() -> None:
+    assert file_name("H, TEXT/../") == "H--TEXT----"
+    with pytest.raises(UserError, match=r"trial\.arms: two names are equal but for signs"):
+        arms({}, **{"a b": {}, "a-b": {}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "complaint"),
+    [
+        (Seeded, {"seeds": []}, "train.seeds = []: give one seed or more, each once"),
+        (Seeded, {"seeds": [1, 2, 1]}, "train.seeds = [1, 2, 1]: give one seed or more, each once"),
+        (Seeded, {"sed": [1]}, "train.sed: unknown key"),
+    ],
+)
+def test_a_table_that_makes_no_trial_is_refused(
+    tmp_path: Path, kind: type[Seeded], table: dict[str, Any], complaint: str
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(tomli_w.dumps({"train": table}))
+    with pytest.raises(UserError) as said:
+        table_of(file, "train", kind, "train")
+    assert complaint in str(said.value)
+
+
+def compared(folder: Path, arms_table: str) -> Path:
+    file = folder / "race.toml"
+    file.write_text(f"train = {{ steps = 20, eval_every = 2 }}\n[compare]\nseeds = [1]\n{arms_table}")
+    return file
+
+
+def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_first(tmp_path: Path) -> None:
+    text = "[compare.arms.a]\nfaults = false\nrouting.kind = 'swapped'\n[compare.arms.b]\nrecovery.strategy = 'echo'\n"
+    _, found = race_spec.load(compared(tmp_path, text), {})
+    assert [(arm.name, arm.faults) for arm in found] == [("fault-free", False), ("a", False), ("b", True)]
+    assert found[0].config.routing.kind == "full" and found[1].config.routing.kind == "swapped"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "compare.arms: there are none; write one table [compare.arms.NAME] for each"),
+        ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3: must be true or false"),
+        ("[compare.arms.'fault free']\n", "compare.arms.fault free: every comparison has this arm"),
+        ("[compare.arms.a]\nexchange.replicas = 2", "compare.arms.a.exchange.replicas = 2: the recipe has 1"),
+    ],
+)
+def test_what_a_comparison_refuses(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(UserError) as said:
+        race_spec.load(compared(tmp_path, text), {})
+    assert complaint in str(said.value)
