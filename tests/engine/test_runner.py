@@ -51,7 +51,7 @@ def copied(state: StageState) -> StageState:
 def raw(state: StageState) -> tuple[object, ...]:
     weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
     moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
-    return weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm
+    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
 
 
 def test_a_visit_passes_on_activation_and_gradient_without_their_graph(config: Recipe) -> None:
@@ -139,9 +139,9 @@ def test_a_stage_of_another_make_is_refused(config: Recipe) -> None:
     state = runner.state()
     name = next(iter(state.weights))
     with pytest.raises(ValueError, match=f"stage 1: parameters differ: .*{name}"):
-        runner.load(StageState({n: t for n, t in state.weights.items() if n != name}, {}, 0, 1.0))
+        runner.load(StageState({n: t for n, t in state.weights.items() if n != name}, lr_scale=1.0))
     with pytest.raises(ValueError, match=rf"stage 1: {name} is \[3\], not \["):
-        runner.load(StageState(state.weights | {name: torch.zeros(3)}, {}, 0, 1.0))
+        runner.load(StageState(state.weights | {name: torch.zeros(3)}, lr_scale=1.0))
 
 
 def test_a_stage_that_starts_over_has_the_weights_and_nothing_else(config: Recipe) -> None:
@@ -150,7 +150,7 @@ def test_a_stage_that_starts_over_has_the_weights_and_nothing_else(config: Recip
     runner.load(StageState(weights, lr_scale=1.1))
     state = runner.state()
     assert all(torch.equal(state.weights[name], tensor) for name, tensor in weights.items())
-    assert raw(state)[1:] == ({}, 0, 1.1, None, None)
+    assert raw(state)[1:] == ({}, {}, 1.1, None, None)
 
 
 def test_a_stage_that_starts_over_warms_its_moments_up_like_a_new_one(config: Recipe) -> None:

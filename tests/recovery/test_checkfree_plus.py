@@ -131,7 +131,7 @@ def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner:
     found = fresh.rebuild(lost, {partner: fresh.give(lost, own, None)}, AT)
     assert_same_state(found, StageState(own.weights, lr_scale=1.1))
     found = kept.rebuild(lost, {partner: kept.give(lost, own, None)}, AT)
-    assert_same_state(found, StageState(own.weights, own.moments, 9, lr_scale=1.3))
+    assert_same_state(found, StageState(own.weights, own.moments, own.clocks, lr_scale=1.3))
 
 
 def test_an_outer_stage_whose_partner_was_just_reborn_has_no_moments_either() -> None:

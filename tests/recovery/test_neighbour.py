@@ -34,4 +34,4 @@ def test_weights_are_copied_and_moments_if_the_recipe_says_so(moments: str, upda
     if moments == "fresh":
         assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
     else:
-        assert_same_state(rebuilt, StageState(own.weights, own.moments, updates, lr_scale=1.2))
+        assert_same_state(rebuilt, StageState(own.weights, own.moments, own.clocks, lr_scale=1.2))

@@ -61,9 +61,9 @@ class CheckFree(Keepless):
         assert omega_before is not None and omega_after is not None
         weights = merge(before.weights, after.weights, omega_before, omega_after)
         if self.moments == "copy":
-            return StageState(weights, before.moments, before.updates, self.lr_scale)
-        moments, clock = merge_moments(before, after, (omega_before, omega_after), at.betas)
-        return StageState(weights, moments, clock, self.lr_scale)
+            return StageState(weights, before.moments, before.clocks, self.lr_scale)
+        moments, clocks = merge_moments(before, after, (omega_before, omega_after), at.betas)
+        return StageState(weights, moments, clocks, self.lr_scale)
 
     def _refuses(self, stage: int, lost: frozenset[int], stages: int) -> str:
         """Why ``stage`` cannot be rebuilt; empty if it can."""

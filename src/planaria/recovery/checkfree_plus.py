@@ -92,8 +92,7 @@ class CheckFreePlus:
             return united(list(given.values()))
         if len(given) == 1:
             (partner_state,) = given.values()
-            clock = partner_state.updates if partner_state.moments else 0
-            return StageState(partner_state.weights, partner_state.moments, clock, self.middle.lr_scale)
+            return StageState(partner_state.weights, partner_state.moments, partner_state.clocks, self.middle.lr_scale)
         return self.middle.rebuild(stage, given, at)
 
 
@@ -101,7 +100,8 @@ def united(parts: list[StageState]) -> StageState:
     """Mirrored parts of one stage as that stage's state; without moments its optimizer starts anew."""
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
     moments = {name: pair for part in parts for name, pair in part.moments.items()}
+    clocks = {name: clock for part in parts for name, clock in part.clocks.items()}
     first = parts[0]
     whole = moments.keys() == weights.keys()
     norms = (first.grad_norm, first.clipped_norm) if whole else (None, None)
-    return StageState(weights, moments if whole else {}, first.updates if whole else 0, first.lr_scale, *norms)
+    return StageState(weights, moments if whole else {}, clocks if whole else {}, first.lr_scale, *norms)

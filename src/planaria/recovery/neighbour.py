@@ -42,4 +42,4 @@ class CopyNeighbour(Keepless):
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (near,) = given.values()
-        return StageState(near.weights, near.moments, near.updates if near.moments else 0, self.lr_scale)
+        return StageState(near.weights, near.moments, near.clocks, self.lr_scale)
