@@ -94,19 +94,19 @@ def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_r
 def test_copies_of_all_strategies_have_their_places() -> None:
     chain = chain_of("checkfree_plus, checkfree, echo", stages=2)
     assert chain.slots == [
-        Slot("checkfree_plus", Copy(0, 1)),
-        Slot("checkfree_plus", Copy(0, 2)),
-        Slot("echo", Copy(0, 1)),
-        Slot("echo", Copy(1, 2)),
-        Slot("echo", Copy(2, 0)),
+        Slot("checkfree_plus", Copy((0,), 1)),
+        Slot("checkfree_plus", Copy((0,), 2)),
+        Slot("echo", Copy((0,), 1)),
+        Slot("echo", Copy((1,), 2)),
+        Slot("echo", Copy((2,), 0)),
     ]
 
 
 def test_each_strategy_gives_and_rebuilds_in_its_own_way() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
-    assert_same_state(chain.give("redundant", 3, own, kept), kept)
+    assert_same_state(chain.give("redundant", 3, own, {Copy((3,), 2): kept}), kept)
     assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
-    given_ = {2: chain.give("checkfree", 3, own, kept), 4: StageState(weights(4), grad_norm=1.5)}
+    given_ = {2: chain.give("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
     assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
 

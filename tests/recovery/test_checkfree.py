@@ -71,7 +71,7 @@ def test_a_rebuilt_stage_learns_faster_and_has_no_gradient_yet() -> None:
 def rebuilt_as_given(moments: str, before: StageState, after: StageState) -> StageState:
     """Stage 2 from what its neighbours would send."""
     strategy = checkfree(moments=moments)
-    given = {stage: strategy.give(2, own, None) for stage, own in ((1, before), (3, after))}
+    given = {stage: strategy.give(2, own, {}) for stage, own in ((1, before), (3, after))}
     assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "donors send what is needed"
     return strategy.rebuild(2, given, AT)
 

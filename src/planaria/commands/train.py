@@ -80,11 +80,10 @@ def check(config: RunConfig) -> None:
     chain = recovery(config.recovery, config.pipeline.stages)
     itinerary = Itinerary(config, together=config.engine == "inline")
     require(itinerary.training(0))
-    if chain.slots and (itinerary.schedule is not None or config.exchange.replicas > 1):
+    if chain.slots and config.exchange.replicas > 1:
         raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
-            "schedule, or exchange.replicas, the nodes of a stage are each other's copies: use 'checkfree' or "
-            "'checkpoint'"
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
+            "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
     exchange(config.exchange)
     if config.exchange.replicas > 1:
@@ -102,10 +101,11 @@ def check(config: RunConfig) -> None:
         )
     if config.checkpoint.every == "best" and not config.network.hourly:
         raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
-    if "checkfree_plus" in names(config.recovery) and config.routing.kind != "swapped":
+    kind = config.routing.kind if itinerary.schedule is None else "a schedule"
+    if "checkfree_plus" in names(config.recovery) and kind != "swapped":
         raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} needs routing.kind = 'swapped', not "
-            f"{config.routing.kind!r}: only then has an outer stage a partner that can stand in for it"
+            f"recovery.strategy = {config.recovery.strategy!r} needs routing.kind = 'swapped', not {kind!r}: only then "
+            "has an outer stage a partner that can stand in for it"
         )
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")

@@ -14,6 +14,7 @@ from planaria.record import decisions as d
 from planaria.record.events import Standing
 from planaria.record.state import ReplicaState, RunState
 from planaria.recovery import recovery
+from planaria.recovery.chain import ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -33,7 +34,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     )
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    answer = plan(gone - lent.keys(), replica.ages)
+    answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:

@@ -24,6 +24,7 @@ from planaria.record.decisions import PEER
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
+from planaria.recovery.chain import ages_by_stage
 from planaria.routing.arrangement import Arrangement
 
 
@@ -52,7 +53,7 @@ class InlineEngine:
         self.itinerary = Itinerary(config, together=True)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
-        self.keeping = {node: Keeping(config, stage, StageRunner) for node, stage in self.stage.items()}
+        self.keeping = {node: self._nothing_kept(node) for node in self.stage}
         self.parcel_bytes = 0
         """bytes of all messages that keep copies, so far"""
         self.moved_bytes = 0
@@ -139,7 +140,7 @@ class InlineEngine:
         """
         alive = self.itinerary.arrangement.of(self.stage.keys() - set(nodes) - self.skipped)
         gone = frozenset(self.stage[node] for node in nodes) - set(alive.stages)
-        plan = self._chain.plan(gone, self._ages)
+        plan = self._chain.plan(gone, ages_by_stage(self.itinerary.arrangement, alive, self._ages))
         rebuilt = {}
         for node in nodes if not plan.reason and not plan.rollback else ():
             stage = self.stage[node]
@@ -172,7 +173,7 @@ class InlineEngine:
             self.replicas.restart(max(rounds))
         for node, state in states.items():
             self.runners[node].load(state)
-            self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)
+            self.keeping[node] = self._nothing_kept(node)
             self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
@@ -188,10 +189,13 @@ class InlineEngine:
         """One commit more for whoever keeps copies; as in ``record.apply``, none while nodes are skipped."""
         self._rested |= self.skipped
         if not self.skipped:
-            copies = [slot.copy for slot in self._chain.slots]
-            anew = {stage for copy in copies if self._rested & set(copy) for stage in copy}
+            pairs = [pair for slot in self._chain.placed(self.itinerary.arrangement) for pair in slot.copy.pairs]
+            anew = {node for pair in pairs if self._rested & set(pair) for node in pair}
             self._ages = {node: 1 if node in anew else age + 1 for node, age in self._ages.items()}
             self._rested.clear()
+
+    def _nothing_kept(self, node: int) -> Keeping:
+        return Keeping(self.config, node, self.itinerary.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""

@@ -99,8 +99,8 @@ class Post:
                 return  # whoever waits for its offer is told when that has been long enough
             case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.STATE:
                 self.states[edge.spec.peer] = payload
-            case Arrived(header=header, payload=payload) if header.content is Content.PARCEL:
-                parcel = Parcel(header.microbatch, MOMENTS[header.hop & 1])
+            case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.PARCEL:
+                parcel = Parcel(header.microbatch, edge.spec.peer, MOMENTS[header.hop & 1])
                 self.parcels[header.generation, header.step, parcel] = payload
             case Arrived(edge=edge, header=header, payload=payload) if header.content is Content.SHARE:
                 self.shares[header.generation, header.step, edge.spec.peer] = payload
@@ -200,7 +200,7 @@ class Post:
         return taken
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> int:
-        """Send a copy's message to the stage that hosts it; bytes sent."""
+        """Send a copy's message to the node that hosts it; bytes sent."""
         header = self._header(Content.PARCEL, flat, parcel.slot, MOMENTS.index(parcel.moment))
         self.links.edges[host].send(header, flat)
         return flat.nbytes
@@ -211,7 +211,7 @@ class Post:
 
         def missing() -> list[int]:
             here = self.parcels.keys()
-            return [stage for parcel, stage in expected.items() if (self.generation, self.step, parcel) not in here]
+            return [parcel.source for parcel in expected if (self.generation, self.step, parcel) not in here]
 
         self.wait_for(lambda: not missing(), "what is kept here of {}", missing)
         for parcel in expected:

@@ -126,10 +126,10 @@ class Worker:
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, form.rounds)
         if self.keeping is None or not isinstance(me.source, d.Keep):
-            self.keeping = Keeping(self.config, me.stage, new_runner)
+            self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
-        reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
+        reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.post.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links

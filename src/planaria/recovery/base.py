@@ -15,19 +15,36 @@ from torch import Tensor
 
 from planaria.model.state import StageState
 
+Shapes = Mapping[str, torch.Size]
+"""a stage's parameters by local name"""
+
 
 class Copy(NamedTuple):
-    """Something of ``stage`` that the worker of stage ``host`` keeps beside its own stage."""
+    """What the worker of stage ``host`` keeps beside its own stage, and of which stages: of one, or a function of many.
 
-    stage: int
+    Engines put nodes in place of stages (``Chain.placed``).
+    """
+
+    sources: tuple[int, ...]
     host: int
+
+    @property
+    def members(self) -> frozenset[int]:
+        """All that have a part in it."""
+        return frozenset((*self.sources, self.host))
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Those between which its messages travel, the smaller number first."""
+        return tuple((min(source, self.host), max(source, self.host)) for source in self.sources)
 
 
 @dataclass(frozen=True)
 class Replica:
     """How a replica of ``stages`` block stages stands when some are lost.
 
-    ``ages`` counts, for every stage, the steps committed since its present (or last) holder got the stage.
+    ``ages`` counts, for every stage, the steps committed since the worker that keeps its copies got the stage; 0 where
+    there is none.
     """
 
     stages: int
@@ -64,11 +81,11 @@ class CopyCost:
     """
 
     step_bytes: float
-    """sent in one step, as the mean over many"""
+    """sent in one step by each source, as the mean over many"""
     host_memory: int
     """bytes at the host"""
     own_memory: int = 0
-    """bytes at the copied stage's own worker"""
+    """bytes at the worker of each source"""
     forward: bool = False
     """the host computes the stage's forward pass too"""
 
@@ -80,20 +97,24 @@ class Recovery(Protocol):
         """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
         ...
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        """The two sides of one of the :meth:`copies`."""
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        """What sends of ``stage``, one of the sources of one of the :meth:`copies`."""
         ...
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        """What one of the :meth:`copies` costs, given the copied stage's parameters."""
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        """What keeps one of the :meth:`copies` at its host; ``originals`` are its sources by stage."""
+        ...
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        """What one of the :meth:`copies` costs, given the parameters of its sources by stage."""
         ...
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
         ...
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        """What a donor sends: of its ``own`` stage, or of what it ``kept`` of the lost one."""
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        """What a donor sends: of its ``own`` stage, or of the copies that it ``kept`` of the lost one."""
         ...
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
@@ -106,7 +127,7 @@ Moment = Literal["before", "after"]
 
 
 class Sender(Protocol):
-    """Lives beside the stage that is copied. Both sides act in steps: nothing counts until the step is committed."""
+    """Lives beside a stage that is copied. Both sides act in steps: nothing counts until the step is committed."""
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +160,7 @@ class Sender(Protocol):
 
 
 class Holder(Protocol):
-    """Lives at the host. Takes exactly what the sender's rules make it send."""
+    """Lives at the host. Takes exactly what the senders' rules make them send."""
 
     @property
     def nbytes(self) -> int:
@@ -147,22 +168,22 @@ class Holder(Protocol):
         ...
 
     def restart(self) -> None:
-        """As for the sender; what is held stays until something newer is whole."""
+        """As for the senders; what is held stays until something newer is whole."""
         ...
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        """The messages of ``step``."""
+        """The messages of ``step`` from each source."""
         ...
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
-        """One of them.
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        """One of them, from the stage ``source``.
 
         :raises ValueError: when it is not what the sender's rules make.
         """
         ...
 
     def passes(self, microbatch: int, x: Tensor) -> None:
-        """The host has just computed ``x``, which it sends to the copied stage."""
+        """The host has just computed ``x``, which it sends to a copied stage."""
         ...
 
     def commit(self, step: int) -> None: ...
@@ -170,11 +191,11 @@ class Holder(Protocol):
     def drop(self) -> None: ...
 
     def state(self) -> StageState:
-        """What the host can give of the copied stage; shares memory."""
+        """What the host can give of what it keeps; shares memory."""
         ...
 
 
-def numel(shapes: Mapping[str, torch.Size]) -> int:
+def numel(shapes: Shapes) -> int:
     """Numbers in tensors of these shapes."""
     return sum(shape.numel() for shape in shapes.values())
 
@@ -183,7 +204,7 @@ class Original(Protocol):
     """What a keeper may know of the stage that it copies."""
 
     @property
-    def shapes(self) -> Mapping[str, torch.Size]:
+    def shapes(self) -> Shapes:
         """Its parameters by local name."""
         ...
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planaria.model.state import StageState
 from planaria.recovery.base import Copy, Recovery, Replica, Workshop
+from planaria.routing.arrangement import Arrangement
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,20 @@ class Chain:
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
         return Plan(dict(sorted(rebuilt.items())), False, "; ".join(dict.fromkeys(reasons)))
 
-    def give(self, by: str, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def placed(self, there: Arrangement) -> list[Slot]:
+        """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""
+        first = {stage: there.nodes(stage)[0] for stage in there.stages}
+        at = [Copy(tuple(first[stage] for stage in slot.copy.sources), first[slot.copy.host]) for slot in self.slots]
+        return [Slot(slot.by, copy) for slot, copy in zip(self.slots, at, strict=True)]
+
+    def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].give(lost, own, kept)
 
     def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         return self.strategies[by].rebuild(stage, given, at)
+
+
+def ages_by_stage(everywhere: Arrangement, alive: Arrangement, ages: Mapping[int, int]) -> dict[int, int]:
+    """``ages`` of nodes as strategies are told of them: those of the nodes that keep copies, if these are alive."""
+    first = {stage: everywhere.nodes(stage)[0] for stage in everywhere.stages}
+    return {stage: ages.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}

@@ -13,7 +13,7 @@ from typing import Literal
 
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Replica, Workshop
 from planaria.recovery.keepless import Keepless
 from planaria.recovery.merging import merge, merge_moments
 
@@ -50,7 +50,7 @@ class CheckFree(Keepless):
                 donors[stage] = (stage - 1, stage + 1)
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

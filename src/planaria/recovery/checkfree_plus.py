@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
 from planaria.network.costs import FP32_BYTES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop, numel
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Shapes, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.mirror import MirrorHolder, MirrorSender
 
@@ -49,14 +47,17 @@ class CheckFreePlus:
         return cls(CheckFree.from_config(config), ends.every, ends.moments)
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        return (Copy(ENDS, 1), Copy(ENDS, stages))
+        return (Copy((ENDS,), 1), Copy((ENDS,), stages))
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        return MirrorSender(belongs_at(copy.host), self.every, self.ends_moments), MirrorHolder(self.every)
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return MirrorSender(belongs_at(copy.host), self.every, self.ends_moments)
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        return MirrorHolder(self.every)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         wanted = belongs_at(copy.host)
-        size = FP32_BYTES * numel({name: shape for name, shape in shapes.items() if wanted(name)})
+        size = FP32_BYTES * numel({name: shape for name, shape in shapes[ENDS].items() if wanted(name)})
         held = size * (3 if self.ends_moments else 1)
         return CopyCost(held / self.every, held)
 
@@ -80,11 +81,11 @@ class CheckFreePlus:
                 donors[stage] = helpers
         return Answer(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
-            assert kept is not None
-            return kept
-        return self.middle.give(lost, own, None)
+            (mirror,) = kept.values()
+            return mirror
+        return self.middle.give(lost, own, {})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """Both mirrors put together, the partner's copy, or CheckFree's mean."""

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Replica, Workshop
 from planaria.recovery.keepless import Keepless
 
 
@@ -22,7 +22,7 @@ class Checkpoint(Keepless):
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         return Answer(rollback=True)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
-from planaria.recovery.base import Copy, CopyCost, Holder, Original, Sender
+from planaria.recovery.base import Copy, CopyCost, Holder, Original, Sender, Shapes
 
 
 class Keepless:
@@ -15,8 +13,11 @@ class Keepless:
     def copies(self, stages: int) -> tuple[Copy, ...]:
         return ()
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        raise LookupError(f"nothing is kept of stage {copy.stage}")
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        raise LookupError(f"nothing is kept of stage {stage}")
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        raise LookupError(f"nothing is kept of stage {copy.stage}")
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        raise LookupError(f"nothing is kept of stages {copy.sources}")
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        raise LookupError(f"nothing is kept of stages {copy.sources}")

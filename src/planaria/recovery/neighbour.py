@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Replica, Workshop
 from planaria.recovery.keepless import Keepless
 
 
@@ -37,7 +37,7 @@ class CopyNeighbour(Keepless):
                 refused[stage] = f"stage {stage} has no neighbour left to copy"
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments)
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

@@ -13,7 +13,7 @@ import torch
 
 from planaria.config import RecoveryConfig
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Replica, Workshop
 from planaria.recovery.keepless import Keepless
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
@@ -39,7 +39,7 @@ class Redraw(Keepless):
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
         return Answer(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("nobody gives anything")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

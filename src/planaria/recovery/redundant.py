@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from planaria.config import RecoveryConfig
@@ -29,6 +28,7 @@ from planaria.recovery.base import (
     Original,
     Replica,
     Sender,
+    Shapes,
     Twin,
     Workshop,
     numel,
@@ -46,14 +46,19 @@ class Redundant:
         return cls(config.redundant.forward)
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        return tuple(Copy(stage, _before(stage, stages)) for stage in range(stages + 1))
+        return tuple(Copy((stage,), _before(stage, stages)) for stage in range(stages + 1))
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        return TwinSender(), TwinHolder(original, self.forward and copy.stage != 0)
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return TwinSender()
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        size = FP32_BYTES * numel(shapes)
-        return CopyCost(size, 3 * size, forward=self.forward and copy.stage != 0)
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        ((stage, original),) = originals.items()
+        return TwinHolder(original, self.forward and stage != 0)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        ((stage, own),) = shapes.items()
+        size = FP32_BYTES * numel(own)
+        return CopyCost(size, 3 * size, forward=self.forward and stage != 0)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}
@@ -67,9 +72,9 @@ class Redundant:
                 donors[stage] = (host,)
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        assert kept is not None
-        return kept
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        (twin,) = kept.values()
+        return twin
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (twin,) = given.values()
@@ -127,7 +132,7 @@ class TwinHolder:
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before", "after") if self._restarted else ("after",)
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         if moment == "before":
             self._start = unpack(message)
         else:
