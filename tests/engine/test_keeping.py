@@ -98,7 +98,7 @@ def test_neighbouring_twins_are_lost_together(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
     assert engine.lose([2, 3]) == Plan(
-        {2: ("redundant", (1,))}, False, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
+        {2: ("redundant", (1,))}, None, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
     )
 
 
@@ -112,7 +112,7 @@ def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> No
     for _ in range(3):
         losses(engine, 1)
         before = raw(engine.runners[0].state())
-        assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, False, "")
+        assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, None, "")
         weights, *rest = raw(engine.runners[0].state())
         assert weights == before[0]
         assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer starts anew"
@@ -179,7 +179,7 @@ def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) ->
         engine = engine_of(config(recovery={"strategy": "echo", "echo": {"every": 2, "distance": distance}}))
         losses(engine, 3)
         plans[distance] = lose(engine, 2, 3)
-    assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, False, "")
+    assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
     assert losses(engine, 2)[-1] < math.log(257) + 0.5
     assert plans[1].reason == "echo cannot, stage 2's echo was at stage 3, which is lost too"
 

@@ -17,7 +17,7 @@ from planaria.recovery.base import Copy, Replica
 from planaria.recovery.chain import Chain, Plan, Slot
 from planaria.recovery.merging import merge
 
-ROLLBACK = Plan({}, True, "")
+ROLLBACK = Plan({}, "disk", "")
 
 
 def chain_of(strategy: str, stages: int = 6, **fields: Any) -> Chain:
@@ -29,9 +29,9 @@ def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
 
 
 def test_the_first_able_strategy_takes_each_stage() -> None:
-    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, False, "")
-    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, False, "")
-    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, False, "")
+    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")
+    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")
+    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, None, "")
 
 
 def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
@@ -40,7 +40,7 @@ def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
 
 
 def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
-    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, False, "")
+    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, None, "")
     assert plan("checkfree, checkpoint", {1, 3}) == ROLLBACK
     assert plan("checkpoint", {4}) == ROLLBACK
     assert plan("checkfree_plus, echo, checkpoint", {0, 1}, age=0) == ROLLBACK
@@ -48,7 +48,7 @@ def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkpoint", "checkfree, checkpoint"])
 def test_nothing_lost_is_nothing_to_do(strategy: str) -> None:
-    assert plan(strategy, set()) == Plan({}, False, "")
+    assert plan(strategy, set()) == Plan({}, None, "")
 
 
 def test_the_reason_names_every_strategy_that_was_asked_and_only_stages_beyond_rescue() -> None:

@@ -199,11 +199,10 @@ class Post:
             taken = [] if wrong else found
         return taken
 
-    def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> int:
-        """Send a copy's message to the node that hosts it; bytes sent."""
+    def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
+        """Send a copy's message to the node that hosts it."""
         header = self._header(Content.PARCEL, flat, parcel.slot, MOMENTS.index(parcel.moment))
         self.links.edges[host].send(header, flat)
-        return flat.nbytes
 
     def take_parcels(self, keeping: Keeping) -> None:
         """Wait for all that this step brings to the copies kept here, and put it there."""

@@ -13,10 +13,9 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from planaria.model.state import StageState
@@ -39,6 +38,7 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 _ALIGNED = 64
 _LARGEST = 1 << 48
 """bytes of a tensor"""
+_MOST_SIDES = 64
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _KINDS = ("weights", *_MOMENTS, "generators", "outer")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -49,17 +49,6 @@ Spec = tuple[torch.dtype, Sequence[int]]
 
 class PackingError(ValueError):
     """Bytes that should be a stage's state are not; the message says why."""
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dtype: str
-    shape: list[Annotated[int, Field(ge=0, lt=_LARGEST)]]
-    data_offsets: tuple[int, int]
-
-
-_ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
 def pack(state: StageState) -> Tensor:
@@ -164,14 +153,15 @@ def layout(
 def _specs(text: bytes) -> dict[str, Spec]:
     """What a header says of its tensors; PackingError when it says what cannot be."""
     try:
-        entries = _ENTRIES.validate_json(text)
-    except ValidationError as error:
-        raise PackingError(f"header of a packed state: {error.errors()[0]['msg']}") from None
-    for name, entry in entries.items():
-        # Sides may be absurd although another one is 0.
-        if entry.dtype not in _DTYPES or math.prod(side for side in entry.shape if side) >= _LARGEST:
-            raise PackingError(f"header of a packed state: {name!r} is {entry.dtype} {entry.shape}")
-    return {name: (_DTYPES[entry.dtype], entry.shape) for name, entry in entries.items()}
+        specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in json.loads(text).items()}
+        for _, shape in specs.values():
+            if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError("sides that cannot be")
+            if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
+                raise ValueError("a tensor larger than any")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
+    return specs
 
 
 def _check_digests(named: dict[str, Tensor]) -> None:
@@ -186,7 +176,7 @@ def _check_digests(named: dict[str, Tensor]) -> None:
 
 def _digest(name: str, tensor: Tensor) -> bytes:
     """SHA-256 of a tensor's name, type, shape and bytes."""
-    found = hashlib.sha256(f"{name} {TYPES[tensor.dtype]} {list(tensor.shape)} ".encode())
+    found = hashlib.sha256(f"{name} {TYPES[tensor.dtype]} {list(tensor.shape)} ".encode(errors="surrogatepass"))
     found.update(_raw(tensor).numpy().data)
     return found.digest()
 

@@ -51,6 +51,10 @@ class Replica:
     ages: Mapping[int, int]
 
 
+RollbackTo = Literal["disk"]
+"""where a state of the past lies that all stages can go back to; on disk: the newest checkpoint, or the beginning"""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What one strategy can do about lost stages."""
@@ -59,8 +63,8 @@ class Answer:
     """lost stage → the surviving stages whose workers give what it is rebuilt from"""
     refused: Mapping[int, str] = field(default_factory=dict)
     """lost stage → why it is out of reach, as a clause for the user"""
-    rollback: bool = False
-    """all stages go back to the last durable state"""
+    rollback: RollbackTo | None = None
+    """all stages go back to the newest state of this kind"""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
 from planaria.routing.arrangement import Arrangement
 
 
@@ -23,7 +23,7 @@ class Plan:
     """What becomes of lost stages: rebuilt (by which strategy, from whom), or all rolled back, or nothing works."""
 
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]]
-    rollback: bool
+    rollback: RollbackTo | None
     reason: str
     """why some stages are beyond rescue; empty if none are"""
 
@@ -44,12 +44,12 @@ class Chain:
             # A stage that an earlier strategy rebuilds is lost all the same: it gives nothing, so all are asked for.
             answer = strategy.donors(lost, Replica(self.stages, ages))
             if answer.rollback and left:
-                return Plan({}, True, "")
+                return Plan({}, answer.rollback, "")
             rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in answer.refused.items()}
             left -= answer.donors.keys()
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
-        return Plan(dict(sorted(rebuilt.items())), False, "; ".join(dict.fromkeys(reasons)))
+        return Plan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
     def placed(self, there: Arrangement) -> list[Slot]:
         """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""

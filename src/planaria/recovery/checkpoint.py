@@ -20,7 +20,7 @@ class Checkpoint(Keepless):
         return cls()
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        return Answer(rollback=True)
+        return Answer(rollback="disk")
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
