@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
+from planaria.compare.clock import costs_of_copies
 from planaria.config import RunConfig
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
@@ -265,3 +266,25 @@ def test_what_is_kept_takes_memory_as_it_says(config: Recipe) -> None:
         losses(engine, 2)
         parameters = sum(p.numel() for runner in engine.runners.values() for p in runner.parameters.values())
         assert sum(keeping.nbytes for keeping in engine.keeping.values()) == each * parameters
+
+
+@pytest.mark.parametrize(
+    ("recovery", "messages"),
+    [
+        ({"strategy": "redundant"}, 5),
+        ({"strategy": "checkfree_plus", "ends": {"moments": True}}, 2),
+        ({"strategy": "echo", "echo": {"every": 3}}, 0),
+    ],
+    ids=["redundant", "checkfree_plus", "echo"],
+)
+def test_what_is_sent_is_what_is_stated_and_headers(recovery: dict[str, Any], messages: int, config: Recipe) -> None:
+    """Of each tensor its name, type, shape, place and digest, within 200 bytes; echoes have no header at all."""
+    recipe = config(routing=SWAPPED, recovery=recovery)
+    engine = engine_of(recipe)
+    losses(engine, 3)
+    first = engine.parcel_bytes
+    losses(engine, 6)
+    sent = (engine.parcel_bytes - first) / 6
+    stated = sum(len(copy.sources) * cost.step_bytes for copy, cost in costs_of_copies(recipe))
+    tensors = 3 * max(len(runner.parameters) for runner in engine.runners.values()) + 3
+    assert round(stated) <= sent <= round(stated) + 200 * tensors * messages

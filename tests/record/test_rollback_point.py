@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from planaria.record import decisions as d
-from planaria.record.events import RunStarted, Standing
 from planaria.record.apply import apply
+from planaria.record.events import RunStarted, Standing
 from planaria.record.rollback import RollbackPoint
 from planaria.record.state import ReplicaState, RunState
 
