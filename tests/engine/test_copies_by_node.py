@@ -25,7 +25,7 @@ def scheduled(folder: Path, recovery: dict[str, Any]) -> InlineEngine:
 
 
 def whole(engine: InlineEngine) -> dict[int, bytes]:
-    return {n: pack(r.state().part(lambda _: True, True)).numpy().tobytes() for n, r in engine.runners.items()}
+    return {n: pack(r.state().trained).numpy().tobytes() for n, r in engine.runners.items()}
 
 
 def lose(engine: InlineEngine, *nodes: int) -> str:

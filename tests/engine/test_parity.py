@@ -19,9 +19,9 @@ from torch import Tensor
 from planaria.config import RecoveryConfig, RunConfig
 from planaria.engine.inline import InlineEngine
 from planaria.model.packing import pack, unpack
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.recovery import RECOVERIES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Shapes, Workshop
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Workshop
 from planaria.recovery.mirror import MirrorSender
 
 Recipe = Callable[..., RunConfig]
@@ -56,7 +56,7 @@ class Parity:
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         for parity in kept.values():
             return parity
-        return StageState({"bytes": pack(own.part(lambda name: True, moments=True))})
+        return StageState({"bytes": pack(own.trained)})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         return unpack(xored(part.weights["bytes"] for part in given.values()))
@@ -111,10 +111,7 @@ def parity_engine(config: Recipe, **sections: Any) -> InlineEngine:
 
 
 def whole(engine: InlineEngine) -> dict[int, bytes]:
-    return {
-        node: pack(runner.state().part(lambda _: True, moments=True)).numpy().tobytes()
-        for node, runner in engine.runners.items()
-    }
+    return {node: pack(runner.state().trained).numpy().tobytes() for node, runner in engine.runners.items()}
 
 
 def lose(engine: InlineEngine, *nodes: int) -> str:

@@ -288,3 +288,35 @@ def test_a_validation_keeps_no_graph_and_gives_no_norm(config: Recipe) -> None:
     assert not runner._outputs
     assert runner.finish() is None
     assert raw(runner.state()) == before
+
+
+def test_every_parameter_is_corrected_by_its_own_clock(config: Recipe) -> None:
+    """What comes from stages of different ages goes on as each would have: here one parameter is as old as another
+    state's."""
+    plain = config(optim={"weight_decay": 0.1})
+    old, young = trained(plain, steps=5), trained(plain, steps=2)
+    name = next(iter(old.parameters))
+    mixed = copied(old.state())
+    mixed.moments[name], mixed.clocks[name] = copied(young.state()).moments[name], 2
+    runner, other = StageRunner(plain, 1), StageRunner(plain, 1)
+    runner.load(mixed)
+    other.load(replace(mixed, clocks=dict.fromkeys(mixed.clocks, 2)))
+    assert runner.state().clocks == {n: 2 if n == name else 5 for n in mixed.moments}
+    for each in (runner, other):
+        one_step(each, 9)
+        each.commit(9)
+    assert runner.state().clocks == {n: 3 if n == name else 6 for n in mixed.moments}
+    same = {n for n in mixed.weights if torch.equal(runner.state().weights[n], other.state().weights[n])}
+    assert same == {name}, "the others were corrected by their own, older clocks"
+
+
+def test_a_parameter_without_a_gradient_grows_no_older(config: Recipe) -> None:
+    runner = trained(config())
+    name = next(iter(runner.parameters))
+    one_step(runner, 9)
+    runner.parameters[name].grad = None
+    runner.commit(9)
+    assert runner.state().clocks == {n: 3 if n == name else 4 for n in runner.parameters}
+    other = StageRunner(config(), 1)
+    other.load(copied(runner.state()))
+    assert raw(other.state()) == raw(runner.state())

@@ -166,6 +166,7 @@ def test_a_part_leaves_generators_and_outer_state_out() -> None:
     found = unpack(pack(some_state().part(lambda name: name == "b", moments=True)))
     assert (list(found.weights), found.clocks, found.generators, found.outer) == (["b"], {"b": 4}, {}, {})
     assert some_state().part(lambda name: True, moments=False).clocks == {}
+    assert_same(some_state().trained, replace(some_state(), generators={}, outer={}))
 
 
 def test_a_type_that_has_no_bytes_is_refused() -> None:

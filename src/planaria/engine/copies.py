@@ -15,10 +15,10 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.engine.runner import StageRunner
 from planaria.model.stages import build_stage
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.plan.actions import Action
 from planaria.recovery import recovery
-from planaria.recovery.base import Copy, Holder, Moment, Sender, Shapes
+from planaria.recovery.base import Copy, Holder, Moment, Sender
 from planaria.routing.arrangement import Arrangement
 
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]

@@ -157,10 +157,8 @@ class InlineEngine:
 
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """What the node ``donor`` gives to a lost ``stage``, as it would arrive there."""
-        given = self.runners[donor].state()
-        if by == PEER:
-            given = given.part(lambda name: True, moments=True)
-        else:
+        given = self.runners[donor].state().trained
+        if by != PEER:
             given = self._chain.give(by, stage, given, self.keeping[donor].kept(by, stage))
         flat = pack(given)
         self.moved_bytes += flat.nbytes

@@ -49,10 +49,8 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
         source = member.source
         if isinstance(source, d.Rebuild) and post.node in source.donors:
             post.desk.at("give", post.step)
-            given = runner.state()
-            if source.by == d.PEER:
-                given = given.part(lambda name: True, moments=True)
-            else:
+            given = runner.state().trained
+            if source.by != d.PEER:
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
             post.send_state(member.node, pack(given))
 

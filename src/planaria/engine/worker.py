@@ -257,10 +257,10 @@ class Worker:
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
         self.desk.at("give", self.post.step)
-        state, whole = self.runner.state(), order.donor == d.BEFORE
-        state.outer = self.post.circle.given(to_successor=whole)
-        if not whole:  # what the giver will draw is its own
-            state.generators = {}
+        succeeded, state = order.donor == d.BEFORE, self.runner.state()
+        if not succeeded:  # a copy draws its own random numbers
+            state = state.trained
+        state.outer = self.post.circle.given(to_successor=succeeded)
         self.post.lend_state(order, pack(state))
 
     def _save(self, order: d.Save) -> None:

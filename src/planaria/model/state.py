@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+Shapes = Mapping[str, torch.Size]
+"""a stage's parameters by local name"""
 
 
 @dataclass
@@ -35,6 +39,11 @@ class StageState:
         kept = {name: pair for name, pair in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
         return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm)
+
+    @property
+    def trained(self) -> StageState:
+        """All that training has made of the stage itself: :meth:`part` with every parameter, moments included."""
+        return self.part(lambda name: True, moments=True)
 
     @property
     def nbytes(self) -> int:

@@ -10,13 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from planaria.model.state import StageState
-
-Shapes = Mapping[str, torch.Size]
-"""a stage's parameters by local name"""
+from planaria.model.state import Shapes, StageState
 
 
 class Copy(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria.model.state import StageState
 from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
 from planaria.routing.arrangement import Arrangement
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A copy, and whose idea it is. Senders and hosts name copies by their place in ``Chain.slots``."""
 
     by: str
@@ -54,8 +54,7 @@ class Chain:
     def placed(self, there: Arrangement) -> list[Slot]:
         """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""
         first = {stage: there.nodes(stage)[0] for stage in there.stages}
-        at = [Copy(tuple(first[stage] for stage in slot.copy.sources), first[slot.copy.host]) for slot in self.slots]
-        return [Slot(slot.by, copy) for slot, copy in zip(self.slots, at, strict=True)]
+        return [Slot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
 
     def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].give(lost, own, kept)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planaria.config import RecoveryConfig
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.network.costs import FP32_BYTES
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Shapes, Workshop, numel
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
 from planaria.recovery.mirror import MirrorHolder, MirrorSender
 

@@ -20,20 +20,8 @@ from torch import Tensor
 from planaria.config import RecoveryConfig
 from planaria.errors import UserError
 from planaria.model.quantise import GROUP, coded_bytes, decode, encode
-from planaria.model.state import StageState
-from planaria.recovery.base import (
-    Answer,
-    Copy,
-    CopyCost,
-    Holder,
-    Moment,
-    Original,
-    Replica,
-    Sender,
-    Shapes,
-    Workshop,
-    numel,
-)
+from planaria.model.state import Shapes, StageState
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Workshop, numel
 
 KEPT = torch.bfloat16
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planaria.recovery.base import Copy, CopyCost, Holder, Original, Sender, Shapes
+from planaria.model.state import Shapes
+from planaria.recovery.base import Copy, CopyCost, Holder, Original, Sender
 
 
 class Keepless:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planaria.config import RecoveryConfig
 from planaria.model.packing import pack, unpack
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.network.costs import FP32_BYTES
 from planaria.recovery.base import (
     Answer,
@@ -28,7 +28,6 @@ from planaria.recovery.base import (
     Original,
     Replica,
     Sender,
-    Shapes,
     Twin,
     Workshop,
     numel,
@@ -97,7 +96,7 @@ class TwinSender:
         self._restarted = True
 
     def before(self, step: int, state: StageState) -> Tensor | None:
-        return pack(state.part(lambda name: True, moments=True)) if self._restarted else None
+        return pack(state.trained) if self._restarted else None
 
     def updates_first(self, step: int) -> bool:
         return False
@@ -161,4 +160,4 @@ class TwinHolder:
 
     def state(self) -> StageState:
         assert self._twin is not None, "asked for a twin before the first commit"
-        return self._twin.state().part(lambda name: True, moments=True)
+        return self._twin.state().trained
