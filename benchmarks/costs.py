@@ -127,8 +127,9 @@ def stated(config: RunConfig) -> Statement:
     copies = costs_of_copies(config)
     for copy, cost in copies:
         memory[copy.host] += cost.host_memory
-        memory[copy.stage] += cost.own_memory
-    return Statement(sum(cost.step_bytes for _, cost in copies), memory)
+        for stage in copy.sources:
+            memory[stage] += cost.own_memory
+    return Statement(sum(cost.step_bytes * len(copy.sources) for copy, cost in copies), memory)
 
 
 def counted_inline(config: RunConfig) -> Statement:

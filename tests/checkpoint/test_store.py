@@ -23,7 +23,7 @@ ALL = tuple(range(STAGES + 1))
 def gather(store: CheckpointStore, step: int, stages: tuple[int, ...] = ALL) -> Manifest:
     for stage in stages:
         weights = {n: p.detach() for n, p in build_stage(MODEL, STAGES, stage, seed=step).named_parameters()}
-        write_stage(store.unfinished(step), stage, step, StageState(weights, {}, 0, 1.0))
+        write_stage(store.unfinished(step), stage, step, StageState(weights))
     return Manifest(step=step, stages=list(stages), pipeline_stages=STAGES, model=MODEL)
 
 

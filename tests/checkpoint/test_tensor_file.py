@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file
 
 from planaria.checkpoint import tensor_file
+from planaria.model.packing import TYPES
 
-TYPES = list(tensor_file._TYPES)
 NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__")
 
 
@@ -25,7 +25,7 @@ NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata_
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     made = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
-    kind = draw(st.sampled_from(TYPES))
+    kind = draw(st.sampled_from(list(TYPES)))
     return made.to(kind).T if len(shape) == 2 else made.to(kind)
 
 

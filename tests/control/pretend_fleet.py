@@ -294,7 +294,7 @@ class PretendFleet:
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
         assert not plan.reason, "the controller goes on where no strategy can"
-        assert (form.outcome == "rolled back") == plan.rollback
+        assert (form.outcome == "rolled back") == (plan.rollback == "disk")
         if plan.rollback:
             self._judge_rollback(form, before)
         else:
@@ -319,11 +319,11 @@ class PretendFleet:
         """Everyone goes back to the newest whole checkpoint, or to where the run began."""
         sources = {m.node: m.source for m in form.members}
         durable = self.before.durable
-        if durable is None:
+        if not durable.folder:
             assert sources == ReplicaState.start(self.started).origins
         else:
-            assert set(sources.values()) == {durable}
-        self.next_step = self.started.first_step if durable is None else self.before.durable_step
+            assert set(sources.values()) == {d.Load(folder=durable.folder)}
+        self.next_step = self.started.first_step if durable.step < 0 else durable.step
 
     def _answer(self, before: ReplicaState) -> Plan:
         """What the recipe's strategies say to what is lost, to the controller's knowledge.

@@ -196,7 +196,7 @@ def test_a_checkpoint_that_cannot_be_sealed_is_none() -> None:
     made.room, made.full = STAGES + 1, 1  # the manifest is what finds none
     while d.Discard(step=4) not in made.history:
         made.work(made.pending()[0])
-    assert (made.run.saved, made.run.durable_step, seals(made)) == (2, 2, [2, 4])
+    assert (made.run.saved, made.run.durable.step, seals(made)) == (2, 2, [2, 4])
     made.lose(made.state.holders[2])
     assert (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 2)
     made.behave()
@@ -328,7 +328,7 @@ def test_a_resumed_run_takes_up_where_the_files_say() -> None:
     assert (form.generation, form.step) == (6, 3)
     assert [m.source for m in form.members] == [d.Load(folder=load[s]) if s in load else d.Fresh() for s in range(5)]
     state = RunState.start(made.started)
-    assert (state.durable, decide(state)) == (None, d.Spawn(worker="w0", incarnation=1))
+    assert (state.durable.folder, decide(state)) == ("", d.Spawn(worker="w0", incarnation=1))
 
 
 SHARED = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
+from planaria.compare.clock import costs_of_copies
 from planaria.config import RunConfig
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
@@ -28,7 +29,7 @@ def raw(state: StageState) -> tuple[Any, ...]:
     """A stage's state, bit for bit."""
     weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
     moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
-    return weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm
+    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
 
 
 def everything(engine: InlineEngine) -> dict[int, tuple[Any, ...]]:
@@ -98,7 +99,7 @@ def test_neighbouring_twins_are_lost_together(config: Recipe) -> None:
     engine = engine_of(config(recovery={"strategy": "redundant"}))
     losses(engine, 2)
     assert engine.lose([2, 3]) == Plan(
-        {2: ("redundant", (1,))}, False, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
+        {2: ("redundant", (1,))}, None, "redundant cannot, stage 3's twin was at stage 2, which is lost too"
     )
 
 
@@ -112,10 +113,10 @@ def test_mirrored_ends_come_back_byte_for_byte(tied: bool, config: Recipe) -> No
     for _ in range(3):
         losses(engine, 1)
         before = raw(engine.runners[0].state())
-        assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, False, "")
+        assert lose(engine, 0) == Plan({0: ("checkfree_plus", (1, 4))}, None, "")
         weights, *rest = raw(engine.runners[0].state())
         assert weights == before[0]
-        assert rest == [{}, 0, 1.0, None, None], "without mirrored moments the optimizer starts anew"
+        assert rest == [{}, {}, 1.0, None, None], "without mirrored moments the optimizer starts anew"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -149,7 +150,7 @@ def test_outer_stages_become_their_partners(config: Recipe) -> None:
     for stage, partner in ((1, 2), (4, 3)):
         weights, *rest = raw(engine.runners[stage].state())
         assert weights == raw(engine.runners[partner].state())[0]
-        assert rest == [{}, 0, 1.1, None, None]
+        assert rest == [{}, {}, 1.1, None, None]
     assert math.isfinite(engine.train_step().loss)
 
 
@@ -167,7 +168,7 @@ def test_an_echo_is_near_what_it_echoes(bits: int, worst: float, config: Recipe)
         struck = copy.deepcopy(engine)
         lose(struck, stage)
         echo = struck.runners[stage].state()
-        assert raw(echo)[1:] == ({}, 0, 1.0, None, None)
+        assert raw(echo)[1:] == ({}, {}, 1.0, None, None)
         error = torch.cat([(echo.weights[name] - weight).flatten() for name, weight in weights.items()])
         whole = torch.cat([weight.flatten() for weight in weights.values()])
         assert error.norm() < worst * whole.norm()
@@ -179,7 +180,7 @@ def test_two_neighbours_survive_where_echoes_lie_further_away(config: Recipe) ->
         engine = engine_of(config(recovery={"strategy": "echo", "options": {"every": 2, "distance": distance}}))
         losses(engine, 3)
         plans[distance] = lose(engine, 2, 3)
-    assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, False, "")
+    assert plans[2] == Plan({2: ("echo", (4,)), 3: ("echo", (0,))}, None, "")
     assert losses(engine, 2)[-1] < math.log(257) + 0.5
     assert plans[1].reason == "echo cannot, stage 2's echo was at stage 3, which is lost too"
 
@@ -265,3 +266,25 @@ def test_what_is_kept_takes_memory_as_it_says(config: Recipe) -> None:
         losses(engine, 2)
         parameters = sum(p.numel() for runner in engine.runners.values() for p in runner.parameters.values())
         assert sum(keeping.nbytes for keeping in engine.keeping.values()) == each * parameters
+
+
+@pytest.mark.parametrize(
+    ("recovery", "messages"),
+    [
+        ({"strategy": "redundant"}, 5),
+        ({"strategy": "checkfree_plus", "ends": {"moments": True}}, 2),
+        ({"strategy": "echo", "echo": {"every": 3}}, 0),
+    ],
+    ids=["redundant", "checkfree_plus", "echo"],
+)
+def test_what_is_sent_is_what_is_stated_and_headers(recovery: dict[str, Any], messages: int, config: Recipe) -> None:
+    """Of each tensor its name, type, shape, place and digest, within 200 bytes; echoes have no header at all."""
+    recipe = config(routing=SWAPPED, recovery=recovery)
+    engine = engine_of(recipe)
+    losses(engine, 3)
+    first = engine.parcel_bytes
+    losses(engine, 6)
+    sent = (engine.parcel_bytes - first) / 6
+    stated = sum(len(copy.sources) * cost.step_bytes for copy, cost in costs_of_copies(recipe))
+    tensors = 3 * max(len(runner.parameters) for runner in engine.runners.values()) + 3
+    assert round(stated) <= sent <= round(stated) + 200 * tensors * messages

@@ -51,7 +51,7 @@ def copied(state: StageState) -> StageState:
 def raw(state: StageState) -> tuple[object, ...]:
     weights = {name: tensor.numpy().tobytes() for name, tensor in state.weights.items()}
     moments = {name: [t.numpy().tobytes() for t in pair] for name, pair in state.moments.items()}
-    return weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm
+    return weights, moments, state.clocks, state.lr_scale, state.grad_norm, state.clipped_norm
 
 
 def test_a_visit_passes_on_activation_and_gradient_without_their_graph(config: Recipe) -> None:
@@ -139,9 +139,9 @@ def test_a_stage_of_another_make_is_refused(config: Recipe) -> None:
     state = runner.state()
     name = next(iter(state.weights))
     with pytest.raises(ValueError, match=f"stage 1: parameters differ: .*{name}"):
-        runner.load(StageState({n: t for n, t in state.weights.items() if n != name}, {}, 0, 1.0))
+        runner.load(StageState({n: t for n, t in state.weights.items() if n != name}, lr_scale=1.0))
     with pytest.raises(ValueError, match=rf"stage 1: {name} is \[3\], not \["):
-        runner.load(StageState(state.weights | {name: torch.zeros(3)}, {}, 0, 1.0))
+        runner.load(StageState(state.weights | {name: torch.zeros(3)}, lr_scale=1.0))
 
 
 def test_a_stage_that_starts_over_has_the_weights_and_nothing_else(config: Recipe) -> None:
@@ -150,7 +150,7 @@ def test_a_stage_that_starts_over_has_the_weights_and_nothing_else(config: Recip
     runner.load(StageState(weights, lr_scale=1.1))
     state = runner.state()
     assert all(torch.equal(state.weights[name], tensor) for name, tensor in weights.items())
-    assert raw(state)[1:] == ({}, 0, 1.1, None, None)
+    assert raw(state)[1:] == ({}, {}, 1.1, None, None)
 
 
 def test_a_stage_that_starts_over_warms_its_moments_up_like_a_new_one(config: Recipe) -> None:
@@ -288,3 +288,35 @@ def test_a_validation_keeps_no_graph_and_gives_no_norm(config: Recipe) -> None:
     assert not runner._outputs
     assert runner.finish() is None
     assert raw(runner.state()) == before
+
+
+def test_every_parameter_is_corrected_by_its_own_clock(config: Recipe) -> None:
+    """What comes from stages of different ages goes on as each would have: here one parameter is as old as another
+    state's."""
+    plain = config(optim={"weight_decay": 0.1})
+    old, young = trained(plain, steps=5), trained(plain, steps=2)
+    name = next(iter(old.parameters))
+    mixed = copied(old.state())
+    mixed.moments[name], mixed.clocks[name] = copied(young.state()).moments[name], 2
+    runner, other = StageRunner(plain, 1), StageRunner(plain, 1)
+    runner.load(mixed)
+    other.load(replace(mixed, clocks=dict.fromkeys(mixed.clocks, 2)))
+    assert runner.state().clocks == {n: 2 if n == name else 5 for n in mixed.moments}
+    for each in (runner, other):
+        one_step(each, 9)
+        each.commit(9)
+    assert runner.state().clocks == {n: 3 if n == name else 6 for n in mixed.moments}
+    same = {n for n in mixed.weights if torch.equal(runner.state().weights[n], other.state().weights[n])}
+    assert same == {name}, "the others were corrected by their own, older clocks"
+
+
+def test_a_parameter_without_a_gradient_grows_no_older(config: Recipe) -> None:
+    runner = trained(config())
+    name = next(iter(runner.parameters))
+    one_step(runner, 9)
+    runner.parameters[name].grad = None
+    runner.commit(9)
+    assert runner.state().clocks == {n: 3 if n == name else 4 for n in runner.parameters}
+    other = StageRunner(config(), 1)
+    other.load(copied(runner.state()))
+    assert raw(other.state()) == raw(runner.state())

@@ -72,6 +72,17 @@ def test_a_stage_that_loses_all_its_nodes_is_rebuilt_from_its_neighbours(tmp_pat
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
+def test_a_stage_that_loses_all_its_nodes_comes_back_whole_from_its_twin(tmp_path: Path, unharmed: RunRecord) -> None:
+    """Its copy is kept by the first node of the stage before, and is of all its nodes."""
+    config = scheduled(tmp_path, fleet={"spares": 2}, recovery={"strategy": "redundant"})
+    stages = read(tmp_path / "schedule.json").stages
+    record = train(config, [Fault(step=3, stage=node, moment="forward") for node in stages[2]])
+    assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}
+    rebuilt = [m for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
+    assert {m.source.by for m in rebuilt if m.node == stages[2][0]} == {"redundant"}  # type: ignore[union-attr]
+    assert losses(record) == losses(unharmed), "not equal to the last bit"
+
+
 def test_without_a_spare_training_goes_on_by_a_new_plan_and_returns_to_the_old_one(tmp_path: Path) -> None:
     config = scheduled(tmp_path, steps=40, fleet={"spares": 0}, recovery={"meanwhile": "skip"})
     record = train(config, [Fault(step=4, stage=5, moment="forward")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain, combinations
 
 import torch
@@ -27,11 +28,11 @@ def weights(seed: int, shapes: Mapping[str, torch.Size] = SHAPES) -> dict[str, T
 
 
 def state(seed: int, updates: int = 3, shapes: Mapping[str, torch.Size] = SHAPES) -> StageState:
-    """A stage after so many updates, with moments if there were any."""
+    """A stage after so many updates of each parameter, with moments if there were any."""
     first, second = weights(seed + 1000, shapes), weights(seed + 2000, shapes)
     moments = {name: (first[name], second[name].square()) for name in shapes} if updates else {}
     norms = (seed + 0.5, 0.25 * seed) if updates else (None, None)
-    return StageState(weights(seed, shapes), moments, updates, 1.1, *norms)
+    return StageState(weights(seed, shapes), moments, dict.fromkeys(moments, updates), 1.1, *norms)
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -41,13 +42,13 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def assert_same_state(found: StageState, expected: StageState) -> None:
-    """Bit for bit, except for the generator."""
+    """Bit for bit, except for generators."""
     assert_same(found.weights, expected.weights)
     assert found.moments.keys() == expected.moments.keys()
     for place in (0, 1):
         one, other = ({name: pair[place] for name, pair in s.moments.items()} for s in (found, expected))
         assert_same(one, other)
-    for field in ("updates", "lr_scale", "grad_norm", "clipped_norm"):
+    for field in ("clocks", "lr_scale", "grad_norm", "clipped_norm"):
         assert getattr(found, field) == getattr(expected, field), field
 
 
@@ -82,9 +83,7 @@ class ToyStage:
     def load(self, state: StageState) -> None:
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
         moments = {name: (first.clone(), second.clone()) for name, (first, second) in state.moments.items()}
-        self.now = StageState(
-            weights, moments, state.updates, state.lr_scale, state.grad_norm, state.clipped_norm, state.rng
-        )
+        self.now = replace(state, weights=weights, moments=moments, clocks=dict(state.clocks))
 
     def state(self) -> StageState:
         return self.now
@@ -98,7 +97,7 @@ class ToyStage:
             first.lerp_(grad, 0.1)
             second.lerp_(grad * grad, 0.001)
             self.now.weights[name] -= 0.01 * self.now.lr_scale / (step + 1) * first / (second.sqrt() + 1e-8)
-        self.now.updates += 1
+            self.now.clocks[name] += 1
         self.now.grad_norm, self.now.clipped_norm = gradients.grad_norm, gradients.clipped_norm
 
     def drop(self) -> None:

@@ -18,7 +18,7 @@ from planaria.recovery.base import Copy, Replica
 from planaria.recovery.chain import Chain, Plan, Slot
 from planaria.recovery.merging import merge
 
-ROLLBACK = Plan({}, True, "")
+ROLLBACK = Plan({}, "disk", "")
 
 
 def chain_of(strategy: str, stages: int = 6, **options: Any) -> Chain:
@@ -30,9 +30,9 @@ def plan(strategy: str, lost: set[int], age: int = 100, **young: int) -> Plan:
 
 
 def test_the_first_able_strategy_takes_each_stage() -> None:
-    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, False, "")
-    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, False, "")
-    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, False, "")
+    assert plan("checkfree, echo", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("checkfree", (2, 4))}, None, "")
+    assert plan("echo, checkfree", {1, 3}) == Plan({1: ("echo", (2,)), 3: ("echo", (4,))}, None, "")
+    assert plan("echo, checkfree", {3}, s4=1) == Plan({3: ("checkfree", (2, 4))}, None, "")
 
 
 def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
@@ -41,7 +41,7 @@ def test_a_stage_that_another_strategy_rebuilds_helps_nobody() -> None:
 
 
 def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
-    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, False, "")
+    assert plan("checkfree, checkpoint", {3}) == Plan({3: ("checkfree", (2, 4))}, None, "")
     assert plan("checkfree, checkpoint", {1, 3}) == ROLLBACK
     assert plan("checkpoint", {4}) == ROLLBACK
     assert plan("checkfree_plus, echo, checkpoint", {0, 1}, age=0) == ROLLBACK
@@ -49,7 +49,7 @@ def test_checkpoint_takes_what_is_left_and_then_all_go_back() -> None:
 
 @pytest.mark.parametrize("strategy", ["checkfree", "checkpoint", "checkfree, checkpoint"])
 def test_nothing_lost_is_nothing_to_do(strategy: str) -> None:
-    assert plan(strategy, set()) == Plan({}, False, "")
+    assert plan(strategy, set()) == Plan({}, None, "")
 
 
 def test_the_reason_names_every_strategy_that_was_asked_and_only_stages_beyond_rescue() -> None:
@@ -95,19 +95,19 @@ def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_r
 def test_copies_of_all_strategies_have_their_places() -> None:
     chain = chain_of("checkfree_plus, checkfree, echo", stages=2)
     assert chain.slots == [
-        Slot("checkfree_plus", Copy(0, 1)),
-        Slot("checkfree_plus", Copy(0, 2)),
-        Slot("echo", Copy(0, 1)),
-        Slot("echo", Copy(1, 2)),
-        Slot("echo", Copy(2, 0)),
+        Slot("checkfree_plus", Copy((0,), 1)),
+        Slot("checkfree_plus", Copy((0,), 2)),
+        Slot("echo", Copy((0,), 1)),
+        Slot("echo", Copy((1,), 2)),
+        Slot("echo", Copy((2,), 0)),
     ]
 
 
 def test_each_strategy_gives_and_rebuilds_in_its_own_way() -> None:
     chain, own, kept = chain_of("checkfree, redundant", lr_scale=1.5), state(1), state(2)
-    assert_same_state(chain.give("redundant", 3, own, kept), kept)
+    assert_same_state(chain.give("redundant", 3, own, {Copy((3,), 2): kept}), kept)
     assert_same_state(chain.rebuild("redundant", 3, {2: kept}, AT), kept)
-    given_ = {2: chain.give("checkfree", 3, own, kept), 4: StageState(weights(4), grad_norm=1.5)}
+    given_ = {2: chain.give("checkfree", 3, own, {Copy((3,), 2): kept}), 4: StageState(weights(4), grad_norm=1.5)}
     expected = merge(weights(1), weights(4), 1.5**2, 1.5**2)
     assert_same_state(chain.rebuild("checkfree", 3, given_, AT), StageState(expected, lr_scale=1.5))
 

@@ -70,32 +70,32 @@ def test_a_rebuilt_stage_learns_faster_and_has_no_gradient_yet() -> None:
 def rebuilt_as_given(moments: str, before: StageState, after: StageState) -> StageState:
     """Stage 2 from what its neighbours would send."""
     strategy = checkfree(moments=moments)
-    given = {stage: strategy.give(2, own, None) for stage, own in ((1, before), (3, after))}
+    given = {stage: strategy.give(2, own, {}) for stage, own in ((1, before), (3, after))}
     assert all(bool(each.moments) == (moments != "fresh") for each in given.values()), "donors send what is needed"
     return strategy.rebuild(2, given, AT)
 
 
 def test_fresh_moments_start_the_clock_anew() -> None:
     found = rebuilt_as_given("fresh", state(1, updates=9), state(2, updates=4))
-    assert (found.moments, found.updates) == ({}, 0)
+    assert (found.moments, found.clocks) == ({}, {})
 
 
 def test_mean_moments_are_weighed_like_the_weights() -> None:
     before, after = state(1, updates=9), state(2, updates=4)  # norms 1.5 and 2.5
     found = rebuilt_as_given("mean", before, after)
     omegas = (1.5**2, 2.5**2)
-    moments, clock = merge_moments(before, after, omegas, AT.betas)
-    expected = StageState(merge(before.weights, after.weights, *omegas), moments, clock, lr_scale=1.1)
+    moments, clocks = merge_moments(before, after, omegas, AT.betas)
+    expected = StageState(merge(before.weights, after.weights, *omegas), moments, clocks, lr_scale=1.1)
     assert_same_state(found, expected)
-    assert found.updates == 9
+    assert found.clocks == {"a": 9, "b": 9}
 
 
 def test_copied_moments_are_those_of_the_stage_before() -> None:
     before, after = state(1, updates=9), state(2, updates=4)
     found = rebuilt_as_given("copy", before, after)
     assert_same_state(
-        StageState(found.weights, found.moments, found.updates),
-        StageState(merge(before.weights, after.weights, 1.5**2, 2.5**2), before.moments, 9),
+        StageState(found.weights, found.moments, found.clocks),
+        StageState(merge(before.weights, after.weights, 1.5**2, 2.5**2), before.moments, before.clocks),
     )
 
 

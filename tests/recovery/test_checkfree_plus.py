@@ -54,7 +54,8 @@ def ends_state(tied: bool, seed: int = 5) -> StageState:
 
 def mirrors(strategy: CheckFreePlus) -> dict[int, tuple[Sender, Holder]]:
     """Both sides of the ends' mirrors, by host."""
-    return {copy.host: strategy.keeper(copy, ToyStage(0, SHAPES)) for copy in strategy.copies(4)}
+    original = {0: ToyStage(0, SHAPES)}
+    return {copy.host: (strategy.sender(copy, 0), strategy.holder(copy, original)) for copy in strategy.copies(4)}
 
 
 def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) -> int:
@@ -65,7 +66,7 @@ def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) 
         message = sender.after(step, now, GRADIENTS)
         assert holder.expects(step) == (() if message is None else ("after",))
         if message is not None:
-            holder.take(step, "after", message)
+            holder.take(step, 0, "after", message)
             messages += 1
         sender.commit(step)
         holder.commit(step)
@@ -73,12 +74,13 @@ def mirror(pairs: dict[int, tuple[Sender, Holder]], step: int, now: StageState) 
 
 
 def reunited(strategy: CheckFreePlus, pairs: dict[int, tuple[Sender, Holder]]) -> StageState:
-    given = {host: strategy.give(0, state(host), holder.state()) for host, (_, holder) in pairs.items()}
+    kept = {host: {Copy((0,), host): holder.state()} for host, (_, holder) in pairs.items()}
+    given = {host: strategy.give(0, state(host), kept[host]) for host in pairs}
     return strategy.rebuild(0, given, AT)
 
 
 def test_the_mirrors_lie_at_both_ends_of_the_pipeline() -> None:
-    assert plus().copies(6) == (Copy(0, 1), Copy(0, 6))
+    assert plus().copies(6) == (Copy((0,), 1), Copy((0,), 6))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -128,23 +130,21 @@ def test_mirrors_follow_every_kth_step() -> None:
 def test_an_outer_stage_becomes_an_exact_copy_of_its_partner(lost: int, partner: int) -> None:
     fresh, kept = plus(), plus(moments="mean", lr_scale=1.3)
     own = state(4, updates=9)
-    found = fresh.rebuild(lost, {partner: fresh.give(lost, own, None)}, AT)
+    found = fresh.rebuild(lost, {partner: fresh.give(lost, own, {})}, AT)
     assert_same_state(found, StageState(own.weights, lr_scale=1.1))
-    found = kept.rebuild(lost, {partner: kept.give(lost, own, None)}, AT)
-    assert_same_state(found, StageState(own.weights, own.moments, 9, lr_scale=1.3))
+    found = kept.rebuild(lost, {partner: kept.give(lost, own, {})}, AT)
+    assert_same_state(found, StageState(own.weights, own.moments, own.clocks, lr_scale=1.3))
 
 
 def test_an_outer_stage_whose_partner_was_just_reborn_has_no_moments_either() -> None:
     strategy, own = plus(moments="copy"), state(4, updates=0)
-    assert_same_state(strategy.rebuild(1, {2: strategy.give(1, own, None)}, AT), StageState(own.weights, lr_scale=1.1))
+    assert_same_state(strategy.rebuild(1, {2: strategy.give(1, own, {})}, AT), StageState(own.weights, lr_scale=1.1))
 
 
 @pytest.mark.parametrize("moments", ["fresh", "mean", "copy"])
 def test_a_middle_stage_is_checkfrees(moments: str) -> None:
     options = {"moments": moments, "omega": "l2", "lr_scale": 1.2}
     one, other = CheckFreePlus.model_validate(options), CheckFree.model_validate(options)
-    found, expected = (
-        s.rebuild(2, {1: s.give(2, state(1), None), 3: s.give(2, state(3), None)}, AT) for s in (one, other)
-    )
+    found, expected = (s.rebuild(2, {1: s.give(2, state(1), {}), 3: s.give(2, state(3), {})}, AT) for s in (one, other))
     assert_same_state(found, expected)
     assert not torch.equal(found.weights["a"], state(1).weights["a"])

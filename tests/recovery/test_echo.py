@@ -40,7 +40,7 @@ def send(sender: EchoSender, holder: EchoHolder, step: int, now: StageState) -> 
     assert holder.expects(step) == ("before",) and not sender.updates_first(step)
     message = sender.before(step, now)
     assert message is not None and sender.after(step, now, GRADIENTS) is None
-    holder.take(step, "before", message)
+    holder.take(step, 0, "before", message)
     return message
 
 
@@ -62,8 +62,8 @@ def make(bits: int, every: int) -> tuple[EchoSender, EchoHolder]:
 
 
 def test_echoes_lie_round_the_ring() -> None:
-    assert Echo().copies(3) == (Copy(0, 1), Copy(1, 2), Copy(2, 3), Copy(3, 0))
-    assert Echo(distance=3).copies(3) == (Copy(0, 3), Copy(1, 0), Copy(2, 1), Copy(3, 2))
+    assert Echo().copies(3) == (Copy((0,), 1), Copy((1,), 2), Copy((2,), 3), Copy((3,), 0))
+    assert Echo(distance=3).copies(3) == (Copy((0,), 3), Copy((1,), 0), Copy((2,), 1), Copy((3,), 2))
 
 
 @pytest.mark.parametrize("distance", [4, 5, 8])
@@ -106,7 +106,7 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_new_optimizer() -> None:
     sender, holder = make(8, 2)
     commit(sender, holder, range(2), stage(1))
     strategy = Echo(every=2)
-    rebuilt = strategy.rebuild(2, {3: strategy.give(2, state(9), holder.state())}, AT)
+    rebuilt = strategy.rebuild(2, {3: strategy.give(2, state(9), {Copy((2,), 3): holder.state()})}, AT)
     assert_same_state(rebuilt, StageState(holder.state().weights))
     assert {name: w.shape for name, w in rebuilt.weights.items()} == SHAPES
     assert all(w.dtype == torch.float32 for w in rebuilt.weights.values())
@@ -115,12 +115,13 @@ def test_a_rebuilt_stage_has_the_echos_weights_and_a_new_optimizer() -> None:
 def test_the_recipe_chooses_bits_and_round() -> None:
     fields: dict[str, Any] = {"bits": 4, "every": 4}
     original = ToyStage(1, SHAPES)
-    sender, holder = Echo.model_validate(fields).keeper(Copy(1, 2), original)
+    strategy, copy = Echo.model_validate(fields), Copy((1,), 2)
+    sender, holder = strategy.sender(copy, 1), strategy.holder(copy, {1: original})
     message = sender.before(0, original.state())
     assert message is not None and len(message) == coded_bytes(2 * GROUP, 4)
-    holder.take(0, "before", message)
+    holder.take(0, 0, "before", message)
     with pytest.raises(ValueError, match="0 numbers of 4 bits"):
-        holder.take(3, "before", message)  # three slices of whole groups are all there is, so the last is empty
+        holder.take(3, 0, "before", message)  # three slices of whole groups are all there is, so the last is empty
 
 
 # How good it is, and what it costs
@@ -182,7 +183,7 @@ def test_a_message_that_the_rules_do_not_make_is_refused_and_changes_nothing() -
     assert message is not None
     for wrong in (message[:-1], message.float(), torch.cat([message, message])):
         with pytest.raises(ValueError, match="numbers of 8 bits"):
-            holder.take(3, "before", wrong)
+            holder.take(3, 0, "before", wrong)
     holder.drop()
     assert_same(holder.state().weights, before)
 

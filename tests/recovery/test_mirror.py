@@ -41,7 +41,7 @@ def test_the_copy_is_the_state_of_the_last_due_step_that_was_committed(every: in
             message = sender.after(step, now, GRADIENTS)
             assert (message is not None) == due_now == (holder.expects(step) == ("after",))
             if message is not None:
-                holder.take(step, "after", message)
+                holder.take(step, 0, "after", message)
             for side in (sender, holder):
                 side.commit(step) if event == "commit" else side.drop()
             if event == "commit":
@@ -68,7 +68,7 @@ def test_only_what_is_wanted_travels() -> None:
     holder = MirrorHolder(1)
     message = sender.after(0, state(3), GRADIENTS)
     assert message is not None
-    holder.take(0, "after", message)
+    holder.take(0, 0, "after", message)
     holder.commit(0)
     assert holder.state().weights.keys() == {"a"} and not holder.state().moments
 
@@ -78,4 +78,4 @@ def test_what_is_no_state_is_refused() -> None:
     message = sender.after(0, state(3), GRADIENTS)
     assert message is not None
     with pytest.raises(PackingError):
-        holder.take(0, "after", message[:-4])
+        holder.take(0, 0, "after", message[:-4])

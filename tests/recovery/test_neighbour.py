@@ -29,8 +29,8 @@ def test_the_stage_before_is_copied_or_else_the_one_after(stages: int) -> None:
 def test_weights_are_copied_and_moments_if_the_recipe_says_so(moments: str, updates: int) -> None:
     strategy = CopyNeighbour.model_validate({"moments": moments, "lr_scale": 1.2})
     own = state(3, updates=updates)
-    rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, None)}, AT)
+    rebuilt = strategy.rebuild(2, {1: strategy.give(2, own, {})}, AT)
     if moments == "fresh":
         assert_same_state(rebuilt, StageState(own.weights, lr_scale=1.2))
     else:
-        assert_same_state(rebuilt, StageState(own.weights, own.moments, updates, lr_scale=1.2))
+        assert_same_state(rebuilt, StageState(own.weights, own.moments, own.clocks, lr_scale=1.2))

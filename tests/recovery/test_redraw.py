@@ -39,7 +39,7 @@ def test_random_weights_are_those_that_are_drawn() -> None:
 
 def test_the_identity_passes_its_input_on_and_learns_again() -> None:
     rebuilt = IDENTITY.rebuild(2, {}, Workshop(draw, (0.9, 0.999)))
-    assert (rebuilt.moments, rebuilt.updates, rebuilt.lr_scale) == ({}, 0, 1.4)
+    assert (rebuilt.moments, rebuilt.clocks, rebuilt.lr_scale) == ({}, {}, 1.4)
     stage = build_stage(MODEL, 2, 2, seed=1)
     stage.load_state_dict(rebuilt.weights)
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))

@@ -17,8 +17,8 @@ EVENTS = st.lists(st.sampled_from(["commit", "commit", "drop", "lose sender", "l
 
 
 def test_twins_live_one_stage_before_and_that_of_the_ends_at_the_last() -> None:
-    assert Redundant().copies(3) == (Copy(0, 3), Copy(1, 0), Copy(2, 1), Copy(3, 2))
-    assert Redundant().copies(1) == (Copy(0, 1), Copy(1, 0))
+    assert Redundant().copies(3) == (Copy((0,), 3), Copy((1,), 0), Copy((2,), 1), Copy((3,), 2))
+    assert Redundant().copies(1) == (Copy((0,), 1), Copy((1,), 0))
 
 
 @pytest.mark.parametrize("stages", [1, 5])
@@ -40,7 +40,7 @@ def test_a_host_that_keeps_nothing_yet_is_not_asked() -> None:
 
 def test_what_is_given_and_rebuilt_is_the_twin_as_it_is() -> None:
     kept = state(4)
-    given_ = Redundant().give(3, state(1), kept)
+    given_ = Redundant().give(3, state(1), {Copy((3,), 2): kept})
     assert_same_state(Redundant().rebuild(3, {2: given_}, AT), state(4))
 
 
@@ -59,7 +59,7 @@ def deliver(sender: TwinSender, holder: TwinHolder, step: int, original: ToyStag
     for moment in holder.expects(step):
         message = messages[moment]
         assert message is not None
-        holder.take(step, moment, message)
+        holder.take(step, 0, moment, message)
 
 
 @given(EVENTS)
@@ -119,8 +119,8 @@ def watched_twin(forward: bool, stage: int = 2) -> tuple[TwinHolder, ToyStage]:
         def twin(self) -> ToyStage:
             return twin
 
-    strategy = Redundant(forward=forward)
-    sender, holder = strategy.keeper(Copy(stage, stage - 1), Original())
+    strategy, copy = Redundant(forward=forward), Copy((stage,), stage - 1)
+    sender, holder = strategy.sender(copy, stage), strategy.holder(copy, {stage: Original()})
     assert isinstance(sender, TwinSender) and isinstance(holder, TwinHolder)
     holder.passes(0, torch.zeros(1))
     assert not twin.shadowed, "a twin without a state has nothing to compute with"
@@ -152,4 +152,4 @@ def test_what_is_no_state_is_refused() -> None:
     assert message is not None
     for moment in ("before", "after"):
         with pytest.raises(PackingError):
-            TwinHolder(original, forward=True).take(0, moment, message[:-4])
+            TwinHolder(original, forward=True).take(0, 1, moment, message[:-4])

@@ -82,7 +82,7 @@ def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:
     if len(states) == 1 and manifest.replicas == 1:
         return states[0]
     mean = consensus([state.weights for state in states])
-    return StageState(mean, updates=states[0].updates, lr_scale=states[0].lr_scale)
+    return StageState(mean, lr_scale=states[0].lr_scale)
 
 
 def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:

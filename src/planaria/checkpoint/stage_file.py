@@ -1,4 +1,4 @@
-"""One stage on disk: a safetensors file whose header carries the few numbers that are not tensors."""
+"""One stage on disk: its packed state (:mod:`planaria.model.packing`), with a label in the header."""
 
 from __future__ import annotations
 
@@ -6,31 +6,52 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from planaria import atomic, digests
 from planaria.checkpoint import tensor_file
 from planaria.errors import UserError
+from planaria.model.packing import PackingError, named_tensors, state_of
 from planaria.model.state import StageState
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
-
-class _Numbers(BaseModel):
-    """What a stage's state holds beside tensors, and what the file is."""
+class _Label(BaseModel):
+    """What the file is."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     stage: int
     step: int
-    updates: int
+
+
+class _FirstLabel(_Label):
+    """The same in version 1, whose numbers were not tensors, and whose parameters had one clock."""
+
+    version: Literal[1]  # type: ignore[assignment]
+    updates: Annotated[int, Field(ge=0)]
     lr_scale: float
     grad_norm: float | None
     clipped_norm: float | None
+
+    def state(self, tensors: dict[str, Tensor]) -> StageState:
+        """What such a file holds."""
+        kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("weights", "exp_avg", "exp_avg_sq", "outer")}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            kinds.get(kind, {})[name] = tensor
+        weights, first, second, outer = kinds.values()
+        moments = {name: (first[name], second[name]) for name in weights if name in first and name in second}
+        generators = {"cpu": tensors["rng"]} if "rng" in tensors else {}
+        clocks = dict.fromkeys(moments, self.updates)
+        return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators, outer)
+
+
+_LABEL: TypeAdapter[_Label | _FirstLabel] = TypeAdapter(Annotated[_Label | _FirstLabel, Field(discriminator="version")])
 
 
 def stage_file(folder: Path, stage: int, place: int = 0) -> Path:
@@ -51,27 +72,14 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
     :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
         text; the file does not appear then.
     """
-    tensors = {f"weights.{name}": tensor.cpu() for name, tensor in state.weights.items()}
-    for name, pair in state.moments.items():
-        tensors |= {f"{kind}.{name}": tensor.cpu() for kind, tensor in zip(_MOMENTS, pair, strict=True)}
-    if state.rng is not None:
-        tensors["rng"] = state.rng
-    tensors |= {f"outer.{name}": tensor.cpu() for name, tensor in state.outer.items()}
-    numbers = _Numbers(
-        stage=stage,
-        step=step,
-        updates=state.updates,
-        lr_scale=state.lr_scale,
-        grad_norm=state.grad_norm,
-        clipped_norm=state.clipped_norm,
-    )
+    label = _Label(stage=stage, step=step).model_dump_json()
     path = stage_file(folder, stage, place)
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            sha256 = tensor_file.write(file, tensors, {"planaria": numbers.model_dump_json()})
+            sha256 = tensor_file.write(file, named_tensors(state), {"planaria": label})
             file.flush()
             os.fsync(file.fileno())
             written = Written(os.fstat(file.fileno()).st_size, sha256)
@@ -104,38 +112,23 @@ def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> St
     """
     if sha256:
         require_stage(folder, stage, sha256, place)
-    with _opened(folder, stage, place) as (file, numbers):
+    with _opened(folder, stage, place) as (file, label):
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    weights = {key.removeprefix("weights."): t for key, t in tensors.items() if key.startswith("weights.")}
-    moments = {
-        name: (tensors[f"exp_avg.{name}"], tensors[f"exp_avg_sq.{name}"])
-        for name in weights
-        if f"exp_avg.{name}" in tensors and f"exp_avg_sq.{name}" in tensors
-    }
-    return StageState(
-        weights,
-        moments,
-        numbers.updates,
-        numbers.lr_scale,
-        numbers.grad_norm,
-        numbers.clipped_norm,
-        tensors.get("rng"),
-        {key.removeprefix("outer."): tensor for key, tensor in tensors.items() if key.startswith("outer.")},
-    )
+        return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
 
 
 @contextmanager
-def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[Any, _Numbers]]:
-    """The open file, and the numbers of its header (whose offsets safetensors holds against the file's length)."""
+def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[Any, _Label]]:
+    """The open file, and the label in its header (whose offsets safetensors holds against the file's length)."""
     path = stage_file(folder, stage, place)
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
     try:
         with safe_open(path, framework="pt") as file:
-            numbers = _Numbers.model_validate_json((file.metadata() or {}).get("planaria", "{}"))
-            if numbers.stage != stage:
-                raise UserError(f"{path}: holds stage {numbers.stage}, not {stage}; choose another checkpoint")
-            yield file, numbers
-    except (SafetensorError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
+            label = _LABEL.validate_json((file.metadata() or {}).get("planaria", "{}"))
+            if label.stage != stage:
+                raise UserError(f"{path}: holds stage {label.stage}, not {stage}; choose another checkpoint")
+            yield file, label
+    except (SafetensorError, ValidationError, PackingError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None

@@ -64,9 +64,10 @@ def clock_of(config: RunConfig) -> Clock:
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size).step_s
     copies = costs_of_copies(config)
-    shadowed = {copy.host: copy.stage for copy, cost in copies if cost.forward}
+    shadowed = {copy.host: stage for copy, cost in copies if cost.forward for stage in copy.sources}
     busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain
-    sent = [sum(cost.step_bytes for c, cost in copies if set(c) == link) for link in _links(copies)]
+    links = {pair for copy, _ in copies for pair in copy.pairs}
+    sent = [sum(cost.step_bytes for copy, cost in copies for pair in copy.pairs if pair == link) for link in links]
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
@@ -106,7 +107,7 @@ def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
     """What every copy costs that the recipe's strategies keep."""
     chain = recovery(config.recovery, config.pipeline.stages)
     named = [(chain.strategies[slot.by], slot.copy) for slot in chain.slots]
-    return [(copy, strategy.cost(copy, _shapes(config, copy.stage))) for strategy, copy in named]
+    return [(copy, by.cost(copy, {stage: _shapes(config, stage) for stage in copy.sources})) for by, copy in named]
 
 
 def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
@@ -117,7 +118,7 @@ def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
 
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
-    return [set(pair) for pair in {frozenset(copy) for copy, _ in copies}]
+    return [set(pair) for pair in {pair for copy, _ in copies for pair in copy.pairs}]
 
 
 def _shapes(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:

@@ -91,7 +91,7 @@ class _Race:
                 stages=list(stages),
                 outcome=outcome,
                 moved_bytes=moved,
-                rolled_back=plan.rollback,
+                rolled_back=plan.rollback is not None,
                 steps_lost=lost,
             )
         )

@@ -12,8 +12,10 @@ from planaria.control.staffing import MAX_STILLBORN, final, more_to_come
 from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.events import Standing
+from planaria.record.rollback import RollbackPoint
 from planaria.record.state import ReplicaState, RunState
 from planaria.recovery import recovery
+from planaria.recovery.chain import ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -33,7 +35,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     )
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    answer = plan(gone - lent.keys(), replica.ages)
+    answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
@@ -43,7 +45,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if short and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
     if answer.rollback:
-        return _roll_back(run, replica, holders)
+        return _roll_back(run, replica, holders, run.rollback_point(answer.rollback))
     sources = _sources(replica, holders, lent, answer.rebuilt)
     standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lent.keys() == set(of.values()):  # it goes on as the other's copy
@@ -118,14 +120,13 @@ def _once_obeyed(replica: ReplicaState) -> Standing:
     return Standing(step=step, rounds=replica.rounds, inner=inner)
 
 
-def _roll_back(run: RunState, replica: ReplicaState, holders: dict[int, str]) -> d.Decision | None:
-    """Back to the newest complete checkpoint, or to where the run began."""
-    standing = run.durable_standings.get(replica.number)
+def _roll_back(
+    run: RunState, replica: ReplicaState, holders: dict[int, str], point: RollbackPoint
+) -> d.Decision | None:
+    """Back to ``point``."""
+    standing, origins = point.standings.get(replica.number), point.origins(replica.arrangement)
     if standing is None:
         return without_worker(run, replica, "it was not there when the last checkpoint was made", [])
-    origins: Mapping[int, d.Source] = ReplicaState.start(run.settings, replica.number).origins
-    if run.durable is not None:
-        origins = dict.fromkeys(replica.arrangement.stage, run.durable)
     return _formation(run, replica, holders, {node: origins[node] for node in holders}, standing, "rolled back")
 
 

@@ -63,7 +63,7 @@ def gave_up(run: RunState) -> str:
     last = run.unsaved
     if last is None or last.step != run.progress or last.tries < LAST_TRIES or not last.discarded:
         return ""
-    left = "there is no checkpoint" if run.durable is None else f"the newest checkpoint is {run.durable.folder}"
+    left = f"the newest checkpoint is {run.durable.folder}" if run.durable.folder else "there is no checkpoint"
     return f"the last save failed {last.tries} times: {last.detail}; {left}"
 
 
@@ -80,7 +80,7 @@ def quiet(run: RunState) -> bool:
 
 def all_saved(run: RunState) -> bool:
     """Is the newest checkpoint of this run of what its replicas are now?"""
-    same = all(run.durable_standings.get(n) == replica.standing for n, replica in run.live.items())
+    same = all(run.durable.standings.get(n) == replica.standing for n, replica in run.live.items())
     return run.saved == run.progress and same
 
 

@@ -6,29 +6,30 @@ that is expected has been taken, commit or drop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.engine.runner import StageRunner
 from planaria.model.families import build_stage
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.plan.actions import Action
 from planaria.recovery import recovery
-from planaria.recovery.base import Holder, Moment, Sender
+from planaria.recovery.base import Copy, Holder, Moment, Sender
+from planaria.routing.arrangement import Arrangement
 
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
 """(config, stage, whether to draw initial weights) → a runner of the kind that the engine uses"""
 
 
 class Parcel(NamedTuple):
-    """One message of a copy: ``slot`` is the copy's place in the chain's slots."""
+    """One message of a copy: ``slot`` is the copy's place in the chain's slots, ``source`` the node that sends."""
 
     slot: int
+    source: int
     moment: Moment
 
 
@@ -41,7 +42,7 @@ class _Original:
     make: MakeRunner
 
     @property
-    def shapes(self) -> Mapping[str, torch.Size]:
+    def shapes(self) -> Shapes:
         meta = build_stage(self.config.model, self.config.pipeline.stages, self.stage, 0, "meta")
         return {name: parameter.shape for name, parameter in meta.named_parameters()}
 
@@ -52,33 +53,35 @@ class _Original:
 
 
 class Keeping:
-    """The sending sides of the copies of ``stage``, and the copies that it hosts."""
+    """The sending sides of the copies of a node's stage, and the copies that the node hosts."""
 
-    def __init__(self, config: RunConfig, stage: int, make: MakeRunner) -> None:
+    def __init__(self, config: RunConfig, node: int, there: Arrangement, make: MakeRunner) -> None:
+        """``there``: all nodes of the node's replica, whether anybody stands there or not."""
+        self._node, self._stage = node, there.stage
         self._chain = recovery(config.recovery, config.pipeline.stages)
+        self._placed = [slot.copy for slot in self._chain.placed(there)]
         self._all_senders: dict[int, Sender] = {}
         self._all_holders: dict[int, Holder] = {}
-        for number, slot in enumerate(self._chain.slots):
-            if stage in slot.copy:
-                original = _Original(config, slot.copy.stage, make)
-                sender, holder = self._chain.strategies[slot.by].keeper(slot.copy, original)
-                if slot.copy.stage == stage:
-                    self._all_senders[number] = sender
-                if slot.copy.host == stage:
-                    self._all_holders[number] = holder
+        for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
+            strategy = self._chain.strategies[slot.by]
+            if node in placed.sources:
+                self._all_senders[number] = strategy.sender(slot.copy, there.stage[node])
+            if node == placed.host:
+                originals = {stage: _Original(config, stage, make) for stage in slot.copy.sources}
+                self._all_holders[number] = strategy.holder(slot.copy, originals)
         # Those at work; every action asks for them, so they change with the formation only.
         self._senders, self._holders = self._all_senders, self._all_holders
 
     def formed(self, reborn: set[int], absent: set[int]) -> None:
-        """Copies from or at ``reborn`` stages begin anew; those that involve an ``absent`` one rest as they are."""
-        self._senders = {n: s for n, s in self._all_senders.items() if not absent & set(self._chain.slots[n].copy)}
-        self._holders = {n: h for n, h in self._all_holders.items() if not absent & set(self._chain.slots[n].copy)}
+        """Copies from or at ``reborn`` nodes begin anew; those that involve an ``absent`` one rest as they are."""
+        self._senders = {n: s for n, s in self._all_senders.items() if not absent & self._placed[n].members}
+        self._holders = {n: h for n, h in self._all_holders.items() if not absent & self._placed[n].members}
         # Parts of one stage at several hosts begin anew together, so that they always belong to one version.
-        anew = {(slot.by, slot.copy.stage) for slot in self._chain.slots if reborn & set(slot.copy)}
+        keys = [{(slot.by, stage) for stage in slot.copy.sources} for slot in self._chain.slots]
+        anew = set().union(*(key for key, copy in zip(keys, self._placed, strict=True) if reborn & copy.members))
         for side in (self._all_senders, self._all_holders):
             for number, keeper in side.items():
-                slot = self._chain.slots[number]
-                if (slot.by, slot.copy.stage) in anew:
+                if keys[number] & anew:
                     keeper.restart()
 
     def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
@@ -89,13 +92,13 @@ class Keeping:
         for number, sender in self._senders.items():
             message = sender.before(step, state)
             if message is not None:
-                yield self._chain.slots[number].copy.host, Parcel(number, "before"), message
+                yield self._placed[number].host, Parcel(number, self._node, "before"), message
 
     def passed(self, action: Action, out: Tensor) -> None:
-        """This worker's stage has carried out ``action`` and hands on ``out``."""
-        if action.kind == "forward":
+        """This node has carried out ``action`` and hands on ``out``."""
+        if action.kind == "forward" and action.target is not None:
             for number, holder in self._holders.items():
-                if self._chain.slots[number].copy.stage == action.target:
+                if self._stage[action.target] in self._chain.slots[number].copy.sources:
                     holder.passes(action.microbatch, out)
 
     def after(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
@@ -109,19 +112,20 @@ class Keeping:
         for number, sender in self._senders.items():
             message = sender.after(step, state, gradients)
             if message is not None:
-                yield self._chain.slots[number].copy.host, Parcel(number, "after"), message
+                yield self._placed[number].host, Parcel(number, self._node, "after"), message
 
-    def expects(self, step: int) -> dict[Parcel, int]:
-        """The parcels of ``step`` that this worker must have before it is ready, and the stage each comes from."""
-        return {
-            Parcel(number, moment): self._chain.slots[number].copy.stage
+    def expects(self, step: int) -> list[Parcel]:
+        """The parcels of ``step`` that this worker must have before it is ready."""
+        return [
+            Parcel(number, source, moment)
             for number, holder in self._holders.items()
             for moment in holder.expects(step)
-        }
+            for source in self._placed[number].sources
+        ]
 
     def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
         """One of the expected parcels has come."""
-        self._holders[parcel.slot].take(step, parcel.moment, message)
+        self._holders[parcel.slot].take(step, self._stage[parcel.source], parcel.moment, message)
 
     def commit(self, step: int) -> None:
         for keeper in self._keepers:
@@ -131,13 +135,11 @@ class Keeping:
         for keeper in self._keepers:
             keeper.drop()
 
-    def kept(self, by: str, stage: int) -> StageState | None:
-        """What this worker has kept of ``stage`` for the strategy ``by``; None if nothing."""
-        for number, holder in self._all_holders.items():
-            slot = self._chain.slots[number]
-            if (slot.by, slot.copy.stage) == (by, stage):
-                return holder.state()
-        return None
+    def kept(self, by: str, stage: int) -> dict[Copy, StageState]:
+        """What this worker has kept of ``stage`` for the strategy ``by``."""
+        slots = {number: self._chain.slots[number] for number in self._all_holders}
+        mine = {number: slot.copy for number, slot in slots.items() if slot.by == by and stage in slot.copy.sources}
+        return {copy: self._all_holders[number].state() for number, copy in mine.items()}
 
     @property
     def nbytes(self) -> int:

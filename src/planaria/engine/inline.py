@@ -26,6 +26,7 @@ from planaria.record.decisions import PEER
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
+from planaria.recovery.chain import ages_by_stage
 from planaria.routing.arrangement import Arrangement
 
 
@@ -59,7 +60,7 @@ class InlineEngine:
         require_sound(config, self.itinerary)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
-        self.keeping = {node: Keeping(config, stage, StageRunner) for node, stage in self.stage.items()}
+        self.keeping = {node: self._nothing_kept(node) for node in self.stage}
         self.parcel_bytes = 0
         """bytes of all messages that keep copies, so far"""
         self.moved_bytes = 0
@@ -148,7 +149,7 @@ class InlineEngine:
         """
         alive = self.itinerary.arrangement.of(self.stage.keys() - set(nodes) - self.skipped)
         gone = frozenset(self.stage[node] for node in nodes) - set(alive.stages)
-        plan = self._chain.plan(gone, self._ages)
+        plan = self._chain.plan(gone, ages_by_stage(self.itinerary.arrangement, alive, self._ages))
         rebuilt = {}
         for node in nodes if not plan.reason and not plan.rollback else ():
             stage = self.stage[node]
@@ -165,7 +166,7 @@ class InlineEngine:
 
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """What the node ``donor`` gives to a lost ``stage``, as it would arrive there."""
-        given = self.runners[donor].state()
+        given = self.runners[donor].state().trained
         if by != PEER:
             given = self._chain.give(by, stage, given, self.keeping[donor].kept(by, stage))
         flat = pack(given)
@@ -179,7 +180,7 @@ class InlineEngine:
             self.replicas.restart(max(rounds))
         for node, state in states.items():
             self.runners[node].load(state)
-            self.keeping[node] = Keeping(self.config, self.stage[node], StageRunner)
+            self.keeping[node] = self._nothing_kept(node)
             self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
@@ -193,9 +194,12 @@ class InlineEngine:
 
     def _grow_older(self) -> None:
         """One commit more for all that keep copies, by the rule that the record goes by."""
-        copies = [slot.copy for slot in self._chain.slots]
-        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, copies)
+        pairs = [pair for slot in self._chain.placed(self.itinerary.arrangement) for pair in slot.copy.pairs]
+        ages, self._rested = after_commit(self._ages, self._rested, self.skipped, pairs)
         self._ages = dict(ages)
+
+    def _nothing_kept(self, node: int) -> Keeping:
+        return Keeping(self.config, node, self.itinerary.arrangement, StageRunner)
 
     def _deliver(self, moment: Moment) -> None:
         """Hand over what is sent at this moment of the step."""

@@ -129,7 +129,8 @@ class Links:
     def _most_bytes(self, node: int, peer: int) -> int:
         """The largest frame between two nodes: an activation, a share of a gradient, or a copy that one keeps."""
         config, stage = self._setup.config, self._itinerary.arrangement.stage
-        copied = {slot.copy.stage for slot in self._slots if {stage[node], stage[peer]} == set(slot.copy)}
+        pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
+        copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
         if stage[node] == stage[peer]:
             copied.add(stage[node])
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)

@@ -84,6 +84,6 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
         arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],
-        pairs=sorted({*met, *((min(copy), max(copy)) for copy in copies)}),
+        pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
     )

@@ -193,13 +193,13 @@ class Post:
         return taken
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
-        """Send a copy's message to the stage that hosts it."""
+        """Send a copy's message to the node that hosts it."""
         self.links.edges[host].send(self._copy_message(parcel), flat)
 
     def take_parcels(self, keeping: Keeping) -> None:
         """Wait for all that this step brings to the copies kept here, and put it there."""
         expected = keeping.expects(self.here.step)
-        frames = [Awaited(stage, self._copy_message(parcel)) for parcel, stage in expected.items()]
+        frames = [Awaited(parcel.source, self._copy_message(parcel)) for parcel in expected]
         for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):
             keeping.take(self.here.step, parcel, flat)
 

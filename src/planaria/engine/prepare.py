@@ -145,20 +145,20 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
     :raises UserError: naming the setting, and what goes instead.
     """
     chain = recovery(config.recovery, config.pipeline.stages)
-    if chain.slots and (itinerary.schedule is not None or config.exchange.replicas > 1):
+    if chain.slots and config.exchange.replicas > 1:
         raise UserError(
-            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with a "
-            "schedule, or exchange.replicas, the nodes of a stage are each other's copies: use 'checkfree' or "
-            "'checkpoint'"
+            f"recovery.strategy = {config.recovery.strategy!r} keeps copies of stages at other stages' workers; with "
+            "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
     exchange(config.exchange)
     if config.exchange.replicas > 1 and itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
+    kind = config.routing.kind if itinerary.schedule is None else "a schedule"
     for name, strategy in chain.strategies.items():
-        if strategy.needs.routing not in ("", config.routing.kind):
+        if strategy.needs.routing not in ("", kind):
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} needs routing.kind = "
-                f"{strategy.needs.routing!r}, not {config.routing.kind!r}: {strategy.needs.why}"
+                f"{strategy.needs.routing!r}, not {kind!r}: {strategy.needs.why}"
             )
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)

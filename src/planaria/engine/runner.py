@@ -37,7 +37,6 @@ class StageRunner:
             _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
         self.optimizer = make_optimizer(list(self.parameters.values()), config.optim)
-        self.updates = 0
         self.lr_scale = 1.0
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
@@ -184,7 +183,6 @@ class StageRunner:
             group["lr"] = learning_rate(self.config.optim, step, self.config.train.steps) * self.lr_scale
         self.optimizer.step()
         self.grad_norm, self.clipped_norm = self._pending
-        self.updates += 1
 
     def drop(self) -> None:
         """Forget everything of the step under way; committed weights and moments stay, or come back."""
@@ -208,17 +206,16 @@ class StageRunner:
 
     def state(self) -> StageState:
         """The stage's state; its tensors share the runner's memory: copy or send them before the next commit."""
-        moments = {}
-        for name, parameter in self.parameters.items():
-            held = self.optimizer.state.get(parameter)
-            if held:
-                moments[name] = (held["exp_avg"], held["exp_avg_sq"])
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        rng = torch.get_rng_state()
-        return StageState(weights, moments, self.updates, self.lr_scale, self.grad_norm, self.clipped_norm, rng)
+        known = {name: self.optimizer.state[p] for name, p in self.parameters.items() if p in self.optimizer.state}
+        moments = {name: (held["exp_avg"], held["exp_avg_sq"]) for name, held in known.items()}
+        steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
+        clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
+        generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
+        return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators)
 
     def load(self, state: StageState) -> None:
-        """Become ``state``: weights, moments, update count, learning-rate scale and last norms.
+        """Become ``state``: weights, moments and clocks, learning-rate scale, last norms, generators that are here.
 
         :raises ValueError: when a parameter is missing or has another shape.
         """
@@ -228,14 +225,14 @@ class StageRunner:
         for name, (first, second) in state.moments.items():
             parameter = self.parameters[name]
             self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(state.updates), device=parameter.device),
+                "step": torch.tensor(float(state.clocks[name]), device=parameter.device),
                 "exp_avg": first.to(parameter.device, copy=True),
                 "exp_avg_sq": second.to(parameter.device, copy=True),
             }
-        self.updates, self.lr_scale = state.updates, state.lr_scale
-        self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
-        if state.rng is not None:
-            torch.set_rng_state(state.rng)
+        self.lr_scale, self.grad_norm, self.clipped_norm = state.lr_scale, state.grad_norm, state.clipped_norm
+        for kind in self._generators.keys() & state.generators.keys():
+            # Copied, because torch reads it as numbers of eight bytes, wherever in a larger tensor it begins.
+            self._generators[kind].set_rng_state(state.generators[kind].clone())
 
     def shadow(self, microbatch: int, x: Tensor) -> None:
         """Forward ``x`` as the stage itself will elsewhere, and keep what a backward needs until the step's end."""
@@ -260,6 +257,11 @@ class StageRunner:
                 if given.shape != parameter.shape:
                     raise ValueError(f"stage {self.stage}: {name} is {list(given.shape)}, not {list(parameter.shape)}")
                 parameter.copy_(given)
+
+    @property
+    def _generators(self) -> dict[str, Any]:
+        """What draws the stage's random numbers: the process's own generators, by kind of device."""
+        return {"cpu": torch.random} | ({"cuda": torch.cuda} if self.config.train.device == "cuda" else {})
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.config.train.precision == "bf16":

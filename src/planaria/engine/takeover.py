@@ -51,7 +51,7 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
         source = member.source
         if isinstance(source, d.Rebuild) and post.here.node in source.donors:
             post.desk.at("give", post.here.step)
-            given = runner.state()
+            given = runner.state().trained
             if source.by == d.PEER:
                 given.outer = post.circle.outer.given(to_successor=False)
             else:

@@ -128,10 +128,10 @@ class Worker:
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, rounds)
         if self.keeping is None or not isinstance(me.source, d.Keep):
-            self.keeping = Keeping(self.config, me.stage, new_runner)
+            self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
-        reborn = {m.stage for m in form.members if not isinstance(m.source, d.Keep)}
+        reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
         self.keeping.formed(reborn, self.here.absent)
         donate(self.config, self.post, form, self.runner, self.keeping)
         links = self.post.links
@@ -223,8 +223,10 @@ class Worker:
     def _lend(self, order: d.Donate) -> None:
         """Give another replica, or a successor, a copy of this stage as it was after the last commit."""
         self.desk.at("give", self.here.step)
-        state = self.runner.state()
-        state.outer = self.post.circle.outer.given(to_successor=order.donor == d.BEFORE)
+        succeeded, state = order.donor == d.BEFORE, self.runner.state()
+        if not succeeded:  # a copy draws its own random numbers
+            state = state.trained
+        state.outer = self.post.circle.outer.given(to_successor=succeeded)
         self.post.links.lend(order, pack(state))
 
     def _save(self, order: d.Save) -> None:

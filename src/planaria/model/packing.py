@@ -1,104 +1,186 @@
-"""A stage's state as one flat tensor, the way it travels between workers.
+"""A stage's state as bytes, without any loss: what travels between workers, and what a stage's file holds.
 
-Little endian: the header's length (4 bytes), the header as JSON, zeros up to a multiple of 64 bytes, then all tensors
-as fp32, one after the other. No pickle; every size that a header claims is checked against the bytes that are there.
+The bytes are a safetensors document, and the same for the same state: the widest types first, then in order of name.
+Numbers that change from step to step (clocks, scale, norms) are tensors too, so the header's length depends on names,
+types and shapes alone. The entry ``sha256`` holds a digest of every other entry. No pickle; every size that a header
+claims is checked against the bytes that are there before anything is made of them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from typing import Annotated
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from planaria.model.state import StageState
 
-HEADROOM = 1 << 20
-"""more than any header takes"""
+HEADROOM = 4 << 20
+"""more than any header takes, with the digests"""
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in TYPES.items()}
 _ALIGNED = 64
+_LARGEST = 1 << 48
+"""bytes of a tensor"""
+_MOST_SIDES = 64
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_KINDS = ("weights", *_MOMENTS, "generators", "outer")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+Spec = tuple[torch.dtype, Sequence[int]]
+"""a tensor's type and shape"""
 
 
 class PackingError(ValueError):
     """Bytes that should be a stage's state are not; the message says why."""
 
 
-class _Header(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    weights: list[tuple[str, list[Annotated[int, Field(ge=1, lt=1 << 48)]]]]
-    """name and shape, in the order of the bytes"""
-    moments: list[str]
-    """whose first and second moments follow, in this order"""
-    outer: list[tuple[str, list[Annotated[int, Field(ge=1, lt=1 << 48)]]]] = []
-    """name and shape of what replicas keep from round to round, which comes last"""
-    updates: Annotated[int, Field(ge=0, lt=1 << 48)]
-    lr_scale: float
-    grad_norm: float | None
-    clipped_norm: float | None
-
-
 def pack(state: StageState) -> Tensor:
-    """A copy of ``state`` (without its generator) as a uint8 tensor on the CPU."""
-    header = _Header(
-        weights=[(name, list(tensor.shape)) for name, tensor in state.weights.items()],
-        moments=list(state.moments),
-        outer=[(name, list(tensor.shape)) for name, tensor in state.outer.items()],
-        updates=state.updates,
-        lr_scale=state.lr_scale,
-        grad_norm=state.grad_norm,
-        clipped_norm=state.clipped_norm,
-    )
-    text = header.model_dump_json().encode()
-    start = _begin(len(text))
-    head = bytearray(start)
-    head[:4], head[4 : 4 + len(text)] = len(text).to_bytes(4, "little"), text
-    moments = (tensor for pair in state.moments.values() for tensor in pair)
-    tensors = [*state.weights.values(), *moments, *state.outer.values()]
-    raw = [tensor.detach().to(torch.float32).contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    return torch.cat([torch.frombuffer(head, dtype=torch.uint8), *(piece.cpu() for piece in raw)])
+    """A copy of ``state`` as a uint8 tensor on the CPU."""
+    named = named_tensors(state)
+    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
+    return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
 
 
 def unpack(flat: Tensor) -> StageState:
     """The state that :func:`pack` packed; its tensors share the memory of ``flat``.
 
-    :raises PackingError: when the bytes are not one.
+    :raises PackingError: when the bytes are not one, or are damaged.
     """
     if flat.dtype != torch.uint8 or flat.ndim != 1 or len(flat) < _ALIGNED:
         raise PackingError(f"a packed state is a row of bytes, not {flat.dtype} {list(flat.shape)}")
-    length = int.from_bytes(flat[:4].numpy().tobytes(), "little")
-    if length > min(len(flat) - 4, HEADROOM):
+    length = int.from_bytes(flat[:8].numpy().tobytes(), "little")
+    if length > min(len(flat) - 8, HEADROOM):
         raise PackingError(f"a packed state of {len(flat)} bytes cannot have a header of {length}")
+    specs = _specs(flat[8 : 8 + length].numpy().tobytes())
+    head, spans = layout(specs)
+    if head != flat[: len(head)].numpy().tobytes():
+        raise PackingError("header of a packed state: not the one that its tensors have")
+    body = flat[len(head) :]
+    size = max((end for _, end in spans.values()), default=0)
+    if len(body) != size:
+        raise PackingError(f"a packed state announces {len(head) + size} bytes and has {len(flat)}")
+    return state_of({name: body[a:b].view(specs[name][0]).view(specs[name][1]) for name, (a, b) in spans.items()})
+
+
+def named_tensors(state: StageState) -> dict[str, Tensor]:
+    """All of ``state`` as contiguous tensors on the CPU, with a digest of each; they share memory where they can.
+
+    :raises KeyError: for a tensor of a type that the bytes do not have.
+    """
+    named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
+    for place, kind in enumerate(_MOMENTS):
+        named |= {f"{kind}.{name}": pair[place] for name, pair in state.moments.items()}
+    named |= {f"generators.{name}": tensor for name, tensor in state.generators.items()}
+    named |= {f"outer.{name}": tensor for name, tensor in state.outer.items()}
+    norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
+    named["numbers"] = torch.tensor([state.lr_scale, *norms], dtype=torch.float64)
+    named["clocks"] = torch.tensor([state.clocks[name] for name in sorted(state.moments)], dtype=torch.int64)
+    named = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+    digests = b"".join(_digest(name, named[name]) for name in sorted(named))
+    return named | {"sha256": torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, _DIGEST_BYTES)}
+
+
+def state_of(named: Mapping[str, Tensor]) -> StageState:
+    """What :func:`named_tensors` made; shares memory.
+
+    :raises PackingError: naming the tensor that is damaged, missing or not of a state.
+    """
+    named = dict(named)
+    _check_digests(named)
+    kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
+    numbers, clocks = named.pop("numbers", None), named.pop("clocks", None)
+    for key, tensor in named.items():
+        kind, dot, name = key.partition(".")
+        if not dot or kind not in kinds:
+            raise PackingError(f"a packed state has no {key!r}")
+        kinds[kind][name] = tensor
+    weights, first, second, generators, outer = kinds.values()
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    if first.keys() != second.keys() or any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
+        raise PackingError("a packed state has two moments of a parameter or none, of the shape of its weights")
+    if clocks is None or (clocks.dtype, clocks.shape) != (torch.int64, (len(first),)) or bool((clocks < 0).any()):
+        raise PackingError("a packed state has one clock for each parameter with moments, none below zero")
+    moments = {name: (first[name], second[name]) for name in first}
+    ticks = dict(zip(sorted(first), clocks.tolist(), strict=True))
+    return StageState(weights, moments, ticks, *_numbers(numbers), generators, outer)
+
+
+def _numbers(given: Tensor | None) -> tuple[float, float | None, float | None]:
+    """Learning-rate scale and both norms, of which either may be unknown (NaN)."""
+    if given is None or (given.dtype, given.shape) != (torch.float64, (3,)):
+        raise PackingError("a packed state has three numbers: its learning-rate scale and two norms")
+    scale, *norms = given.tolist()
+    if not math.isfinite(scale) or any(map(math.isinf, norms)):
+        raise PackingError(f"a packed state has a scale and norms that are finite, not {scale} and {norms}")
+    grad_norm, clipped_norm = (None if math.isnan(norm) else norm for norm in norms)
+    return scale, grad_norm, clipped_norm
+
+
+def layout(
+    specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """How a safetensors document of such tensors begins, and from where to where each lies after that, in order."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    spans: dict[str, tuple[int, int]] = {}
+    end = 0
+    # The widest first, as the library does it: each tensor is aligned.
+    for name, (dtype, shape) in sorted(specs.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        spans[name] = (begin, end)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNED)
+    return struct.pack("<Q", len(text)) + text, spans
+
+
+def _specs(text: bytes) -> dict[str, Spec]:
+    """What a header says of its tensors; PackingError when it says what cannot be."""
     try:
-        header = _Header.model_validate_json(flat[4 : 4 + length].numpy().tobytes())
-    except ValidationError as error:
-        raise PackingError(f"header of a packed state: {error.errors()[0]['msg']}") from None
-    shapes, outer = dict(header.weights), dict(header.outer)
-    moving = set(header.moments)
-    twice = len(shapes) < len(header.weights) or len(moving) < len(header.moments) or len(outer) < len(header.outer)
-    if twice or not shapes.keys() >= moving:
-        raise PackingError("a packed state names a parameter twice, or moments of one that it lacks")
-    order = [shapes[name] for name in (*shapes, *(name for name in header.moments for _ in range(2)))]
-    order += outer.values()
-    sizes = [math.prod(shape) for shape in order]
-    start = _begin(length)
-    if len(flat) != start + 4 * sum(sizes):
-        raise PackingError(f"a packed state announces {start + 4 * sum(sizes)} bytes and has {len(flat)}")
-    pieces = torch.split(flat[start:].view(torch.float32), sizes) if sizes else ()
-    tensors = [piece.view(shape) for piece, shape in zip(pieces, order, strict=True)]
-    weights, moments = tensors[: len(shapes)], iter(tensors[len(shapes) :])
-    return StageState(
-        dict(zip(shapes, weights, strict=True)),
-        {name: (next(moments), next(moments)) for name in header.moments},
-        header.updates,
-        header.lr_scale,
-        header.grad_norm,
-        header.clipped_norm,
-        outer=dict(zip(outer, tensors[len(tensors) - len(outer) :], strict=True)),
-    )
+        specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in json.loads(text).items()}
+        for _, shape in specs.values():
+            if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError("sides that cannot be")
+            if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
+                raise ValueError("a tensor larger than any")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
+    return specs
 
 
-def _begin(header: int) -> int:
-    """Where the tensors begin after a header of so many bytes."""
-    return -(-(4 + header) // _ALIGNED) * _ALIGNED
+def _check_digests(named: dict[str, Tensor]) -> None:
+    """Take the digests out and hold all others against them."""
+    digests = named.pop("sha256", None)
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), _DIGEST_BYTES)):
+        raise PackingError("a packed state has a digest of each of its tensors")
+    for name, digest in zip(sorted(named), digests, strict=True):
+        if _digest(name, named[name]) != digest.numpy().tobytes():
+            raise PackingError(f"{name!r} of a packed state is damaged: it does not have its digest")
+
+
+def _digest(name: str, tensor: Tensor) -> bytes:
+    """SHA-256 of a tensor's name, type, shape and bytes."""
+    found = hashlib.sha256(f"{name} {TYPES[tensor.dtype]} {list(tensor.shape)} ".encode(errors="surrogatepass"))
+    found.update(_raw(tensor).numpy().data)
+    return found.digest()
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride

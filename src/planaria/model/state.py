@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+Shapes = Mapping[str, torch.Size]
+"""a stage's parameters by local name"""
 
 
 @dataclass
 class StageState:
     """A stage's weights and what its optimizer knows, by local parameter name.
 
-    ``moments`` maps a parameter to AdamW's (first, second) moment; empty before the first update. ``updates`` counts
-    the optimizer's steps since the stage was (re)born, ``lr_scale`` multiplies its learning rate. The norms (L2, before
-    and after clipping) are those of the last committed gradient; None when there is none yet. ``rng`` is the state of
-    the holder's CPU generator. ``outer`` is what replicas keep from round to round (``exchange.base.Outer.state``).
+    ``moments`` maps a parameter to AdamW's (first, second) moment, and ``clocks`` to the updates that these have seen:
+    its bias correction goes by them. Both are empty before the first update and have the same names. ``lr_scale``
+    multiplies the stage's learning rate. The norms (L2, before and after clipping) are those of the last committed
+    gradient; None when there is none yet. ``generators`` are the states of the holder's random generators by kind of
+    device. ``outer`` is what replicas keep from round to round (``exchange.base.Outer.state``).
     """
 
     weights: dict[str, Tensor]
     moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    updates: int = 0
+    clocks: dict[str, int] = field(default_factory=dict)
     lr_scale: float = 1.0
     grad_norm: float | None = None
     clipped_norm: float | None = None
-    rng: Tensor | None = None
+    generators: dict[str, Tensor] = field(default_factory=dict)
     outer: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
-        """The ``wanted`` parameters only, with their moments or without; shares memory, leaves the generator out."""
+        """The ``wanted`` parameters only, with their moments or without; shares memory, leaves generators and outer
+        state out."""
         weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
         kept = {name: pair for name, pair in self.moments.items() if moments and wanted(name)}
-        return StageState(weights, kept, self.updates, self.lr_scale, self.grad_norm, self.clipped_norm)
+        clocks = {name: self.clocks[name] for name in kept}
+        return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm)
+
+    @property
+    def trained(self) -> StageState:
+        """All that training has made of the stage itself: :meth:`part` with every parameter, moments included."""
+        return self.part(lambda name: True, moments=True)
 
     @property
     def nbytes(self) -> int:

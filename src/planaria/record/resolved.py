@@ -8,6 +8,7 @@ from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.ages import after_commit
 from planaria.record.fold import apply, freeze, give_up_save, out_of_round, set_host, set_worker, with_replica
+from planaria.record.rollback import RollbackPoint
 from planaria.record.state import Host, OpenRound, ReplicaState, RunState, WorkerState
 
 
@@ -40,7 +41,7 @@ def _(fact: d.Form, run: RunState) -> RunState:
         run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
     if fact.outcome == "rolled back":
         unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
-        saved, allotment = min(run.saved, run.durable_step), run.allotment.roll_back(fact.replica)
+        saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
         run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
         run = _follow(run, replica)
     return with_replica(run, replica)
@@ -194,15 +195,14 @@ def _(fact: d.Seal, run: RunState) -> RunState:
     if fact.partial:
         allotment = run.allotment.give_up_save()
         return replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+    stages = range(run.settings.stages + 1)
     return replace(
         run,
         saving=-1,
         saved=fact.step,
         unsaved=None,
         unsealed=before,
-        durable=d.Load(folder=fact.folder),
-        durable_step=fact.step,
-        durable_standings=run.standings,
+        durable=RollbackPoint(dict.fromkeys(stages, d.Load(folder=fact.folder)), run.standings, fact.step),
         standings=freeze({}),
         allotment=run.allotment.seal(),
     )

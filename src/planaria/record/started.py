@@ -133,6 +133,8 @@ class RunStarted(Fact):
         return [(column[low], column[high]) for low, high in self.pairs]
 
     def _column(self, replica: int) -> list[int]:
+        if self.arrangement:
+            return [nodes[0] for nodes in self.arrangement]
         return self.columns[replica] if self.columns else list(range(self.stages + 1))
 
     @property

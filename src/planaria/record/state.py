@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from planaria.record.allotment import Allotment, Used
-from planaria.record.decisions import Fresh, Load, Source
+from planaria.record.decisions import Source
 from planaria.record.events import Replanned, RunStarted, Standing
+from planaria.record.rollback import RollbackPoint, first_origin
+from planaria.recovery.base import RollbackTo
 from planaria.routing.arrangement import Arrangement, Pair
 
 Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
@@ -135,10 +137,7 @@ class ReplicaState:
             rounds=standing.rounds,
             inner=standing.inner,
         )
-        origins: dict[int, Source] = {}
-        for node, stage in state.arrangement.stage.items():
-            folder = settings.load.get(stage)
-            origins[node] = Fresh() if folder is None else Load(folder=folder)
+        origins = {node: first_origin(settings, stage) for node, stage in state.arrangement.stage.items()}
         return replace(state, origins=MappingProxyType(origins))
 
     @cached_property
@@ -238,10 +237,8 @@ class RunState:
     """since a save has failed, until one is sealed"""
     unsealed: RunState | None = None
     """what was before the last checkpoint was sealed: should that fail, nothing has come of it"""
-    durable: Load | None = None
+    durable: RollbackPoint = field(default_factory=RollbackPoint)
     """the newest complete checkpoint of this run"""
-    durable_step: int = -1
-    durable_standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
     groups: Mapping[int, tuple[Group, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """round → who meets whom in it, drawn when somebody first came to it"""
     introduced: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
@@ -257,20 +254,19 @@ class RunState:
     @classmethod
     def start(cls, settings: RunStarted) -> RunState:
         """The state of a run that is just being started or resumed."""
-        folders = set(settings.load.values())
-        whole = len(folders) == 1 and len(settings.load) == settings.stages + 1
-        used = Used(*settings.used)
-        standings = {number: settings.standing(number) for number in range(settings.replicas)}
+        used, durable = Used(*settings.used), RollbackPoint.begin(settings)
         return cls(
             settings=settings,
             replicas=MappingProxyType({n: ReplicaState.start(settings, n) for n in range(settings.most_replicas)}),
             allotment=Allotment(settings.replicas, settings.last_block, used),
             save_every=settings.save_every,
-            saved=settings.first_step if whole else -1,
-            durable=Load(folder=folders.pop()) if whole else None,
-            durable_step=settings.first_step if whole else -1,
-            durable_standings=MappingProxyType(standings),
+            saved=durable.step,
+            durable=durable,
         )
+
+    def rollback_point(self, to: RollbackTo) -> RollbackPoint:
+        """Where a rollback of this kind leads."""
+        return {"disk": self.durable}[to]
 
     @property
     def live(self) -> dict[int, ReplicaState]:

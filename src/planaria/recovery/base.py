@@ -11,29 +11,46 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.registry import Choice
 
 
 class Copy(NamedTuple):
-    """Something of ``stage`` that the worker of stage ``host`` keeps beside its own stage."""
+    """What the worker of stage ``host`` keeps beside its own stage, and of which stages: of one, or a function of many.
 
-    stage: int
+    Engines put nodes in place of stages (``Chain.placed``).
+    """
+
+    sources: tuple[int, ...]
     host: int
+
+    @property
+    def members(self) -> frozenset[int]:
+        """All that have a part in it."""
+        return frozenset((*self.sources, self.host))
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Those between which its messages travel, the smaller number first."""
+        return tuple((min(source, self.host), max(source, self.host)) for source in self.sources)
 
 
 @dataclass(frozen=True)
 class Replica:
     """How a replica of ``stages`` block stages stands when some are lost.
 
-    ``ages`` counts, for every stage, the steps committed since its present (or last) holder got the stage.
+    ``ages`` counts, for every stage, the steps committed since the worker that keeps its copies got the stage; 0 where
+    there is none.
     """
 
     stages: int
     ages: Mapping[int, int]
+
+
+RollbackTo = Literal["disk"]
+"""where a state of the past lies that all stages can go back to; on disk: the newest checkpoint, or the beginning"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +61,8 @@ class Answer:
     """lost stage → the surviving stages whose workers give what it is rebuilt from"""
     refused: Mapping[int, str] = field(default_factory=dict)
     """lost stage → why it is out of reach, as a clause for the user"""
-    rollback: bool = False
-    """all stages go back to the last durable state"""
+    rollback: RollbackTo | None = None
+    """all stages go back to the newest state of this kind"""
 
 
 @dataclass(frozen=True)
@@ -66,11 +83,11 @@ class CopyCost:
     """
 
     step_bytes: float
-    """sent in one step, as the mean over many"""
+    """sent in one step by each source, as the mean over many"""
     host_memory: int
     """bytes at the host"""
     own_memory: int = 0
-    """bytes at the copied stage's own worker"""
+    """bytes at the worker of each source"""
     forward: bool = False
     """the host computes the stage's forward pass too"""
 
@@ -100,21 +117,25 @@ class Recovery(Choice, ABC):
         """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
         return ()
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        """The two sides of one of the :meth:`copies`."""
-        raise LookupError(f"nothing is kept of stage {copy.stage}")
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        """What sends of ``stage``, one of the sources of one of the :meth:`copies`."""
+        raise LookupError(f"nothing is kept of stage {stage}")
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        """What one of the :meth:`copies` costs, given the copied stage's parameters."""
-        raise LookupError(f"nothing is kept of stage {copy.stage}")
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        """What keeps one of the :meth:`copies` at its host; ``originals`` are its sources by stage."""
+        raise LookupError(f"nothing is kept of stages {copy.sources}")
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        """What one of the :meth:`copies` costs, given the parameters of its sources by stage."""
+        raise LookupError(f"nothing is kept of stages {copy.sources}")
 
     @abstractmethod
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
 
     @abstractmethod
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        """What a donor sends: of its ``own`` stage, or of what it ``kept`` of the lost one."""
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        """What a donor sends: of its ``own`` stage, or of the copies that it ``kept`` of the lost one."""
 
     @abstractmethod
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
@@ -126,7 +147,7 @@ Moment = Literal["before", "after"]
 
 
 class Sender(Protocol):
-    """Lives beside the stage that is copied. Both sides act in steps: nothing counts until the step is committed."""
+    """Lives beside a stage that is copied. Both sides act in steps: nothing counts until the step is committed."""
 
     @property
     def nbytes(self) -> int:
@@ -159,7 +180,7 @@ class Sender(Protocol):
 
 
 class Holder(Protocol):
-    """Lives at the host. Takes exactly what the sender's rules make it send."""
+    """Lives at the host. Takes exactly what the senders' rules make them send."""
 
     @property
     def nbytes(self) -> int:
@@ -167,22 +188,22 @@ class Holder(Protocol):
         ...
 
     def restart(self) -> None:
-        """As for the sender; what is held stays until something newer is whole."""
+        """As for the senders; what is held stays until something newer is whole."""
         ...
 
     def expects(self, step: int) -> tuple[Moment, ...]:
-        """The messages of ``step``."""
+        """The messages of ``step`` from each source."""
         ...
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
-        """One of them.
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        """One of them, from the stage ``source``.
 
         :raises ValueError: when it is not what the sender's rules make.
         """
         ...
 
     def passes(self, microbatch: int, x: Tensor) -> None:
-        """The host has just computed ``x``, which it sends to the copied stage."""
+        """The host has just computed ``x``, which it sends to a copied stage."""
         ...
 
     def commit(self, step: int) -> None: ...
@@ -190,11 +211,11 @@ class Holder(Protocol):
     def drop(self) -> None: ...
 
     def state(self) -> StageState:
-        """What the host can give of the copied stage; shares memory."""
+        """What the host can give of what it keeps; shares memory."""
         ...
 
 
-def numel(shapes: Mapping[str, torch.Size]) -> int:
+def numel(shapes: Shapes) -> int:
     """Numbers in tensors of these shapes."""
     return sum(shape.numel() for shape in shapes.values())
 
@@ -203,7 +224,7 @@ class Original(Protocol):
     """What a keeper may know of the stage that it copies."""
 
     @property
-    def shapes(self) -> Mapping[str, torch.Size]:
+    def shapes(self) -> Shapes:
         """Its parameters by local name."""
         ...
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
+from planaria.routing.arrangement import Arrangement
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A copy, and whose idea it is. Senders and hosts name copies by their place in ``Chain.slots``."""
 
     by: str
@@ -22,7 +23,7 @@ class Plan:
     """What becomes of lost stages: rebuilt (by which strategy, from whom), or all rolled back, or nothing works."""
 
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]]
-    rollback: bool
+    rollback: RollbackTo | None
     reason: str
     """why some stages are beyond rescue; empty if none are"""
 
@@ -43,15 +44,26 @@ class Chain:
             # A stage that an earlier strategy rebuilds is lost all the same: it gives nothing, so all are asked for.
             answer = strategy.donors(lost, Replica(self.stages, ages))
             if answer.rollback and left:
-                return Plan({}, True, "")
+                return Plan({}, answer.rollback, "")
             rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in answer.refused.items()}
             left -= answer.donors.keys()
         reasons = [f"{name} cannot, {why}" for (stage, name), why in sorted(refused.items()) if stage in left]
-        return Plan(dict(sorted(rebuilt.items())), False, "; ".join(dict.fromkeys(reasons)))
+        return Plan(dict(sorted(rebuilt.items())), None, "; ".join(dict.fromkeys(reasons)))
 
-    def give(self, by: str, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def placed(self, there: Arrangement) -> list[Slot]:
+        """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""
+        first = {stage: there.nodes(stage)[0] for stage in there.stages}
+        return [Slot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
+
+    def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].give(lost, own, kept)
 
     def rebuild(self, by: str, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         return self.strategies[by].rebuild(stage, given, at)
+
+
+def ages_by_stage(everywhere: Arrangement, alive: Arrangement, ages: Mapping[int, int]) -> dict[int, int]:
+    """``ages`` of nodes as strategies are told of them: those of the nodes that keep copies, if these are alive."""
+    first = {stage: everywhere.nodes(stage)[0] for stage in everywhere.stages}
+    return {stage: ages.get(node, 0) if node in alive.stage else 0 for stage, node in first.items()}

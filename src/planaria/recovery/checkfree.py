@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 from planaria.recovery.merging import merge, merge_moments
 
 
@@ -36,7 +36,7 @@ class Uniform(Recovery):
                 donors[stage] = (stage - 1, stage + 1)
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, moments=self.moments != "fresh")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
@@ -47,9 +47,9 @@ class Uniform(Recovery):
         assert omega_before is not None and omega_after is not None
         weights = merge(before.weights, after.weights, omega_before, omega_after)
         if self.moments == "copy":
-            return StageState(weights, before.moments, before.updates, self.lr_scale)
-        moments, clock = merge_moments(before, after, (omega_before, omega_after), at.betas)
-        return StageState(weights, moments, clock, self.lr_scale)
+            return StageState(weights, before.moments, before.clocks, self.lr_scale)
+        moments, clocks = merge_moments(before, after, (omega_before, omega_after), at.betas)
+        return StageState(weights, moments, clocks, self.lr_scale)
 
     def _refuses(self, stage: int, lost: frozenset[int], stages: int) -> str:
         """Why ``stage`` cannot be rebuilt; empty if it can."""

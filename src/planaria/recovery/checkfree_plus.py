@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-import torch
-
 from planaria.bounds import Positive
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.network.costs import FP32_BYTES
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Needs, Original, Replica, Sender, Workshop, numel
 from planaria.recovery.checkfree import CheckFree
@@ -43,15 +41,17 @@ class CheckFreePlus(CheckFree):
     """mirror their optimizer moments too"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        return (Copy(ENDS, 1), Copy(ENDS, stages))
+        return (Copy((ENDS,), 1), Copy((ENDS,), stages))
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        sender = MirrorSender(belongs_at(copy.host), self.mirror_every, self.mirror_moments)
-        return sender, MirrorHolder(self.mirror_every)
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return MirrorSender(belongs_at(copy.host), self.mirror_every, self.mirror_moments)
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        return MirrorHolder(self.mirror_every)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         wanted = belongs_at(copy.host)
-        size = FP32_BYTES * numel({name: shape for name, shape in shapes.items() if wanted(name)})
+        size = FP32_BYTES * numel({name: shape for name, shape in shapes[ENDS].items() if wanted(name)})
         held = size * (3 if self.mirror_moments else 1)
         return CopyCost(held / self.mirror_every, held)
 
@@ -75,11 +75,11 @@ class CheckFreePlus(CheckFree):
                 donors[stage] = helpers
         return Answer(dict(sorted(donors.items())), dict(sorted(refused.items())))
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         if lost == ENDS:
-            assert kept is not None
-            return kept
-        return super().give(lost, own, None)
+            (mirror,) = kept.values()
+            return mirror
+        return super().give(lost, own, {})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """Both mirrors put together, the partner's copy, or CheckFree's mean."""
@@ -87,8 +87,7 @@ class CheckFreePlus(CheckFree):
             return united(list(given.values()))
         if len(given) == 1:
             (partner_state,) = given.values()
-            clock = partner_state.updates if partner_state.moments else 0
-            return StageState(partner_state.weights, partner_state.moments, clock, self.lr_scale)
+            return StageState(partner_state.weights, partner_state.moments, partner_state.clocks, self.lr_scale)
         return super().rebuild(stage, given, at)
 
 
@@ -96,7 +95,8 @@ def united(parts: list[StageState]) -> StageState:
     """Mirrored parts of one stage as that stage's state; without moments its optimizer starts anew."""
     weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
     moments = {name: pair for part in parts for name, pair in part.moments.items()}
+    clocks = {name: clock for part in parts for name, clock in part.clocks.items()}
     first = parts[0]
     whole = moments.keys() == weights.keys()
     norms = (first.grad_norm, first.clipped_norm) if whole else (None, None)
-    return StageState(weights, moments if whole else {}, first.updates if whole else 0, first.lr_scale, *norms)
+    return StageState(weights, moments if whole else {}, clocks if whole else {}, first.lr_scale, *norms)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 
 class Checkpoint(Recovery):
@@ -16,9 +16,9 @@ class Checkpoint(Recovery):
     exact: ClassVar[bool] = True
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        return Answer(rollback=True)
+        return Answer(rollback="disk")
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("checkpoints come from disk")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

@@ -21,7 +21,7 @@ from torch import Tensor
 from planaria.bounds import Positive
 from planaria.errors import UserError
 from planaria.model.quantise import GROUP, coded_bytes, decode, encode
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.recovery.base import (
     Answer,
     Copy,
@@ -59,17 +59,22 @@ class Echo(Recovery):
                 f"recovery.options.distance = {self.distance}: an echo lies at most {stages} places round the ring of "
                 f"the ends and {stages} block stages; lower it"
             )
-        return tuple(Copy(stage, self.host(stage, stages)) for stage in range(stages + 1))
+        return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
 
     def host(self, stage: int, stages: int) -> int:
         return (stage + self.distance) % (stages + 1)
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        return EchoSender(self.bits, self.every), EchoHolder(self.bits, self.every, original.shapes)
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return EchoSender(self.bits, self.every)
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        kept = numel(shapes) * KEPT.itemsize
-        return CopyCost(coded_bytes(numel(shapes), self.bits) / self.every, kept, kept)
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        (original,) = originals.values()
+        return EchoHolder(self.bits, self.every, original.shapes)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        (own,) = shapes.values()
+        kept = numel(own) * KEPT.itemsize
+        return CopyCost(coded_bytes(numel(own), self.bits) / self.every, kept, kept)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}
@@ -84,9 +89,9 @@ class Echo(Recovery):
                 donors[stage] = (host,)
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        assert kept is not None
-        return kept
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        (echo,) = kept.values()
+        return echo
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (echo,) = given.values()
@@ -171,7 +176,7 @@ class EchoSender:
 class EchoHolder:
     """Keeps the copy. Slices of a stage's earlier holder stay until the new one has sent its own."""
 
-    def __init__(self, bits: int, every: int, shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(self, bits: int, every: int, shapes: Shapes) -> None:
         self._bits, self._every = bits, every
         self._shapes = dict(sorted(shapes.items()))
         self._round = _Round(numel(shapes), every)
@@ -186,7 +191,7 @@ class EchoHolder:
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before",)
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         index = step % self._every
         start, stop = self._round.bounds(index)
         self._round.propose(index, decode(message, stop - start, self._bits))

@@ -36,23 +36,23 @@ def merge(
 
 def merge_moments(
     before: StageState, after: StageState, omegas: tuple[float, float], betas: tuple[float, float]
-) -> tuple[Moments, int]:
-    """The same mean of the neighbours' AdamW moments, and the clock that goes with it. [not in the paper]
+) -> tuple[Moments, dict[str, int]]:
+    """The same mean of the neighbours' AdamW moments, and the clocks that go with it. [not in the paper]
 
     AdamW divides a moment by 1 − β^t to undo its start at zero. Neighbours may have different t: each moment is so
     corrected with its own clock, averaged, and uncorrected with the larger one, T = max(t), which is returned. Equal
-    clocks give the plain weighted mean. Without moments at both, there are none, and the clock is 0.
+    clocks give the plain weighted mean. Without moments at both, there are none.
+
+    :raises ValueError: when the neighbours differ in names or shapes.
     """
     if not (before.moments and after.moments):
-        return {}, 0
-    clock = max(before.updates, after.updates)
-    merged = []
-    for place, beta in enumerate(betas):
-        whole = 1.0 - beta**clock
-        sides = [
-            {name: pair[place] * (whole / (1.0 - beta**side.updates)) for name, pair in side.moments.items()}
-            for side in (before, after)
-        ]
-        merged.append(merge(sides[0], sides[1], *omegas))
-    first, second = merged
-    return {name: (first[name], second[name]) for name in first}, clock
+        return {}, {}
+    latest = {name: max(side.clocks.get(name, 0) for side in (before, after)) for name in before.clocks | after.clocks}
+
+    def aged(side: StageState, place: int) -> dict[str, Tensor]:
+        beta, clocks = betas[place], side.clocks
+        corrected = {name: (1.0 - beta ** latest[name]) / (1.0 - beta ** clocks[name]) for name in clocks}
+        return {name: pair[place] * corrected[name] for name, pair in side.moments.items()}
+
+    first, second = (merge(aged(before, place), aged(after, place), *omegas) for place in (0, 1))
+    return {name: (first[name], second[name]) for name in first}, latest

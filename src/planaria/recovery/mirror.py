@@ -66,7 +66,7 @@ class MirrorHolder:
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("after",) if due(step, self._every, self._restarted) else ()
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         self._pending = unpack(message)
 
     def passes(self, microbatch: int, x: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 
 class CopyNeighbour(Recovery):
@@ -34,9 +34,9 @@ class CopyNeighbour(Recovery):
                 refused[stage] = f"stage {stage} has no neighbour left to copy"
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return own.part(lambda name: True, self.moments == "copy")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (near,) = given.values()
-        return StageState(near.weights, near.moments, near.updates if near.moments else 0, self.lr_scale)
+        return StageState(near.weights, near.moments, near.clocks, self.lr_scale)

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 """what a decoder layer adds to the residual stream is linear in these"""
@@ -30,7 +30,7 @@ class Redraw(Recovery):
         refused = {0: "the ends worker (stage 0) holds the only embedding and head"} if 0 in lost else {}
         return Answer(dict.fromkeys(sorted(lost - {0}), ()), refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         raise LookupError("nobody gives anything")
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:

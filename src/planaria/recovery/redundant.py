@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from planaria.model.packing import pack, unpack
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 from planaria.network.costs import FP32_BYTES
 from planaria.recovery.base import (
     Answer,
@@ -43,14 +42,19 @@ class Redundant(Recovery):
     """compute the successor's forward pass too, as published; exactness does not need it"""
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
-        return tuple(Copy(stage, _before(stage, stages)) for stage in range(stages + 1))
+        return tuple(Copy((stage,), _before(stage, stages)) for stage in range(stages + 1))
 
-    def keeper(self, copy: Copy, original: Original) -> tuple[Sender, Holder]:
-        return TwinSender(), TwinHolder(original, self.forward and copy.stage != 0)
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return TwinSender()
 
-    def cost(self, copy: Copy, shapes: Mapping[str, torch.Size]) -> CopyCost:
-        size = FP32_BYTES * numel(shapes)
-        return CopyCost(size, 3 * size, forward=self.forward and copy.stage != 0)
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        ((stage, original),) = originals.items()
+        return TwinHolder(original, self.forward and stage != 0)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        ((stage, own),) = shapes.items()
+        size = FP32_BYTES * numel(own)
+        return CopyCost(size, 3 * size, forward=self.forward and stage != 0)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         donors, refused = {}, {}
@@ -64,9 +68,9 @@ class Redundant(Recovery):
                 donors[stage] = (host,)
         return Answer(donors, refused)
 
-    def give(self, lost: int, own: StageState, kept: StageState | None) -> StageState:
-        assert kept is not None
-        return kept
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        (twin,) = kept.values()
+        return twin
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         (twin,) = given.values()
@@ -89,7 +93,7 @@ class TwinSender:
         self._restarted = True
 
     def before(self, step: int, state: StageState) -> Tensor | None:
-        return pack(state.part(lambda name: True, moments=True)) if self._restarted else None
+        return pack(state.trained) if self._restarted else None
 
     def updates_first(self, step: int) -> bool:
         return False
@@ -124,7 +128,7 @@ class TwinHolder:
     def expects(self, step: int) -> tuple[Moment, ...]:
         return ("before", "after") if self._restarted else ("after",)
 
-    def take(self, step: int, moment: Moment, message: Tensor) -> None:
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
         if moment == "before":
             self._start = unpack(message)
         else:
@@ -153,4 +157,4 @@ class TwinHolder:
 
     def state(self) -> StageState:
         assert self._twin is not None, "asked for a twin before the first commit"
-        return self._twin.state()
+        return self._twin.state().trained

@@ -69,6 +69,6 @@ def as_bytes(tensor: Tensor) -> memoryview:
         return memoryview(b"")
     flat = tensor.detach()
     if tensor.dtype not in _NUMPY:
-        flat = flat.reshape(-1).view(torch.uint8)
+        flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride
     array: Any = flat.numpy()
     return memoryview(array).cast("B")

@@ -40,8 +40,8 @@ def save_state(
     state = StageState(
         weights={name: parameter.detach() for name, parameter in weights.items()},
         moments={name: (known["exp_avg"], known["exp_avg_sq"]) for name, known in held.items()},
-        updates=max((int(known["step"]) for known in held.values()), default=0),
-        rng=generator.get_state(),
+        clocks={name: int(known["step"]) for name, known in held.items()},
+        generators={"cpu": generator.get_state()},
         outer={"round": torch.tensor(round)},
     )
     return write_stage(folder, STAGE, round, state).sha256
@@ -61,7 +61,7 @@ def load_state(
         found = list(state.weights[name].shape) if name in state.weights else None
         if ours != found:
             raise UserError(f"{folder}: {name} is {found} there, {ours} here; resume with the policy that was saved")
-    if state.rng is None or "round" not in state.outer:
+    if "cpu" not in state.generators or "round" not in state.outer:
         raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
     with torch.no_grad():
         for name, parameter in weights.items():
@@ -70,12 +70,12 @@ def load_state(
     for name, (first, second) in state.moments.items():
         parameter = weights[name]
         optimizer.state[parameter] = {
-            "step": torch.tensor(float(state.updates), device=parameter.device),
+            "step": torch.tensor(float(state.clocks[name]), device=parameter.device),
             "exp_avg": first.to(parameter.device),
             "exp_avg_sq": second.to(parameter.device),
         }
-    generator.set_state(state.rng)
-    return Progress(int(state.outer["round"]), state.updates)
+    generator.set_state(state.generators["cpu"])
+    return Progress(int(state.outer["round"]), max(state.clocks.values(), default=0))
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

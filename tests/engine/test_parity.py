@@ -1,0 +1,159 @@
+"""Copies of many stages at one host: a parity of all block stages at the ends brings any one of them back, bit for bit.
+
+A strategy that exists here only: it shows that engines carry what several stages send to one, version by version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import engine_of, losses
+from torch import Tensor
+
+from planaria.config import RecoveryConfig, RunConfig
+from planaria.engine.inline import InlineEngine
+from planaria.model.packing import pack, unpack
+from planaria.model.state import Shapes, StageState
+from planaria.recovery import RECOVERIES
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Replica, Sender, Workshop
+from planaria.recovery.mirror import MirrorSender
+
+Recipe = Callable[..., RunConfig]
+
+
+class Parity:
+    """Block stages are alike, so their states have the same length as bytes; the ends keep the XOR of all."""
+
+    @classmethod
+    def from_config(cls, config: RecoveryConfig) -> Parity:
+        return cls()
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        return (Copy(tuple(range(1, stages + 1)), 0),)
+
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return MirrorSender(lambda name: True, every=1, moments=True)
+
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        assert originals.keys() == set(copy.sources)
+        return ParityHolder(copy.sources)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        raise NotImplementedError
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        if 0 in lost or len(lost) > 1 or not replica.ages[0]:
+            return Answer(refused=dict.fromkeys(lost, "one block stage at most comes back from a whole parity"))
+        others = [stage for stage in range(replica.stages + 1) if stage not in lost]
+        return Answer({stage: tuple(others) for stage in lost})
+
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        for parity in kept.values():
+            return parity
+        return StageState({"bytes": pack(own.trained)})
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        return unpack(xored(part.weights["bytes"] for part in given.values()))
+
+
+def xored(parts: Any) -> Tensor:
+    found, *others = parts
+    for other in others:
+        found = found ^ other
+    return found
+
+
+class ParityHolder:
+    def __init__(self, sources: tuple[int, ...]) -> None:
+        self._sources, self._held = set(sources), torch.empty(0, dtype=torch.uint8)
+        self._pending: dict[int, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return self._held.nbytes
+
+    def restart(self) -> None: ...
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        return ("after",)
+
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        assert source in self._sources - self._pending.keys()
+        self._pending[source] = message
+
+    def passes(self, microbatch: int, x: Tensor) -> None: ...
+
+    def commit(self, step: int) -> None:
+        assert self._pending.keys() == self._sources, "a step is committed when all have sent"
+        self._held = xored(self._pending.values())
+        self._pending.clear()
+
+    def drop(self) -> None:
+        self._pending.clear()
+
+    def state(self) -> StageState:
+        return StageState({"bytes": self._held})
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECOVERIES, "parity", Parity.from_config)
+
+
+def parity_engine(config: Recipe, **sections: Any) -> InlineEngine:
+    return engine_of(config(recovery={"strategy": "parity"}, optim={"weight_decay": 0.1, "clip": 0.5}, **sections))
+
+
+def whole(engine: InlineEngine) -> dict[int, bytes]:
+    return {node: pack(runner.state().trained).numpy().tobytes() for node, runner in engine.runners.items()}
+
+
+def lose(engine: InlineEngine, *nodes: int) -> str:
+    for node in nodes:
+        for parameter in engine.runners[node].parameters.values():
+            parameter.detach().fill_(math.nan)
+    return engine.lose(nodes).reason
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_any_one_block_stage_comes_back_from_the_others_and_their_parity(lost: int, config: Recipe) -> None:
+    struck, untroubled = parity_engine(config), parity_engine(config)
+    assert losses(struck, 3) == losses(untroubled, 3)
+    assert lose(struck, lost) == ""
+    assert whole(struck) == whole(untroubled)
+    assert losses(struck, 2) == losses(untroubled, 2)
+    assert lose(struck, 5 - lost) == "", "the next one too: the rebuilt stage has sent again"
+    assert whole(struck) == whole(untroubled)
+
+
+def test_a_parity_that_is_lost_is_of_no_use_until_all_have_sent_again(config: Recipe) -> None:
+    engine = parity_engine(config)
+    losses(engine, 2)
+    engine.become({0: engine.runners[0].state()})
+    assert "whole parity" in lose(engine, 2)
+
+
+NORMS = st.none() | st.floats(0, 1e30)
+
+
+def made(seed: int, clock: int, norm: float | None) -> StageState:
+    generator = torch.Generator().manual_seed(seed)
+    w, m, v = (torch.randn(3, 5, generator=generator) for _ in range(3))
+    return StageState({"w": w}, {"w": (m, v)}, {"w": clock}, 1.0 + clock, norm, norm)
+
+
+@given(st.lists(st.integers(0, 99), min_size=2, max_size=5, unique=True), st.data())
+def test_what_is_combined_bit_by_bit_comes_back_bit_by_bit(seeds: list[int], data: st.DataObject) -> None:
+    """Whatever the clocks and norms: the header has the same length at all."""
+    states = {seed: made(seed, data.draw(st.integers(1, 1 << 62)), data.draw(NORMS)) for seed in seeds}
+    lost = data.draw(st.sampled_from(seeds))
+    parity = StageState({"bytes": xored(pack(each) for each in states.values())})
+    given_ = {seed: Parity().give(lost, each, {}) for seed, each in states.items() if seed != lost}
+    rebuilt = Parity().rebuild(lost, {**given_, -1: unpack(pack(parity))}, Workshop(dict, (0.9, 0.999)))
+    assert torch.equal(pack(rebuilt), pack(states[lost]))
