@@ -76,7 +76,11 @@ def test_figures_are_those_of_the_report(recipe: Path) -> None:
         ({"stepz": 3}, "stepz: unknown setting; did you mean 'steps'?"),
         ({"settings": {"optim.lrr": 1}}, "optim.lrr: unknown setting; did you mean 'optim.lr'?"),
         ({"settings": {"steps": 1}}, "steps: unknown setting; did you mean"),
-        ({"bits": 8}, "bits: could be recovery.echo.bits or exchange.bits; write settings={'recovery.echo.bits': 8}"),
+        (
+            {"kind": "a"},
+            "kind: could be routing.kind or exchange.kind or fleet.kind; write settings=",
+        ),
+        ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
         ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps: is given twice; leave one of them out"),
         ({"engine": "simulate"}, "engine = 'simulate': a simulation trains no model; use 'inline' or 'fleet'"),
         ({"checkpoint": "step-00000004"}, "checkpoint = 'step-00000004': goes with resume=True"),
@@ -99,7 +103,7 @@ def test_a_mistake_is_one_line_before_anything_is_made(recipe: Path, given: dict
         ("exchange.most", 3),
         ("recovery.strategy", "checkfree_plus"),
         ("recovery.strategy", "chekfree"),
-        ("recovery.echo.every", 5),
+        ("recovery.options.every", 5),
         ("chaos.trace", "nowhere.json"),
         ("train.start", "nowhere"),
         ("data.source", "nowhere"),
@@ -117,7 +121,7 @@ def test_the_command_says_the_same_line(
 
 def test_an_engine_by_itself_refuses_what_does_not_go_together(recipe: Path) -> None:
     config = planaria.configure(recipe, strategy="checkfree_plus")
-    with pytest.raises(planaria.UserError, match="checkfree_plus' needs routing"):
+    with pytest.raises(planaria.UserError, match="checkfree_plus needs routing"):
         planaria.InlineEngine(config, *planaria.streams(config))
     config = planaria.configure(recipe, settings={"chaos.trace": None})
     engine = planaria.InlineEngine(config, *planaria.streams(config))

@@ -15,6 +15,7 @@ from planaria.control.saving import resting
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
+from planaria.recovery import with_strategy
 
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
@@ -54,7 +55,7 @@ SHARED: dict[str, Any] = {
 def on_a_schedule(start: e.RunStarted, meanwhile: str) -> e.RunStarted:
     """The same run with several nodes to a stage; strategies that keep copies elsewhere are not for those."""
     first = {"checkpoint": "checkfree, checkpoint"}.get(start.recovery.strategy.split(", ")[-1], "checkfree")
-    recovery = start.recovery.model_copy(update={"strategy": first, "meanwhile": meanwhile})
+    recovery = with_strategy(start.recovery, first).model_copy(update={"meanwhile": meanwhile})
     return e.RunStarted.model_validate(start.model_dump() | SHARED | {"recovery": recovery.model_dump()})
 
 
@@ -70,7 +71,7 @@ alone = st.builds(
             {
                 "strategy": st.just(strategy),
                 "meanwhile": st.sampled_from(["wait", "skip"]),
-                "echo": st.fixed_dictionaries({"every": st.integers(1, 3)}),
+                **({"options": st.fixed_dictionaries({"every": st.integers(1, 3)})} if "echo" in strategy else {}),
             }
         )
     ),

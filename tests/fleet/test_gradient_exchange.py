@@ -15,7 +15,7 @@ from harness import assert_no_orphans, checked, ending, facts, folder_of, inline
 from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.store import CheckpointStore
-from planaria.commands import resume as command
+from planaria.commands import train as command
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream

@@ -88,7 +88,7 @@ def test_the_listener_outlives_a_lack_of_descriptors(listener: Listener, called:
 
 
 def test_a_run_goes_on_and_recovers_beside_strangers_at_every_port(tmp_path: Path) -> None:
-    with live(tiny(tmp_path, stages=3, steps=60)) as run, ExitStack() as idle:
+    with live(tiny(tmp_path, stages=3, steps=200)) as run, ExitStack() as idle:
         record = run.wait_until(lambda record: len(facts(record, d.Commit)) > 2)
         joined = facts(record, e.WorkerJoined)
         addresses = [read_door(run.folder).at, *(worker.at for worker in joined)]

@@ -13,7 +13,7 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.trials.arms import Rules, Seeded, file_name, table_of
 
-RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"), fixed=("recovery.moments",))
+RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"), fixed=("recovery.options.moments",))
 PATH = Path("mine.toml")
 
 
@@ -23,8 +23,8 @@ def arms(tree: dict[str, Any], flags: dict[str, str] | None = None, **changes: d
 
 def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> None:
     tree = {"train": {"steps": 9}, "recovery": {"strategy": "echo"}}
-    base, found = RULES.arms(tree, {"a": {"recovery": {"echo": {"bits": 2}}}, "b": {}}, {"seed": "7"}, PATH)
-    assert found["a"].recovery.strategy == "echo" and found["a"].recovery.echo.bits == 2
+    base, found = RULES.arms(tree, {"a": {"recovery": {"options": {"bits": 2}}}, "b": {}}, {"seed": "7"}, PATH)
+    assert found["a"].recovery.strategy == "echo" and found["a"].recovery.options == {"bits": 2}
     assert found["b"] == base and found["a"].seed == 7 == base.seed and base.train.steps == 9
 
 
@@ -36,7 +36,7 @@ def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> 
         ({"chaos": {"trace": "other.json"}}, "chaos.trace = 'other.json'"),
         ({"train": {"steps": 5}}, "train.steps = 5"),
         ({"routing": {"data_nodes": 2}}, "routing.data_nodes = 2"),
-        ({"recovery": {"moments": "mean"}}, "recovery.moments = 'mean'"),
+        ({"recovery": {"options": {"moments": "mean"}}}, "recovery.options.moments = 'mean'"),
     ],
 )
 def test_seed_data_failures_and_budget_are_the_same_for_all_arms(change: dict[str, Any], place: str) -> None:
