@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault, Trace
+from planaria.chaos.trace import Fault
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands import train as command
@@ -21,6 +21,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import fleet, inline_run
 from planaria.engine.inline import InlineEngine
+from planaria.engine.prepare import Prepared
 from planaria.exchange import exchange
 from planaria.model.families import build_stage
 from planaria.record import decisions as d
@@ -82,7 +83,7 @@ def killing(step: int) -> Callable[..., object]:
     """A fleet whose node ``ENDS`` is killed once the others' other stage has finished its part of ``step``."""
     ready: list[str] = []
 
-    def engine(config: RunConfig, folder: Path, dataset: Path, watch: Any, trace: Trace) -> object:
+    def engine(prepared: Prepared, folder: Path, watch: Any) -> object:
         told, place, pids = watch.on_event, {}, {}
 
         def on_event(t: float, event: e.Event) -> None:
@@ -97,7 +98,7 @@ def killing(step: int) -> Callable[..., object]:
                     os.kill(pids[place[ENDS]], signal.SIGKILL)
 
         watch.on_event = on_event
-        return fleet.train(config, folder, dataset, watch, trace)
+        return fleet.train(prepared, folder, watch)
 
     return engine
 
