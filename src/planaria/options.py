@@ -15,6 +15,8 @@ from pydantic_core import CoreSchema, core_schema
 
 NAME = "options"
 """of the field that holds them, in every section that has some"""
+CHOICES = ("strategy", "kind", "family")
+"""fields that name a choice, beside its options"""
 
 
 class Options(Mapping[str, Any]):

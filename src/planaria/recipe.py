@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
+from planaria.options import CHOICES, NAME
 
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
@@ -130,8 +131,10 @@ def read(recipe: Path) -> dict[str, Any]:
 
 
 def overlaid(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with the tables ``changes`` laid over it, key by key."""
+    """``tree`` with the tables ``changes`` laid over it, key by key. Another choice begins without options."""
     merged = dict(tree)
+    if any(key in changes and changes[key] != tree.get(key) for key in CHOICES):
+        merged.pop(NAME, None)
     for key, value in changes.items():
         inner = merged.get(key)
         merged[key] = overlaid(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value

@@ -97,7 +97,10 @@ def test_seeds_and_arms_of_a_comparison_can_be_chosen(tmp_path: Path) -> None:
     assert comparison.seeds == [5] and [arm.name for arm in arms] == ["fault-free", "echo-2bit", "redundant"]
     for given, line in (
         ({"seeds": [1, 1]}, "compare.seeds"),
-        ({"arms": ["ekko-2bit"]}, "compare.arms.ekko-2bit: there is no such arm; did you mean 'echo-2bit'"),
+        (
+            {"arms": ["ekko-2bit"]},
+            "compare.arms.ekko-2bit: there is no such arm, and no such strategy; did you mean 'echo-2bit'",
+        ),
         ({"arms": []}, "compare.arms"),
         ({"stepz": 3}, "stepz: unknown setting; did you mean 'steps'"),
     ):

@@ -33,7 +33,8 @@ def compare(
 
     :param recipe: a recipe's name or file.
     :param seeds: instead of the recipe's, each with its weights, data order and failures.
-    :param arms: of the recipe's arms, these alone; the fault-free arm is always there.
+    :param arms: of the recipe's arms, these alone, and recovery strategies by name or as ``module:Class``; the
+        fault-free arm is always there. With strategies alone, the recipe needs no ``[compare]`` table.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param settings: dotted name → value, for all arms; ``short`` are the same by their last word (``steps=200``).
     :raises UserError: before anything runs, when something that was given is wrong.

@@ -9,6 +9,7 @@ from typing import Any
 from planaria import recipe
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
 from planaria.config import RunConfig
+from planaria.errors import UserError
 
 
 def add(commands: Any) -> None:
@@ -18,7 +19,12 @@ def add(commands: Any) -> None:
 
 def _add_comparisons(commands: Any) -> None:
     compare = command(commands, "compare", "compare strategies on the same failures; resumable", _compare)
-    add_recipe(compare, " with a [compare] table")
+    add_recipe(compare, " with a [compare] table, or any with --arms")
+    compare.add_argument(
+        "--arms", metavar="A,B", help="these of its arms alone, and strategies by name or as module:Class"
+    )
+    compare.add_argument("--seeds", metavar="1,2", help="instead of the recipe's")
+    compare.add_argument("--steps", type=int, metavar="N", help="short for --train.steps")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
 
@@ -44,10 +50,23 @@ def _compare(given: argparse.Namespace) -> int:
     from planaria.api.comparison import compare
     from planaria.observe.trials.comparison import show_table
 
-    result = compare(given.recipe, settings=flagged(given), progress=not given.quiet)
+    settings: dict[str, object] = dict(flagged(given))
+    if given.steps is not None:
+        settings["train.steps"] = given.steps
+    arms = None if given.arms is None else [name.strip() for name in given.arms.split(",")]
+    result = compare(given.recipe, seeds=_seeds(given.seeds), arms=arms, settings=settings, progress=not given.quiet)
     show_table(result.found)
     print(f"report        {result.report}\nnumbers       {result.numbers}")
     return 0
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in words):
+        raise UserError(f"--seeds {text}: give whole numbers with commas between them, as in --seeds 1,2,3")
+    return [int(word) for word in words]
 
 
 def _advise(given: argparse.Namespace) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -12,11 +12,14 @@ from planaria.bounds import Fraction, Natural
 from planaria.chaos.trace import Trace, generate
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
+from planaria.recovery import RECOVERIES
 from planaria.trials.arms import Armed, Rules, file_name, table_of
 from planaria.trials.jobs import Processes
 
 FAULT_FREE = "fault-free"
 """the arm that every comparison has: the recipe as it stands, and no failures"""
+OFTEN = 20
+"""validations of a run whose recipe says nothing of comparisons, if it has too few"""
 SMOOTHED = 3
 """validations whose mean counts as the loss at the last of them: one lucky one does not win a race"""
 RULES = Rules(
@@ -68,36 +71,48 @@ def load(
 ) -> tuple[Comparison, list[Arm]]:
     """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
 
-    ``seeds`` take the place of the recipe's; of the arms, it may be about ``only`` some.
+    ``seeds`` take the place of the recipe's; of the arms, it may be about ``only`` some. A recovery strategy may be
+    named in place of an arm: it is raced in the routing that it needs. Then a [compare] table is not needed.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
     laid = {} if seeds is None else {"seeds": list(seeds)}
-    comparison, tree = table_of(path, "compare", Comparison, "train", laid)
+    comparison, tree = table_of(path, "compare", Comparison, "train", laid, needed=only is None)
     if only is not None and not only:
-        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', comparison.arms)}")
-    for name in only or ():
-        if name not in comparison.arms:
-            raise UserError(f"{path}: compare.arms.{name}: there is no such arm; {nearest(name, comparison.arms)}")
-    chosen = {name: tables for name, tables in comparison.arms.items() if only is None or name in only}
+        raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
+    own = comparison.arms
+    chosen = own if only is None else {name: own[name] if name in own else _strategy(name, own, path) for name in only}
     if taken := [name for name in chosen if file_name(name) == FAULT_FREE]:
         raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
     faults = {name: tables.get("faults", True) for name, tables in chosen.items()}
     for name, struck in faults.items():
         if not isinstance(struck, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
-    changes = {
-        name: {key: table for key, table in tables.items() if key != "faults"} for name, tables in chosen.items()
-    }
+    changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
     base, configs = RULES.arms(tree, changes, flags, path)
-    validations = int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
-    if validations < SMOOTHED:
+    if not own and _validations(comparison, base) < SMOOTHED:  # the recipe was not made for comparisons
+        flags = {**flags, "train.eval_every": str(max(1, base.train.steps // OFTEN))}
+        base, configs = RULES.arms(tree, changes, flags, path)
+    if _validations(comparison, base) < SMOOTHED:
         raise UserError(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
             f"{comparison.target_at:g} of {base.train.steps} steps; validate more often"
         )
     arms = [Arm(name=name, config=config, faults=faults[name]) for name, config in configs.items()]
     return comparison, [Arm(name=FAULT_FREE, config=base, faults=False), *arms]
+
+
+def _strategy(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
+    """What an arm changes that is a recovery strategy's name, or its 'module:Class'."""
+    if name not in RECOVERIES.names and ":" not in name:
+        mend = nearest(name, [*own, *RECOVERIES.names])
+        raise UserError(f"{path}: compare.arms.{name}: there is no such arm, and no such strategy; {mend}")
+    return {"recovery": {"strategy": name}, "routing": {"kind": RECOVERIES.find(name).needs.routing or "full"}}
+
+
+def _validations(comparison: Comparison, base: RunConfig) -> int:
+    """How often the target's part of a run is validated."""
+    return int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
 
 
 def trace_for(comparison: Comparison, config: RunConfig, seed: int) -> Trace:

@@ -44,19 +44,19 @@ class Armed(Seeded):
 
 
 def table_of(
-    path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None
+    path: Path, name: str, kind: type[Kind], runs: str, laid: Mapping[str, Any] | None = None, needed: bool = True
 ) -> tuple[Kind, dict[str, Any]]:
     """The table ``name`` of the recipe ``path``, and the rest of the recipe, which is one for `planaria RUNS`.
 
-    ``laid``: what takes the place of some of the table's settings.
+    ``laid``: what takes the place of some of the table's settings. If it is not ``needed``, there may be no table.
 
     :raises UserError: naming file and key of what is wrong.
     """
     tree = recipe.read(path)
     recipe.require_kind(tree, path, name, runs)
-    if name not in tree:
+    if name not in tree and needed:
         raise UserError(f"{path}: has no [{name}] table; `planaria {runs} {path}` runs it as it is")
-    table = tree.pop(name)
+    table = tree.pop(name, {})
     return recipe.table(kind, {**table, **laid} if laid and isinstance(table, dict) else table, name, path), tree
 
 
