@@ -81,7 +81,8 @@ def load(
     if only is not None and not only:
         raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
     own = comparison.arms
-    chosen = own if only is None else {name: own[name] if name in own else _strategy(name, own, path) for name in only}
+    chosen = {name: tables for name, tables in own.items() if only is None or name in only}
+    chosen |= {name: _strategy(name, own, path) for name in only or () if name not in own}
     if taken := [name for name in chosen if file_name(name) == FAULT_FREE]:
         raise UserError(f"{path}: compare.arms.{taken[0]}: every comparison has this arm; choose another name")
     faults = {name: tables.get("faults", True) for name, tables in chosen.items()}
