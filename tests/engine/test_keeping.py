@@ -216,7 +216,7 @@ def test_a_host_that_dies_loses_what_it_kept_until_it_is_whole_again(
         losses(engine, 1)
     weights = everything(engine)[original][0]
     assert lose(engine, original).reason == ""
-    if recovery["strategy"] != "echo" and "ends" not in recovery:
+    if recovery["strategy"] != "echo" and "mirror_moments" not in recovery.get("options", {}):
         assert everything(engine)[original][0] == weights
 
 
@@ -272,8 +272,8 @@ def test_what_is_kept_takes_memory_as_it_says(config: Recipe) -> None:
     ("recovery", "messages"),
     [
         ({"strategy": "redundant"}, 5),
-        ({"strategy": "checkfree_plus", "ends": {"moments": True}}, 2),
-        ({"strategy": "echo", "echo": {"every": 3}}, 0),
+        ({"strategy": "checkfree_plus", "options": {"mirror_moments": True}}, 2),
+        ({"strategy": "echo", "options": {"every": 3}}, 0),
     ],
     ids=["redundant", "checkfree_plus", "echo"],
 )

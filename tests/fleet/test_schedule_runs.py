@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
+from harness import Crew, apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
 from planaria.chaos.trace import Fault
 from planaria.config import RunConfig
@@ -76,10 +77,17 @@ def test_a_stage_that_loses_all_its_nodes_comes_back_whole_from_its_twin(tmp_pat
     """Its copy is kept by the first node of the stage before, and is of all its nodes."""
     config = scheduled(tmp_path, fleet={"spares": 2}, recovery={"strategy": "redundant"})
     stages = read(tmp_path / "schedule.json").stages
-    record = train(config, [Fault(step=3, stage=node, moment="forward") for node in stages[2]])
+    struck: list[int] = []
+
+    def both_at_once(decision: d.Decision, crew: Crew) -> None:
+        if isinstance(decision, d.RunStep) and decision.step == 3 and not struck:
+            struck.extend(crew.signal(signal.SIGKILL, node) for node in stages[2])
+
+    record = train(config, hook=both_at_once)
     assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}
     rebuilt = [m for form in facts(record, d.Form) for m in form.members if isinstance(m.source, d.Rebuild)]
-    assert {m.source.by for m in rebuilt if m.node == stages[2][0]} == {"redundant"}  # type: ignore[union-attr]
+    # Of two deaths the controller hears one first: it may try a copy of the other before it hears of that one.
+    assert [m.source.by for m in rebuilt if m.node == stages[2][0]][-1] == "redundant"  # type: ignore[union-attr]
     assert losses(record) == losses(unharmed), "not equal to the last bit"
 
 

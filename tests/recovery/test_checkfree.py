@@ -110,7 +110,7 @@ def test_middle_stages_are_rebuilt_from_both_neighbours() -> None:
 
 def test_it_needs_no_steps_to_be_ready() -> None:
     answer = CheckFree().donors(frozenset({2}), replica(4, age=0))
-    assert (answer.donors, answer.refused, answer.rollback) == ({2: (1, 3)}, {}, False)
+    assert (answer.donors, answer.refused, answer.rollback) == ({2: (1, 3)}, {}, None)
     assert CheckFree().copies(4) == ()
 
 
