@@ -78,7 +78,8 @@ def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Di
     failed = facts(record, e.SaveFailed)
     assert failed and {f.step for f in failed} == {8}
     assert all("stage-" in f.detail and "No space left" in f.detail and "MB free" in f.detail for f in failed)
-    assert ending(record).outcome == "finished" and [s.step for s in facts(record, d.Seal)] == [4, 12]
+    assert ending(record).outcome == "finished", (ending(record), [f.detail for f in failed])
+    assert [s.step for s in facts(record, d.Seal)] == [4, 12]
     assert left(record.folder) == ["step-00000004", "step-00000012"]
 
 

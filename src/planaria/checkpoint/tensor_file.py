@@ -6,7 +6,10 @@ no other thread could even say that the process lives. Reading is the library's.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
@@ -24,10 +27,22 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
     :raises OSError: when the disk is full.
     """
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
+    pieces = [memoryview(head), *(as_bytes(tensors[name].contiguous()) for name in spans)]
+    _require_room(file, sum(piece.nbytes for piece in pieces))
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as beside:
-        for piece in (memoryview(head), *(as_bytes(tensors[name].contiguous()) for name in spans)):
+        for piece in pieces:
             counted = beside.submit(digest.update, piece)
             file.write(piece)
             counted.result()
     return digest.hexdigest()
+
+
+def _require_room(file: BinaryIO, size: int) -> None:
+    """A file that cannot fit is not begun: it would take the room that the run's log needs meanwhile.
+
+    :raises OSError: when the disk has fewer bytes left.
+    """
+    disk = os.fstatvfs(file.fileno())
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and disk.f_bavail * disk.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
