@@ -8,7 +8,8 @@ from herd_worker import Content, HerdWorker
 
 from planaria.control.staffing import MAX_STILLBORN
 from planaria.record import decisions as d
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 
 if TYPE_CHECKING:
     from open_herd import OpenHerd

@@ -11,7 +11,8 @@ from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.events import Standing
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 
 Ledger = dict[int, list[int]]
 """replica → the blocks that count as committed by it, in order"""

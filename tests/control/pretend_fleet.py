@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from fresh import decided_alike
 from pretender import Gift, Pretender, is_whole
 
 from planaria.control.decide import MAX_ATTEMPTS, decide
@@ -17,7 +18,9 @@ from planaria.control.saving import LAST_TRIES, resting
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.fold import decided
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
 
@@ -156,10 +159,9 @@ class PretendFleet:
         self.history.append(event)
         self.run = apply(event, self.run)
         for _ in range(MOST_DECISIONS):
-            decision = decide(self.run)
-            assert decision == decide(self.run), "decide is not a function of the state"
+            decision = decided_alike(self.run)
             if decision is None:
-                self.sound = True
+                self.sound, self.run = True, decided(self.run)
                 return
             self.before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)

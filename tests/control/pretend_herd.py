@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fresh import decided_alike
 from herd_truth import Truth
 from herd_worker import Content, HerdWorker, Loan, lends
 
@@ -16,7 +17,7 @@ from planaria.control.saving import resting
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
-from planaria.record.fold import replica_of
+from planaria.record.fold import decided
 from planaria.record.state import RunState
 
 MOST_DECISIONS = 80
@@ -46,6 +47,8 @@ class PretendHerd:
         """nothing has gone wrong yet that must not"""
         self.grace: dict[int, int] = {}
         """replica → generation in which an edge of it broke"""
+        self.waits: dict[int, tuple[int, int, bool] | None] = {}
+        """replica → which round it waits for others in"""
         self.happened(started)
 
     # ---- what may happen
@@ -114,7 +117,7 @@ class PretendHerd:
 
     def impatient(self) -> list[tuple[int, int, bool]]:
         """Who waits for others in a round."""
-        return sorted(waiting(self.run)) if not self.run.over else []
+        return sorted(who for who in self.waits.values() if who is not None) if not self.run.over else []
 
     def lose_patience(self, who: tuple[int, int, bool]) -> None:
         self.happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
@@ -162,14 +165,14 @@ class PretendHerd:
         self.sound = False
         self.history.append(event)
         self.run = apply(event, self.run)
-        if isinstance(event, e.EdgeBroken) and (blamed := replica_of(self.run, event.worker)) and blamed.suspects:
+        if isinstance(event, e.EdgeBroken) and (blamed := self.run.replica_of(event.worker)) and blamed.suspects:
             self.grace[blamed.number] = blamed.generation
         for _ in range(MOST_DECISIONS):
-            decision = decide(self.run)
-            assert decision == decide(self.run), "decide is not a function of the state"
+            decision = decided_alike(self.run)
             if decision is None:
                 self.truth.check_synchronised(self.run, {**self.alive, **self.unknown})
-                self.sound = True
+                self._note_who_waits()
+                self.sound, self.run = True, decided(self.run)
                 return
             before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
@@ -177,6 +180,13 @@ class PretendHerd:
             self.judge(decision, before)
             self.carry_out(decision)
         raise AssertionError(f"decisions without end: {self.history[-MOST_DECISIONS:]}")
+
+    def _note_who_waits(self) -> None:
+        """Who waits for others is asked again only of replicas that have changed."""
+        now = {number: waiting(self.run, replica) for number, replica in self.run.replicas.items()}
+        changed = now if self.run.undecided is None else self.run.undecided
+        assert all(now[number] == self.waits.get(number) for number in now if number not in changed)
+        self.waits = now
 
     def judge(self, decision: d.Decision, before: RunState) -> None:
         """Hold a decision against what is true."""

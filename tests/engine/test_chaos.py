@@ -14,7 +14,11 @@ from planaria.chaos.trace import Fault, Trace
 from planaria.engine.injector import TraceChaos
 from planaria.record import decisions as d
 from planaria.record import events as e
-from planaria.record.state import ReplicaState, RunState, WorkerState
+from planaria.record.replica import ReplicaState
+from planaria.record.replicas import Replicas
+from planaria.record.roster import Roster, WorkerState
+from planaria.record.state import RunState
+from planaria.record.waiting import Waiting
 
 STARTED = e.RunStarted(name="run", seed=1, stages=4, steps=9, first_step=0, samples_per_step=1, wall_time=0.0)
 HOLDERS = {stage: f"w{stage}" for stage in range(5)}
@@ -22,13 +26,11 @@ HOLDERS = {stage: f"w{stage}" for stage in range(5)}
 
 def state(holders: dict[int, str] = HOLDERS) -> RunState:
     """All holders are carrying out an order."""
-    replica = replace(
-        ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=frozenset(holders.values())
-    )
+    replica = replace(ReplicaState.start(STARTED), holders=MappingProxyType(holders), waiting=Waiting(holders.values()))
     return replace(
         RunState.start(STARTED),
-        replicas=MappingProxyType({0: replica}),
-        workers=MappingProxyType({w: WorkerState(3, "member") for w in HOLDERS.values()}),
+        replicas=Replicas({0: replica}),
+        roster=Roster(MappingProxyType({w: WorkerState(3, "member") for w in HOLDERS.values()})),
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 from planaria.record import decisions as d
 from planaria.record.apply import apply
 from planaria.record.events import RunStarted, Standing
+from planaria.record.replica import ReplicaState
 from planaria.record.rollback import RollbackPoint
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.state import RunState
 
 
 def started(**fields: Any) -> RunStarted:

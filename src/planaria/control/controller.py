@@ -22,9 +22,9 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
 from planaria.record.decisions import state_link
-from planaria.record.fold import replica_of
+from planaria.record.fold import decided
 from planaria.record.state import RunState
-from planaria.record.statefile import write_state
+from planaria.record.statefile import STATE, StateWriter
 
 GRACE_S = 0.5
 """After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
@@ -61,10 +61,11 @@ class Controller:
         self._ending: d.Finish | None = None
         self._grace: dict[int, tuple[float, int]] = {}
         """replica → when a broken edge of which generation is to be blamed itself"""
-        self._impatient: dict[tuple[int, int, bool], float] = {}
-        """who waits for others in a round → until when"""
+        self._impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
+        """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
+        self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._stated = True
-        """is the state file of now?"""
+        """could the state file be written the last time?"""
         self._retry = math.inf
         """when a last save that failed is tried again"""
         self._zombies: set[tuple[str, int]] = set()
@@ -80,9 +81,10 @@ class Controller:
             if self._planner is not None and (answer := self._planner.answer()):
                 self._happened(answer)
             self._look_at_the_clock(now)
+            self._tell_state()
             if not self.state.stopping and (reason := stop_asked() or self._observer.trouble):
                 self._happened(e.StopRequested(reason=reason))
-        self._write_state()
+        self._tell_state()
         assert self._ending is not None
         return self._ending
 
@@ -94,17 +96,21 @@ class Controller:
                 self._happened(e.GraceExpired(replica=number, generation=generation))
         if now >= self._retry and (step := resting(self.state)) is not None:
             self._happened(e.RetryDue(step=step))
-        for who in [who for who, until in self._impatient.items() if now >= until]:
-            if who in waiting(self.state):
+        for who in [who for until, who in self._impatient.values() if now >= until]:
+            if who == waiting(self.state, self.state.replicas[who[0]]):
                 self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [self._retry, *self._impatient.values(), *(until for until, _ in self._grace.values())]
+        due = [
+            self._retry,
+            *(until for until, _ in self._impatient.values()),
+            *(until for until, _ in self._grace.values()),
+        ]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
-        longest = PLANNING_S if planning else self._config.fleet.heartbeat_s
+        longest = PLANNING_S if self._planner is not None and planning else self._config.fleet.heartbeat_s
         return min(max(0.0, until_due), longest)
 
     def _hear(self, notice: Notice) -> None:
@@ -142,7 +148,7 @@ class Controller:
 
     def _beats(self, said: Said, beat: e.Heartbeat) -> None:
         """A worker is alive. If its main thread is stuck it counts as dead like any other, and is made so."""
-        replica = replica_of(self.state, said.worker)
+        replica = self.state.replica_of(said.worker)
         awaited = frozenset() if replica is None else replica.waiting
         detail = self._deadlines.overdue(time.monotonic(), said.worker, beat, awaited)
         if detail:
@@ -160,7 +166,7 @@ class Controller:
 
     def _happened(self, event: e.Event) -> None:
         """Fold an event in, then decide and carry out until there is nothing more to do."""
-        t, progress = time.monotonic(), self.state.progress
+        t = time.monotonic()
         self._observer.on_event(t, event)
         self.state = apply(event, self.state)
         if isinstance(event, e.EdgeBroken):
@@ -177,28 +183,37 @@ class Controller:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._happened(next_event)
-        wait = waiting(self.state)
-        until = time.monotonic() + self._config.exchange.patience_s
-        self._impatient = {who: self._impatient.get(who, until) for who in wait}
+        self._await_others()
+        self.state = decided(self.state)
         self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
-        if isinstance(event, e.WorkerJoined | e.WorkerLost | e.Linked | e.RunStarted) or self.state.progress > progress:
-            self._write_state()
+        self._tell_state()
 
-    def _write_state(self) -> None:
+    def _await_others(self) -> None:
+        """Note who waits for others in a round now, of the replicas that have changed."""
+        changed, until = self.state.undecided, time.monotonic() + self._config.exchange.patience_s
+        for number in self.state.replicas if changed is None else changed:
+            who = waiting(self.state, self.state.replicas[number])
+            if who is None:
+                self._impatient.pop(number, None)
+            elif number not in self._impatient or self._impatient[number][1] != who:
+                self._impatient[number] = until, who
+
+    def _tell_state(self) -> None:
         """For other terminals; without it, the run itself lacks nothing."""
-        path = self._folder / "state.json"
+        if self._state_file.due(self.state) > time.monotonic():
+            return
         try:
-            write_state(path, self.state)
+            self._state_file.write(self.state)
         except OSError as error:
             if self._stated:
                 self._stated = False
-                self._happened(e.Trouble(detail=refused(path, error)))
+                self._happened(e.Trouble(detail=refused(self._folder / STATE, error)))
         else:
             self._stated = True
 
     def _doubt(self, t: float, broken: e.EdgeBroken) -> None:
         """Give the fleet some time to tell of a death at an end of the edge."""
-        replica = replica_of(self.state, broken.worker)
+        replica = self.state.replica_of(broken.worker)
         if replica is not None and replica.suspects:
             _, generation = self._grace.get(replica.number, (0.0, -1))
             if generation != replica.generation:

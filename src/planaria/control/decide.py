@@ -8,27 +8,40 @@ replica does next, and how a run ends. When it is saved is in ``control/saving.p
 from __future__ import annotations
 
 from planaria.control.formation import form, hopeless, relieve, without_worker
-from planaria.control.rounds import due, meet, next_block
-from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, seal, wind_up
+from planaria.control.rounds import behind, due, meet, next_block
+from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
 from planaria.control.staffing import let_go, reopen, staff
 from planaria.record import decisions as d
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 
 MAX_ATTEMPTS = 20
 
 
 def decide(run: RunState) -> d.Decision | None:
     """The next decision in ``run``; None when there is nothing to do but wait."""
-    if run.over:
+    if run.over or (run.undecided is not None and not run.undecided):
         return None
     if run.failed:
         return d.Finish(outcome="failed", reason=run.failed)
     if (about_disk := seal(run) or discard(run)) is not None:
         return about_disk
-    for replica in run.live.values():
+    concerned = _concerned(run)
+    for replica in concerned:
         if (decision := _lead(run, replica)) is not None:
             return decision
-    return meet(run) or _end(run) or let_go(run) or reopen(run) or staff(run)
+    return meet(run, concerned) or _end(run) or let_go(run) or reopen(run) or staff(run)
+
+
+def _concerned(run: RunState) -> list[ReplicaState]:
+    """The replicas that may have something to do, in order: those that have changed since there was nothing to decide
+    for any, and those that what others do may concern. The others would answer what they answered then."""
+    if run.undecided is None or ends(run) or saves(run):
+        return list(run.live.values())
+    numbers = run.undecided | run.replicas.troubled | behind(run)
+    if run.roster.leaving:
+        numbers |= {run.replicas.standing[worker] for worker in run.roster.leaving & run.replicas.standing.keys()}
+    return [run.replicas[number] for number in sorted(numbers - run.replicas.gone)]
 
 
 def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -74,12 +87,12 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def _end(run: RunState) -> d.Finish | None:
     """The run is over when all is done and saved, or when the last replica cannot go on, or be saved."""
-    reason, unsaved = next((replica.cannot for replica in run.live.values() if replica.cannot), ""), gave_up(run)
+    reason, unsaved = next((replica.cannot for replica in run.troubled if replica.cannot), ""), gave_up(run)
     if reason:
         idle = all(replica.phase == "idle" for replica in run.live.values())
         said = f"{reason}; what is left could not be saved: {unsaved}" if unsaved else reason
         return d.Finish(outcome="cannot", reason=said) if idle and resting(run) is None else None
-    if not quiet(run) or run.saving >= 0 or not ends(run):
+    if run.saving >= 0 or not ends(run) or not quiet(run):
         return None
     if not all_saved(run):
         return d.Finish(outcome="failed", reason=unsaved) if unsaved else None

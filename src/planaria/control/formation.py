@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
-from planaria.control.staffing import MAX_STILLBORN, final, more_to_come
+from planaria.control.staffing import final, more_to_come
 from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.events import Standing
+from planaria.record.replica import ReplicaState
 from planaria.record.rollback import RollbackPoint
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.roster import MAX_STILLBORN
+from planaria.record.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import ages_by_stage
 
@@ -69,7 +71,7 @@ def _at_hand(run: RunState, replica: ReplicaState) -> list[str]:
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Workers whose machine is about to go hand their stages over, as they are; where nobody can take them, the replica
     disbands in good order. The last one stays for as long as it can."""
-    leaving = [node for node, worker in replica.holders.items() if run.workers[worker].leaving]
+    leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     if not leaving or replica.meeting or run.stopping or run.allotment.done:
         return None
     taking = dict(zip(leaving, _at_hand(run, replica), strict=False))
@@ -166,7 +168,7 @@ def _formation(
     routes = replica.routes_over(holders)
     if routes is None:
         return d.Replan(replica=replica.number, nodes=sorted(holders))
-    generation, stage = 1 + max(r.generation for r in run.replicas.values()), replica.arrangement.stage
+    generation, stage = 1 + run.replicas.generation, replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
     kept = {pair: link for pair, link in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 
 from planaria.exchange import exchange
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 
 
 def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, ReplicaState] | None:

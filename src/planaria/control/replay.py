@@ -9,6 +9,7 @@ from planaria.control.decide import decide
 from planaria.record import events as e
 from planaria.record.apply import apply
 from planaria.record.decisions import Decision
+from planaria.record.fold import decided
 from planaria.record.state import RunState
 
 
@@ -54,6 +55,8 @@ def replay(history: Iterable[e.Event | Decision]) -> Replay:
                 problems.append(f"record {number}: {fact.kind} was logged where {expected!r} was due")
         state = apply(fact, state)
         expected = decide(state)
+        if expected is None:
+            state = decided(state)
     if state is None:
         raise ValueError("the log is empty")
     return Replay(state, events, decisions, problems)

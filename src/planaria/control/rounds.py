@@ -8,10 +8,13 @@ have heard of one another, so a member lost on the way leaves no half-made round
 
 from __future__ import annotations
 
-from planaria.control.lending import can_be_copied
+from collections.abc import Collection
+
+from planaria.control.lending import can_be_copied, settled
 from planaria.exchange import exchange
 from planaria.record import decisions as d
-from planaria.record.state import Group, ReplicaState, RunState
+from planaria.record.replica import Group, ReplicaState
+from planaria.record.state import RunState
 
 LENIENCE = 50
 """steps that a replica may lag behind before others help it, where no rounds give a measure"""
@@ -29,7 +32,7 @@ def due(run: RunState, replica: ReplicaState) -> bool:
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
     """The block of samples of the replica's next step; None if nothing is left for it."""
-    return run.allotment.next_for(replica.number, run.live, _lenience(run, replica))
+    return run.allotment.next_for(replica.number, run.replicas.gone, _lenience(run, replica))
 
 
 def _lenience(run: RunState, replica: ReplicaState) -> int:
@@ -40,16 +43,18 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
     settings = run.settings
     if replica.number >= settings.replicas:  # it came later, and has no samples of its own
         return 0
-    if max(r.generation for r in run.replicas.values()) > settings.first_generation + settings.replicas:
+    if run.replicas.generation > settings.first_generation + settings.replicas:
         return LENIENCE_IN_TROUBLE
     return 2 * (exchange(settings.exchange).every or LENIENCE)
 
 
-def meet(run: RunState) -> d.Decision | None:
-    """The next thing to do about rounds."""
+def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
+    """The next thing to do about rounds, by these replicas; by all if one of them will not come to its round."""
     if run.settings.replicas == 1:
         return None
-    for replica in run.live.values():
+    if not all(_will_come(run, replica) for replica in concerned):
+        concerned = run.live.values()
+    for replica in concerned:
         decision: d.Decision | None = None
         if _to_settle(run, replica):
             decision = _settle(run, replica)
@@ -62,15 +67,25 @@ def meet(run: RunState) -> d.Decision | None:
     return None
 
 
-def waiting(run: RunState) -> set[tuple[int, int, bool]]:
-    """Who waits for others: (replica, round, is it meeting already?)."""
-    found = set()
-    for replica in run.live.values() if run.settings.replicas > 1 else ():
-        if _to_settle(run, replica) and replica.meeting:
-            found.add((replica.number, replica.meeting.round, True))
-        elif _ready(run, replica):
-            found.add((replica.number, replica.rounds, False))
-    return found - run.late
+def behind(run: RunState) -> frozenset[int]:
+    """Replicas that others have settled a round without, and that must not be: they copy one as soon as that can be."""
+    if run.settings.replicas == 1 or not exchange(run.settings.exchange).synchronised:
+        return frozenset()
+    rounds = {number: settled(replica) for number, replica in run.live.items()}
+    latest = max(rounds.values())
+    return frozenset(number for number, own in rounds.items() if own < latest)
+
+
+def waiting(run: RunState, replica: ReplicaState) -> tuple[int, int, bool] | None:
+    """Does it wait for others? (replica, round, is it meeting already?) then; None if not, or if for long enough."""
+    if run.settings.replicas == 1 or replica.phase == "left":
+        return None
+    found = None
+    if replica.meeting and _to_settle(run, replica):
+        found = replica.number, replica.meeting.round, True
+    elif _ready(run, replica):
+        found = replica.number, replica.rounds, False
+    return None if found in run.late else found
 
 
 def _at_rest(replica: ReplicaState) -> bool:
@@ -150,13 +165,13 @@ def _will_come(run: RunState, replica: ReplicaState) -> bool:
 
 def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
     """Every stage's nodes with one another. A link goes by the generations at its ends: a new one has new links."""
-    found, holders = [], run.holders
+    found = []
     for stage in run.replicas[members[0]].arrangement.stages:
         nodes = [(run.replicas[n].arrangement.nodes(stage)[0], run.replicas[n]) for n in members]
         for place, (low, mine) in enumerate(nodes):
             for high, other in nodes[place + 1 :]:
                 ends = f"{low}.g{mine.generation}-{high}.g{other.generation}"
-                at = run.workers[holders[low]].at
+                at = run.workers[mine.holders[low]].at
                 found.append(d.Link(low=low, high=high, id=f"r{round}:{ends}", at=at))
     return found
 
@@ -207,8 +222,4 @@ def _all_heard(run: RunState, party: list[int]) -> list[int]:
 
 def _heard(run: RunState, one: int, other: int) -> bool:
     """Have two replicas heard of each other, at every stage?"""
-    for here, there in ((run.replicas[one], other), (run.replicas[other], one)):
-        assert here.meeting is not None
-        if any((node, there) not in here.meeting.heard for node in here.arrangement.stage):
-            return False
-    return True
+    return run.replicas[one].has_heard(other) and run.replicas[other].has_heard(one)

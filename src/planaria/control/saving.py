@@ -9,7 +9,8 @@ from __future__ import annotations
 from planaria.control.rounds import due
 from planaria.exchange import exchange
 from planaria.record import decisions as d
-from planaria.record.state import ReplicaState, RunState
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
 
 LAST_TRIES = 3
 """to save what the run ends with"""
@@ -36,9 +37,18 @@ def _to_save(run: RunState, replica: ReplicaState) -> int | None:
         return None
     if ends(run):
         return run.progress if quiet(run) and not all_saved(run) else None
+    return run.progress if _passed(run) else None
+
+
+def _passed(run: RunState) -> bool:
+    """Has the run come to its next checkpoint?"""
     before = max(run.saved, run.settings.first_step, run.unsaved.since if run.unsaved else -1)
-    passed = run.save_every and run.progress // run.save_every > before // run.save_every
-    return run.progress if passed else None
+    return bool(run.save_every) and run.progress // run.save_every > before // run.save_every
+
+
+def saves(run: RunState) -> bool:
+    """Are replicas being saved, or to be, or could not be? That concerns all."""
+    return run.saving >= 0 or run.unsaved is not None or _passed(run)
 
 
 def _may_begin(run: RunState) -> bool:
@@ -52,8 +62,9 @@ def _may_begin(run: RunState) -> bool:
 def resting(run: RunState) -> int | None:
     """The last save that has failed, and is to be tried again after a while, by its name."""
     last = run.unsaved
-    winding_up = ends(run) or any(replica.cannot for replica in run.live.values())
-    if run.over or last is None or last.rested or last.tries >= LAST_TRIES or not winding_up:
+    if run.over or last is None or last.rested or last.tries >= LAST_TRIES:
+        return None
+    if not ends(run) and not any(replica.cannot for replica in run.troubled):
         return None
     return last.step if last.step == run.progress else None
 
@@ -100,8 +111,10 @@ def discard(run: RunState) -> d.Discard | None:
 
 def seal(run: RunState) -> d.Seal | None:
     """All replicas are on disk; a checkpoint without the lost stages is marked partial."""
+    if run.saving < 0:
+        return None
     replicas = run.live.values()
-    if run.saving < 0 or any(r.saved != run.saving or r.phase == "save" for r in replicas):
+    if any(r.saved != run.saving or r.phase == "save" for r in replicas):
         return None
     stages = sorted(set.intersection(*(set(r.stateful.stages) for r in replicas)))
     cannot = any(replica.cannot for replica in replicas)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from planaria.control.lending import can_be_copied
 from planaria.record import decisions as d
+from planaria.record.roster import MAX_STILLBORN
 from planaria.record.state import RunState
-
-MAX_STILLBORN = 3
 
 
 def staff(run: RunState) -> d.Spawn | None:
@@ -18,14 +17,15 @@ def staff(run: RunState) -> d.Spawn | None:
 
     Spares are a convenience: where they die before they are ready, the run goes on without.
     """
-    if any(replica.cannot for replica in run.live.values()):
+    if any(replica.cannot for replica in run.troubled):
         return None
     ending = run.stopping or run.allotment.done
-    for host in run.hosts:
-        if _room_at(run, host) and not (ending and needed(run) <= 0):
-            return _start(run, host)
-    hiring = any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values())
-    if not hiring or not _room_at(run, ""):
+    joined = run.roster.with_room(run.settings.replace)
+    if joined and not (ending and needed(run) <= 0):
+        return _start(run, joined[0])
+    if not _has_room(run):
+        return None
+    if not any(r.phase == "run" or (r.phase == "idle" and r.vacant) for r in run.live.values()):
         return None
     moving = all(replica.formed < 0 or replica.step > replica.formed for replica in run.live.values())
     wanted = run.settings.spares if moving else 0
@@ -37,17 +37,13 @@ def needed(run: RunState) -> int:
 
     Those that are being born on machines that have joined are not waited for: that may take long.
     """
-    at_home = [worker for worker in _starting(run) if not run.workers[worker].host]
+    at_home = [worker for worker in run.roster.starting if not run.workers[worker].host]
     return run.vacancies + _leaving(run) - len(run.spares) - len(at_home)
 
 
 def _leaving(run: RunState) -> int:
     """Nodes whose worker is to leave."""
-    return sum(run.workers[worker].leaving for worker in run.holders.values())
-
-
-def _starting(run: RunState) -> list[str]:
-    return [worker for worker in run.with_status("starting") if run.stays(worker)]
+    return sum(worker in run.replicas.standing for worker in run.roster.leaving)
 
 
 def final(run: RunState) -> bool:
@@ -57,20 +53,15 @@ def final(run: RunState) -> bool:
 
 def more_to_come(run: RunState) -> bool:
     """Is a worker on its way, or may one be started? Not where so many have died before they were ready."""
-    hopeful = run.stillborn < MAX_STILLBORN
-    return any(hopeful or run.workers[worker].host for worker in _starting(run)) or any(
-        _room_at(run, host) for host in ("", *run.hosts)
-    )
+    hopeful, roster = run.stillborn < MAX_STILLBORN, run.roster
+    coming = any(hopeful or run.workers[worker].host for worker in roster.starting)
+    return coming or _has_room(run) or bool(roster.with_room(run.settings.replace))
 
 
-def _room_at(run: RunState, host: str) -> bool:
-    """May another worker be started there?"""
-    known = [worker for worker in run.workers.values() if worker.host == host]
-    there = [worker for worker in known if worker.status != "dead" and not worker.leaving]
-    if not host:
-        return not final(run) and run.stillborn < MAX_STILLBORN and len(there) < run.settings.own_workers
-    room = run.hosts[host]
-    return room.stillborn < MAX_STILLBORN and len(there if run.settings.replace else known) < room.workers
+def _has_room(run: RunState) -> bool:
+    """May another worker be started on the run's own machines?"""
+    there = run.roster.staying_on("")
+    return there < run.settings.own_workers and run.stillborn < MAX_STILLBORN and not final(run)
 
 
 def _start(run: RunState, host: str) -> d.Spawn:
@@ -82,23 +73,20 @@ def _start(run: RunState, host: str) -> d.Spawn:
 
 def let_go(run: RunState) -> d.Release | d.TurnAway | None:
     """Workers that were to leave and have nothing any more exit; machines that ruin their workers are sent away."""
-    for host, room in run.hosts.items():
-        if room.failure or (room.workers and room.stillborn >= MAX_STILLBORN):
-            reason = room.failure or f"{room.stillborn} workers in a row died there before they were ready"
-            return d.TurnAway(host=host, reason=reason)
-    giving = {worker for r in run.live.values() for worker in r.leavers.values()}
-    giving |= {worker for r in run.live.values() if r.phase == "link" for worker in r.lenders.values()}
-    for worker in run.with_status("spare"):
-        if run.workers[worker].leaving and worker not in giving:
-            return d.Release(worker=worker)
-    return None
+    for host in run.roster.unfit:
+        return d.TurnAway(host=host, reason=run.hosts[host].unfit)
+    done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
+    giving = {worker for r in run.live.values() for worker in r.leavers.values()} if done else set()
+    giving |= {w for r in run.live.values() if r.phase == "link" for w in r.lenders.values()} if done else set()
+    return next((d.Release(worker=worker) for worker in done if worker not in giving), None)
 
 
 def reopen(run: RunState) -> d.Found | None:
     """A replica that is not there begins, or begins anew, as a copy of another, once there are enough workers."""
-    gone = [replica for replica in run.replicas.values() if replica.phase == "left"]
-    spare = len(run.spares) - run.vacancies - _leaving(run)
-    if not gone or spare <= run.settings.stages or run.allotment.done or run.stopping:
+    gone = run.replicas.gone
+    if not gone or run.allotment.done or run.stopping:
+        return None
+    if len(run.spares) - run.vacancies - _leaving(run) <= run.settings.stages:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())
-    return d.Found(replica=gone[0].number) if whole else None
+    return d.Found(replica=min(gone)) if whole else None

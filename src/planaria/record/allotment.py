@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -21,32 +20,45 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True)
 class Used:
-    """A set of blocks: all below ``floor``, and those ``beyond``."""
+    """A set of blocks: all below ``floor``, and those ``ahead``, where bit n stands for block ``floor`` + n."""
 
     floor: int = 0
-    beyond: frozenset[int] = frozenset()
+    ahead: int = 0
+
+    @classmethod
+    def of(cls, floor: int, beyond: Collection[int]) -> Used:
+        """All blocks below ``floor``, and those ``beyond``."""
+        ahead = sum(1 << block - floor for block in set(beyond) if block > floor)
+        return cls(floor, ahead)._raised()
+
+    @property
+    def beyond(self) -> frozenset[int]:
+        """The blocks above the floor."""
+        return frozenset(self.floor + n for n in range(self.ahead.bit_length()) if self.ahead >> n & 1)
 
     def __contains__(self, block: int) -> bool:
-        return block < self.floor or block in self.beyond
+        return block < self.floor or bool(self.ahead >> block - self.floor & 1)
 
     def __len__(self) -> int:
-        return self.floor + len(self.beyond)
+        return self.floor + self.ahead.bit_count()
 
     def with_(self, block: int) -> Used:
         """The same and ``block``."""
-        beyond, floor = self.beyond | {block}, self.floor
-        if block != floor:
-            return Used(floor, beyond)
-        floor += len(list(takewhile(beyond.__contains__, count(floor))))
-        return Used(floor, frozenset(other for other in beyond if other > floor))
+        return self if block in self else Used(self.floor, self.ahead | 1 << block - self.floor)._raised()
 
     def without(self, blocks: Collection[int]) -> Used:
         """The same less ``blocks``."""
-        if not blocks:
-            return self
-        floor = min(self.floor, *blocks)
-        above = {*self.beyond, *range(floor, self.floor)} - set(blocks)
-        return Used(floor, frozenset(above))
+        floor = min([self.floor, *blocks])
+        below = self.floor - floor
+        ahead = self.ahead << below | (1 << below) - 1
+        for block in blocks:
+            ahead &= ~(1 << block - floor)
+        return Used(floor, ahead)._raised()
+
+    def _raised(self) -> Used:
+        """The same set, with the highest floor that it can have."""
+        row = (~self.ahead & self.ahead + 1).bit_length() - 1  # ones in a row, from bit 0 on
+        return Used(self.floor + row, self.ahead >> row) if row else self
 
 
 @dataclass(frozen=True)
@@ -64,25 +76,27 @@ class Allotment:
     after: Mapping[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → the latest part of that: since it was saved for a checkpoint that is not sealed yet"""
 
-    def next_for(self, replica: int, present: Collection[int], patience: int) -> int | None:
-        """The block that ``replica`` takes, while the replicas ``present`` are; None if nothing is left for it.
+    def next_for(self, replica: int, gone: Collection[int], patience: int) -> int | None:
+        """The block that ``replica`` takes, while the replicas ``gone`` are not there; None if nothing is left for it.
 
         It helps with the lane of another only where that has more than ``patience`` free blocks.
         """
         if replica in self.out:
             return self.out[replica]
-        deserted = [lane for lane in range(self.lanes) if lane == replica or lane not in present]
+        deserted = {replica, *gone} & set(range(self.lanes)) if gone else {replica} if replica < self.lanes else ()
         mine = [block for lane in deserted if (block := next(self._free(lane), None)) is not None]
         if mine:
             return min(mine)
+        if (self.total - self.used.floor) // self.lanes < patience:  # no lane has so many
+            return None
         slow = [block for lane in range(self.lanes) for block in self._beyond_help(lane, patience)]
         return min(slow, default=None)
 
     def _free(self, lane: int) -> Iterator[int]:
         """Blocks of a lane that nobody has taken, the lowest first."""
-        taken = set(self.out.values())
+        taken = self.out.values()
         first = self.used.floor + (lane - self.used.floor) % self.lanes
-        return (b for b in range(first, self.total, self.lanes) if b not in self.used.beyond and b not in taken)
+        return (b for b in range(first, self.total, self.lanes) if b not in self.used and b not in taken)
 
     def _beyond_help(self, lane: int, patience: int) -> list[int]:
         """The first free block of a lane that has more than ``patience`` of them."""
@@ -100,14 +114,11 @@ class Allotment:
 
     def commit(self, replica: int) -> Allotment:
         """``replica`` has committed the block that it had under way."""
-        block = self.out[replica]
-        ours = {r: b for r, b in self.out.items() if r != replica}
-        since = {**self.since, replica: _longer(self.since.get(replica, ()), block, self.lanes)}
-        after = dict(self.after)
+        block, after = self.out[replica], self.after
+        since = MappingProxyType({**self.since, replica: _longer(self.since.get(replica, ()), block, self.lanes)})
         if replica in after:
-            after[replica] = _longer(after[replica], block, self.lanes)
-        used = self.used.with_(block)
-        return replace(self, used=used, out=_freeze(ours), since=_freeze(since), after=_freeze(after))
+            after = MappingProxyType({**after, replica: _longer(after[replica], block, self.lanes)})
+        return replace(self, used=self.used.with_(block), out=_without(self.out, replica), since=since, after=after)
 
     def leave(self, replica: int) -> Allotment:
         """``replica`` goes, and is in no checkpoint; what it had under way is free, what it committed stays."""
@@ -157,4 +168,6 @@ def _freeze(mapping: dict[int, V]) -> Mapping[int, V]:
 
 
 def _without(mapping: Mapping[int, V], key: int) -> Mapping[int, V]:
-    return MappingProxyType({k: v for k, v in mapping.items() if k != key})
+    left = dict(mapping)
+    left.pop(key, None)
+    return MappingProxyType(left)

@@ -14,18 +14,23 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record import resolved
 from planaria.record.fold import (
+    anew,
     apply,
     call_off,
     freeze,
     give_up_save,
+    noted,
     out_of_round,
-    replica_of,
+    report,
     reported,
     set_host,
-    set_worker,
+    set_workers,
     with_replica,
 )
-from planaria.record.state import Host, ReplicaState, RunState, Unsaved, WorkerState
+from planaria.record.replica import ReplicaState, go_on
+from planaria.record.roster import Host, WorkerState
+from planaria.record.state import RunState, Unsaved
+from planaria.record.waiting import NOBODY
 
 __all__ = ["apply", "resolved"]
 
@@ -38,10 +43,8 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 @apply.register
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
-    run = set_worker(
-        run, fact.worker, replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
-    )
-    run = _stillborn(run, born.host, 0)
+    spare = replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
+    run = _stillborn(set_workers(run, {fact.worker: spare}), born.host, 0)
     for replica in run.live.values():
         # With one worker more, the plan that is being looked for may not be needed.
         run = with_replica(run, replace(replica, phase="idle")) if replica.phase == "replan" else run
@@ -53,18 +56,19 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
         return run
-    run = set_worker(run, fact.worker, replace(worker, status="dead"))
+    run = set_workers(run, {fact.worker: replace(worker, status="dead")})
     if worker.status == "starting":
         before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
         run = _stillborn(run, worker.host, before + 1)
     if run.over:
         return run
-    replica = replica_of(run, fact.worker)
+    replica = run.replica_of(fact.worker)
     if replica is not None:
         gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
         run = _lose(run, replica, fact.worker, gone)
     for other in run.live.values():
-        run = with_replica(run, _without_giver(other, fact.worker))
+        if (left := _without_giver(other, fact.worker)) is not other:
+            run = with_replica(run, left)
     return run
 
 
@@ -75,20 +79,20 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
         replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
     waited_for = handing & replica.lost or worker in replica.lenders.values()
     if replica.phase == "link" and waited_for and replica.broken:
-        return replace(replica, phase="idle", waiting=frozenset())
+        return replace(replica, phase="idle", waiting=NOBODY)
     return replica
 
 
 def _stillborn(run: RunState, host: str, count: int) -> RunState:
     """So many workers in a row have now died on a host before they had joined."""
     if not host:
-        return replace(run, stillborn=count)
+        return anew(replace(run, stillborn=count))
     return set_host(run, host, replace(run.hosts[host], stillborn=count))
 
 
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
     """A member is dead, which stood at the nodes ``gone``."""
-    run = replace(run, stillborn=0)  # spares may have been given up; a stage is worth trying again
+    run = anew(replace(run, stillborn=0))  # spares may have been given up; a stage is worth trying again
     run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
     if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
         return give_up_save(run)
@@ -115,7 +119,7 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
         another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
         last = replica.cannot and not another
         return reported(replica if last else replace(replica, saved=-1), worker)
-    return replace(replica, phase="idle", waiting=frozenset())
+    return replace(replica, phase="idle", waiting=NOBODY)
 
 
 @apply.register
@@ -125,7 +129,7 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
         return run
     if worker.status == "member":  # spares may have been given up; a stage is worth trying again
         run = replace(run, stillborn=0)
-    return set_worker(run, fact.worker, replace(worker, leaving=True))
+    return set_workers(run, {fact.worker: replace(worker, leaving=True)})
 
 
 @apply.register
@@ -143,6 +147,8 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     replica = _answering(run, fact, "link")
     if replica is None:
         return run
+    if fact.node not in replica.origins and fact.node not in replica.lost:  # it has had its state before
+        return report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})
     replica = replace(replica, origins=origins, lost=replica.lost - {fact.node})
     return with_replica(run, reported(replica, fact.worker))
@@ -150,7 +156,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: e.EdgeBroken, run: RunState) -> RunState:
-    replica = replica_of(run, fact.worker)
+    replica = run.replica_of(fact.worker)
     if replica is None or fact.generation != replica.generation:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
@@ -171,7 +177,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     # An edge that lent a state may be blamed when that has long come: then nothing is lost.
     # A commit does not use edges and must not be torn; it ends first.
     if replica.broken and replica.phase not in ("commit", "settle", "save"):
-        replica = replace(replica, phase="idle", waiting=frozenset())
+        replica = replace(replica, phase="idle", waiting=NOBODY)
     run = with_replica(run, replica)
     return run if replica.meeting else call_off(run, meeting)
 
@@ -181,7 +187,7 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
     replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
-    return with_replica(run, reported(replica, fact.worker))
+    return report(run, replica, fact.worker)
 
 
 @apply.register
@@ -189,7 +195,7 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
     replica = _answering(run, fact, "commit")
     if replica is None or fact.step != replica.step:
         return run
-    return with_replica(run, reported(replica, fact.worker))
+    return report(run, replica, fact.worker)
 
 
 @apply.register
@@ -198,8 +204,8 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
     if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
         return run
     if fact.sha256:
-        replica = replace(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
-    return with_replica(run, reported(replica, fact.worker))
+        replica = go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
+    return report(run, replica, fact.worker)
 
 
 @apply.register
@@ -210,20 +216,20 @@ def _(fact: e.SaveFailed, run: RunState) -> RunState:
     if replica is None or replica.saved not in (fact.step, -1):
         return run
     host, before = run.workers[fact.worker].host, run.unsaved
-    now = with_replica(run, reported(replica, fact.worker))
+    now = report(run, replica, fact.worker)
     if run.saving == fact.step == replica.saved:
         now = _unsaved(now, fact, host)
         if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
             now = _fail_guest(now, fact.worker, fact.detail)
     elif before is not None:  # others have failed in the same save
-        now = replace(now, unsaved=replace(before, hosts=before.hosts | {host}))
+        now = anew(replace(now, unsaved=replace(before, hosts=before.hosts | {host})))
     return now
 
 
 def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     """The checkpoint under way is given up. Whoever writes for it yet, writes in vain."""
     for replica in run.replicas.values():
-        run = with_replica(run, replace(replica, saved=-1))
+        run = with_replica(run, go_on(replica, saved=-1))
     before = run.unsaved
     tries = before.tries if before is not None and before.step == fact.step else 0
     hosts = before.hosts if before is not None else frozenset()
@@ -234,32 +240,32 @@ def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
 def _(fact: e.RetryDue, run: RunState) -> RunState:
     if run.unsaved is None or run.unsaved.step != fact.step:
         return run
-    return replace(run, unsaved=replace(run.unsaved, rested=True))
+    return anew(replace(run, unsaved=replace(run.unsaved, rested=True)))
 
 
 @apply.register
 def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
-    replica = replica_of(run, fact.worker)
+    replica = run.replica_of(fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
         return run
     news = {(fact.node, fact.replica)}
     if isinstance(fact, e.OfferHeard):
-        meeting = replace(meeting, heard=meeting.heard | news)
-    else:
-        meeting = replace(meeting, refused=meeting.refused | news)
-    return with_replica(run, replace(replica, meeting=meeting))
+        replica = go_on(replica, meeting=replace(meeting, heard=meeting.heard | news))
+        return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
+    # What one has refused is no use to the others either.
+    return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | news)))
 
 
 @apply.register
 def _(fact: e.RoundMade, run: RunState) -> RunState:
     replica = _answering(run, fact, "settle")
-    return run if replica is None else with_replica(run, reported(replica, fact.worker))
+    return run if replica is None else report(run, replica, fact.worker)
 
 
 @apply.register
 def _(fact: e.PatienceOver, run: RunState) -> RunState:
-    return replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)})
+    return anew(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
 
 
 @apply.register
@@ -267,7 +273,7 @@ def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
         return _fail_guest(run, fact.worker, fact.detail, failure)
-    return replace(run, failed=run.failed or failure)
+    return anew(replace(run, failed=run.failed or failure))
 
 
 def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> RunState:
@@ -279,12 +285,12 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
 
 @apply.register
 def _(fact: e.StopRequested, run: RunState) -> RunState:
-    return replace(run, stopping=fact.reason)
+    return anew(replace(run, stopping=fact.reason))
 
 
 @apply.register
 def _(fact: e.IntervalChosen, run: RunState) -> RunState:
-    return replace(run, save_every=fact.steps)
+    return anew(replace(run, save_every=fact.steps))
 
 
 @apply.register
@@ -303,7 +309,7 @@ def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
 
 def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
     """The replica whose present phase, of its present generation, this report answers."""
-    replica = replica_of(run, fact.worker)
+    replica = run.replica_of(fact.worker)
     if replica is None or (replica.phase, replica.generation) != (phase, fact.generation):
         return None
     return replica if fact.worker in replica.waiting else None

@@ -7,24 +7,37 @@ from dataclasses import replace
 from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.ages import after_commit
-from planaria.record.fold import apply, freeze, give_up_save, out_of_round, set_host, set_worker, with_replica
+from planaria.record.fold import (
+    anew,
+    apply,
+    freeze,
+    give_up_save,
+    out_of_round,
+    set_host,
+    set_workers,
+    taken,
+    with_replica,
+)
+from planaria.record.replica import OpenRound, ReplicaState, go_on
 from planaria.record.rollback import RollbackPoint
-from planaria.record.state import Host, OpenRound, ReplicaState, RunState, WorkerState
+from planaria.record.roster import Host, Status, WorkerState
+from planaria.record.state import RunState
+from planaria.record.waiting import NOBODY, Waiting
 
 
 @apply.register
 def _(fact: d.Replan, run: RunState) -> RunState:
-    return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=frozenset()))
+    return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY))
 
 
 @apply.register
 def _(fact: d.Spawn, run: RunState) -> RunState:
-    return set_worker(run, fact.worker, WorkerState(fact.incarnation, "starting", host=fact.host))
+    return set_workers(run, {fact.worker: WorkerState(fact.incarnation, "starting", host=fact.host)})
 
 
 @apply.register
 def _(fact: d.Release, run: RunState) -> RunState:
-    return set_worker(run, fact.worker, replace(run.workers[fact.worker], status="released"))
+    return set_workers(run, {fact.worker: replace(run.workers[fact.worker], status="released")})
 
 
 @apply.register
@@ -35,10 +48,10 @@ def _(fact: d.TurnAway, run: RunState) -> RunState:
 @apply.register
 def _(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run, run.replicas[fact.replica], fact)
-    for worker in replica.leavers.values():
-        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
-    for member in fact.members:
-        run = set_worker(run, member.worker, replace(run.workers[member.worker], status="member"))
+    status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
+    status |= dict.fromkeys((member.worker for member in fact.members), "member")
+    known = run.workers
+    run = set_workers(run, {w: replace(known[w], status=s) for w, s in status.items() if known[w].status != s})
     if fact.outcome == "rolled back":
         unsaved = run.unsaved and replace(run.unsaved, since=-1, rested=True)
         saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
@@ -93,7 +106,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         suspects=frozenset(),
-        waiting=frozenset(m.worker for m in form.members),
+        waiting=Waiting(m.worker for m in form.members),
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         inner=form.inner,
@@ -104,24 +117,20 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
 def _(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
-        run = replace(run, allotment=run.allotment.take(fact.replica, fact.block))
+        run = taken(run, run.allotment.take(fact.replica, fact.block))
     phase = "run" if fact.mode == "train" else "evaluate"
-    return with_replica(run, replace(replica, phase=phase, waiting=frozenset(replica.holders.values())))  # type: ignore[arg-type]
+    return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values())))
 
 
 @apply.register
 def _(fact: d.Commit, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    replica = replace(
-        replica,
-        phase="commit",
-        waiting=frozenset(replica.holders.values()),
-        lost=replica.lost | replica.origins.keys(),  # of vacant nodes: what they were to begin from is past
-        origins=freeze({}),
-    )
+    if replica.origins:  # of vacant nodes: what they were to begin from is past
+        replica = replace(replica, lost=replica.lost | replica.origins.keys(), origins=freeze({}))
     copies = replica.settings.pairs_of(replica.number)
     ages, rested = after_commit(replica.ages, replica.rested, replica.skipped, copies)
-    return with_replica(run, replace(replica, ages=freeze(dict(ages)), rested=rested))
+    waiting = Waiting(replica.holders.values())
+    return with_replica(run, go_on(replica, phase="commit", waiting=waiting, ages=freeze(dict(ages)), rested=rested))
 
 
 @apply.register
@@ -130,7 +139,7 @@ def _(fact: d.Meet, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
-        run = with_replica(run, replace(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
+        run = with_replica(run, go_on(replica, meeting=meeting, rounds=fact.round + 1, inner=0))
     # Some may have been in this round before, and have lost patience then.
     met = {(number, fact.round) for number in fact.members}
     return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
@@ -141,8 +150,8 @@ def _(fact: d.Settle, run: RunState) -> RunState:
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.inner if replica.meeting else 0
-        settling = replace(replica, phase="settle", waiting=frozenset(replica.holders.values()), meeting=None)
-        run = with_replica(run, replace(settling, rounds=fact.round + 1, inner=inner))
+        settling = go_on(replica, phase="settle", waiting=Waiting(replica.holders.values()), meeting=None)
+        run = with_replica(run, go_on(settling, rounds=fact.round + 1, inner=inner))
     return _forget_rounds(run)
 
 
@@ -159,7 +168,7 @@ def _forget_rounds(run: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.DrawGroups, run: RunState) -> RunState:
-    return replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))}))
+    return anew(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
 
 
 @apply.register
@@ -181,12 +190,12 @@ def _(fact: d.Save, run: RunState) -> RunState:
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
-            run = with_replica(run, replace(other, saved=-1))
+            run = with_replica(run, go_on(other, saved=-1))
     standing = out_of_round(replica).standing  # what is written knows nothing of the round under way
     standings = freeze({**run.standings, fact.replica: standing})
-    run = replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings)
-    saved = replace(replica, phase="save", waiting=frozenset(keepers), saved=fact.step, saved_in=fact.generation)
-    return with_replica(run, replace(saved, digests=freeze({})))
+    run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
+    saved = go_on(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
+    return with_replica(run, go_on(saved, digests=freeze({})))
 
 
 @apply.register
@@ -194,9 +203,9 @@ def _(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
         allotment = run.allotment.give_up_save()
-        return replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before)
+        return anew(replace(run, saving=-1, saved=fact.step, allotment=allotment, unsaved=None, unsealed=before))
     stages = range(run.settings.stages + 1)
-    return replace(
+    sealed = replace(
         run,
         saving=-1,
         saved=fact.step,
@@ -206,30 +215,30 @@ def _(fact: d.Seal, run: RunState) -> RunState:
         standings=freeze({}),
         allotment=run.allotment.seal(),
     )
+    return anew(sealed)
 
 
 @apply.register
 def _(fact: d.Discard, run: RunState) -> RunState:
-    return replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True))
+    return anew(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
 
 
 @apply.register
 def _(fact: d.Cannot, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     run = give_up_save(replace(run, saved=-1))
-    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=frozenset(), saved=-1))
+    return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=NOBODY, saved=-1))
 
 
 @apply.register
 def _(fact: d.Disband, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    for worker in replica.holders.values():
-        run = set_worker(run, worker, replace(run.workers[worker], status="spare"))
+    run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
     left = replace(
         replica,
         phase="left",
         holders=freeze({}),
-        waiting=frozenset(),
+        waiting=NOBODY,
         meeting=None,
         links=freeze({}),
         lost=frozenset(replica.arrangement.stage),
@@ -237,18 +246,19 @@ def _(fact: d.Disband, run: RunState) -> RunState:
         origins=freeze({}),
     )
     standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
-    return with_replica(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)), left)
+    run = anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
+    return with_replica(run, left)
 
 
 @apply.register
 def _(fact: d.Found, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
-    return with_replica(run, replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
+    return with_replica(anew(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 
 
 @apply.register
 def _(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():
-        run = with_replica(run, replace(replica, waiting=frozenset()))
+        run = with_replica(run, go_on(replica, waiting=NOBODY))
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -81,7 +82,7 @@ class RunStarted(Fact):
         """The most replicas that there may be at once."""
         return max(self.replicas, len(self.columns))
 
-    @property
+    @cached_property
     def own_workers(self) -> int:
         """Workers that the run's own machines have room for: those of the first replicas, and spares."""
         return sum(len(nodes) for r in range(self.replicas) for nodes in self.nodes(r)) + self.spares
@@ -137,7 +138,7 @@ class RunStarted(Fact):
             return [nodes[0] for nodes in self.arrangement]
         return self.columns[replica] if self.columns else list(range(self.stages + 1))
 
-    @property
+    @cached_property
     def stage_of(self) -> dict[int, int]:
         """Node → its stage, in all replicas that there may be."""
         held = [
@@ -148,7 +149,7 @@ class RunStarted(Fact):
         ]
         return dict(sorted(held))
 
-    @property
+    @cached_property
     def replica_of(self) -> dict[int, int]:
         """Node → the replica to which it belongs, of all that there may be."""
         return {node: r for r in range(self.most_replicas) for nodes in self.nodes(r) for node in nodes}

@@ -1,0 +1,188 @@
+"""One replica of a run, as the controller knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+from planaria.record.decisions import Source
+from planaria.record.events import Replanned, RunStarted, Standing
+from planaria.record.rollback import first_origin
+from planaria.record.waiting import NOBODY, Waiting
+from planaria.routing.arrangement import Arrangement, Pair
+
+Phase = Literal["idle", "replan", "link", "run", "evaluate", "commit", "settle", "save", "left"]
+Routes = list[list[int]]
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round of the exchange that is under way at one replica."""
+
+    round: int
+    members: Group
+    """replicas, itself among them"""
+    settle_at: int
+    """its own step by which it waits for the others"""
+    heard: frozenset[tuple[int, int]] = frozenset()
+    """(own node, other replica) whose offer has come"""
+    refused: frozenset[tuple[int, int]] = frozenset()
+    """the same, whose offer was of no use"""
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """One complete set of stages. ``step`` counts its committed steps, so it is also the step to run next.
+
+    Who, where and with whom goes by node: where every stage has one worker, that is the stage's number.
+    """
+
+    settings: RunStarted
+    """what the run was started with"""
+    number: int = 0
+    phase: Phase = "idle"
+    step: int = 0
+    generation: int = 0
+    formed: int = -1
+    """``step`` when the present generation was formed"""
+    holders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """node → the living worker that stands there, or is about to"""
+    origins: Mapping[int, Source] = field(default_factory=lambda: MappingProxyType({}))
+    """nodes whose state does not exist in any worker yet and comes from the seed or from disk"""
+    lost: frozenset[int] = frozenset()
+    """nodes whose state died with their worker and is not rebuilt yet"""
+    lenders: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """nodes of other replicas that the present generation gets lost states from → workers"""
+    leavers: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """node → the living worker that was to hand its stage over, and has it still until all is in place"""
+    ages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """node → commits of its present, or last, holder, through which it kept its copies of others up to date"""
+    rested: frozenset[int] = frozenset()
+    """nodes that were skipped since the last commit of the whole replica: their copies have missed steps"""
+    skipped: frozenset[int] = frozenset()
+    """nodes that the present generation does without"""
+    detour: Replanned | None = None
+    """the last plan for nodes that were left"""
+    links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
+    suspects: frozenset[Pair] = frozenset()
+    """edges that broke in this generation"""
+    waiting: Waiting = NOBODY
+    """workers that have not yet reported what the present phase waits for"""
+    attempts: int = 0
+    """generations formed since the last committed step"""
+    evaluated: int = -1
+    saved: int = -1
+    """name (a step) of the last checkpoint that it was saved for"""
+    saved_in: int = -1
+    """generation in which it was"""
+    digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """file that was written of it then → its SHA-256"""
+    rounds: int = 0
+    """of the exchange, settled or given up"""
+    inner: int = 0
+    """steps since the last of them"""
+    meeting: OpenRound | None = None
+    cannot: str = ""
+    """why the strategy cannot go on"""
+
+    @classmethod
+    def start(cls, settings: RunStarted, number: int = 0) -> ReplicaState:
+        """A replica when its run is just being started or resumed."""
+        standing = settings.standing(number)
+        if number >= settings.replicas:  # there will be one when machines have joined
+            state = cls(settings=settings, number=number, phase="left", step=standing.step)
+            return replace(state, lost=frozenset(state.arrangement.stage))
+        state = cls(
+            settings=settings,
+            number=number,
+            step=standing.step,
+            generation=settings.first_generation,
+            evaluated=standing.step or -1,
+            rounds=standing.rounds,
+            inner=standing.inner,
+        )
+        origins = {node: first_origin(settings, stage) for node, stage in state.arrangement.stage.items()}
+        return replace(state, origins=MappingProxyType(origins))
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """All nodes of the replica, whether anybody stands there or not."""
+        return Arrangement(dict(enumerate(self.settings.nodes(self.number))))
+
+    @cached_property
+    def held(self) -> Arrangement:
+        """The nodes at which a worker stands."""
+        return self.arrangement.of(self.holders)
+
+    @cached_property
+    def stateful(self) -> Arrangement:
+        """The nodes whose worker has its stage's state."""
+        return self.arrangement.of(self.holders.keys() - self.lost - self.origins.keys())
+
+    def routes_over(self, present: Collection[int]) -> Routes | None:
+        """The ways of microbatches when these nodes are there; None if they have to be planned yet."""
+        missing = self.arrangement.stage.keys() - set(present)
+        if not missing or not self.settings.arrangement:
+            return [[node for node in route if node not in missing] for route in self.settings.routes_of(self.number)]
+        return self.detour.routes if self.detour and set(self.detour.nodes) == set(present) else None
+
+    def pairs_of(self, present: Collection[int]) -> set[Pair]:
+        """The edges of a replica that has these nodes only."""
+        copies = {pair for pair in self.settings.pairs_of(self.number) if set(pair) <= set(present)}
+        there = self.arrangement.of(present)
+        return copies | there.pairs(self.routes_over(present) or ()) if there.stages else copies
+
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """Nodes without a living worker."""
+        if self.phase == "left":
+            return ()
+        return tuple(node for node in self.arrangement.stage if node not in self.holders)
+
+    @cached_property
+    def broken(self) -> bool:
+        """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker."""
+        stateless = any(node in self.holders for nodes in (self.lost, self.origins) for node in nodes)
+        unfilled = any(node not in self.skipped for node in self.vacant)
+        return unfilled or stateless or bool(self.pairs_of(self.holders) - self.links.keys())
+
+    @cached_property
+    def troubled(self) -> bool:
+        """Is it not whole, or about to change? Then what others do may concern it."""
+        return bool(self.lost or self.origins or self.skipped or self.leavers or self.cannot) or self.broken
+
+    @property
+    def hollow(self) -> bool:
+        """Has it no state of its own any more, and none to begin from?"""
+        return self.lost - self.leavers.keys() >= self.arrangement.stage.keys()
+
+    def has_heard(self, other: int) -> bool:
+        """Has the offer of another replica in the round under way come to every node?"""
+        assert self.meeting is not None
+        return all((node, other) in self.meeting.heard for node in self.arrangement.stage)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
+
+
+BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "cannot"})
+"""fields from which the others of a replica follow (what is a ``cached_property`` above)"""
+_STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
+
+
+def go_on(replica: ReplicaState, **changes: Any) -> ReplicaState:
+    """``dataclasses.replace`` for what changes in every step: a tenth of its time, and what follows from the other
+    fields stays known.
+
+    :raises TypeError: when a field is named that is none, or one from which others follow.
+    """
+    if not changes.keys() <= _STEADY:
+        raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")
+    after = object.__new__(ReplicaState)
+    after.__dict__.update(replica.__dict__, **changes)
+    return after
