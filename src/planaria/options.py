@@ -38,6 +38,8 @@ class Options(Mapping[str, Any]):
         return hash(self._text)
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, Options):
+            return self._text == other._text
         return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
