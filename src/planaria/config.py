@@ -261,6 +261,14 @@ class ChaosConfig(Section):
     """file of faults to inject while the fleet trains (see `planaria trace`)"""
 
 
+class ObserveConfig(Section):
+    trackers: str = "tensorboard"
+    """what hears of the run's losses and other numbers: names, or 'module:Class', with commas between; nothing if
+    empty"""
+    options: Options = Options()
+    """of the trackers: each goes to those that have it; a table of a tracker's name, to that alone"""
+
+
 class RunConfig(Section):
     """A whole run: the root of a recipe. Its sections and settings are those of docs/recipes.md."""
 
@@ -286,6 +294,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     network: NetworkConfig = NetworkConfig()
     chaos: ChaosConfig = ChaosConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @property
     def samples(self) -> int:

@@ -14,8 +14,8 @@ from planaria.record.state import RunState
 
 def open_herd(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenHerd:
     """A run that machines may join, with no spare at home."""
-    every = None if kind == "local" else 2
-    return OpenHerd(started(replicas, stages, {"kind": kind, "options": {"every": every} if every else {}}, **({"spares": 0} | changed)))
+    exchange = {"kind": kind, "options": {} if kind == "local" else {"every": 2}}
+    return OpenHerd(started(replicas, stages, exchange, **({"spares": 0} | changed)))
 
 
 def joined(made: OpenHerd, room: int) -> str:
