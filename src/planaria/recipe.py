@@ -149,8 +149,10 @@ def refuse_unknown(
     for key, value in tree.items():
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
+            option = as_option(key, section, prefix)
             mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
-            raise UserError(f"{place}: {prefix}{key}: unknown key; {as_option(key, section, prefix)}{mend}")
+            mends = [option, mend] if option and elsewhere else [option or mend]
+            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(mends)}")
         inner = section.model_fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
@@ -163,7 +165,7 @@ def as_option(key: str, section: type[Section], prefix: str) -> str:
     if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
         return ""
     choice = next(name for name in CHOICES if name in section.model_fields)
-    return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}; "
+    return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}"
 
 
 def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:

@@ -81,7 +81,9 @@ def test_a_mistake_is_one_line_that_names_it_and_the_mend(kind: str, options: di
 def test_a_recipe_of_before_hears_where_an_option_is_now(option: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'[exchange]\nkind = "noloco"\n{option} = 4\n')
-    with pytest.raises(UserError, match=rf"exchange\.{option}: unknown key; .* written exchange\.options\.{option}; "):
+    with pytest.raises(
+        UserError, match=rf"exchange\.{option}: unknown key; .* written exchange\.options\.{option}(; or|$)"
+    ):
         recipe.load(file, {})
 
 

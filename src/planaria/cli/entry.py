@@ -89,14 +89,16 @@ def run(arguments: list[str]) -> int:
         settings = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
         see = f"see `planaria {given.command} --help`"
         mend = nearest(flag, settings) if flag.startswith("--") and settings else see
-        raise UserError(f"{rest[0]}: unknown flag; {_as_option(flag, given.root)}{mend if len(mend) < 200 else see}")
+        raise UserError(
+            f"{rest[0]}: unknown flag; {_as_option(flag, given.root) or (mend if len(mend) < 200 else see)}"
+        )
     code: int = given.action(given)
     return code
 
 
 def _as_option(flag: str, root: type[Section] | None) -> str:
-    head, _, key = flag.removeprefix("--").rpartition(".")
     """How an unknown flag is written if it is an option of its section's choice."""
+    head, _, key = flag.removeprefix("--").rpartition(".")
     section = root.model_fields[head].annotation if root and head in root.model_fields else None
     if not (isinstance(section, type) and issubclass(section, Section)):
         return ""
