@@ -1,7 +1,7 @@
 """Exchanges of your own: an all-reduce that leaves out what replicas disagree about, and pairs that meet half-way.
 
 cd examples
-planaria train exchange --exchange.kind own_exchange:Agreeing --exchange.options.share 0.6
+planaria train demo --exchange.replicas 2 --exchange.kind own_exchange:Agreeing
 planaria train gossip --exchange.kind own_exchange:Elastic --exchange.options.pull 0.3
 """
 
