@@ -98,11 +98,12 @@ def _one(rng: random.Random, chain: str, faults: int) -> Plain:
 
 def _replicas(rng: random.Random, kind: str, faults: int) -> Plain:
     replicas = rng.randint(2, 3)
-    exchange = {"replicas": replicas, "kind": kind, "patience_s": rng.choice((0.5, 2.0)), **EXCHANGES[kind]}
+    options = dict(EXCHANGES[kind])
+    exchange = {"replicas": replicas, "kind": kind, "patience_s": rng.choice((0.5, 2.0)), "options": options}
     if kind not in _WITHOUT_ROUNDS:
-        exchange["bits"] = rng.choice((4, 8, 16, 32))
+        options["bits"] = rng.choice((4, 8, 16, 32))
     if kind in ("noloco", "pair_mean", "gasloc"):
-        exchange |= {"prefetch": rng.random() < 0.5, "group": rng.randint(2, replicas)}
+        options |= {"prefetch": rng.random() < 0.5, "group": rng.randint(2, replicas)}
     stages = 2 if kind == "streaming_diloco" else rng.randint(1, 2)
     sections = _common(rng, stages, 5 * faults // (replicas * (stages + 1)) + 12)
     if kind == "streaming_diloco":

@@ -58,13 +58,20 @@ def on_schedule(workers: int) -> RunStarted:
     return started(arrangement=held, routes=[[*way, way[0]] for way in ways], samples_per_step=width)
 
 
+def options(**given: Any) -> dict[str, Any]:
+    """Options of an exchange; an older planaria has them beside its kind."""
+    from planaria.config import ExchangeConfig
+
+    return {"options": given} if "options" in ExchangeConfig.model_fields else given
+
+
 def in_pairs(workers: int) -> RunStarted:
     """Replicas of eight workers."""
     replicas = workers // STAGES
     return started(
         replicas=replicas,
         columns=[[number + replicas * stage for stage in range(STAGES)] for number in range(replicas)],
-        exchange={"kind": "noloco", "every": EVERY, "replicas": replicas},
+        exchange={"kind": "noloco", "replicas": replicas, **options(every=EVERY)},
         routes=[[*range(STAGES), 0]],
         samples_per_step=replicas,
     )

@@ -95,7 +95,7 @@ def prepare(home: Path, fleet: bool = True) -> None:
     base = ["train", str(home / "recipe.toml"), "--out", str(home), "--quiet", "--train.steps", "4"]
     base += ["--checkpoint.every", "2", "--recovery.strategy", "checkpoint"]
     runs = {"single": ["--chaos.trace", str(home / "trace.json")]}
-    runs["replicas"] = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.every", "1"]
+    runs["replicas"] = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.options.every", "1"]
     if fleet:
         runs["fleet"] = [
             "--engine",

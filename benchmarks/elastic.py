@@ -29,6 +29,7 @@ from benchmarks.fleet_run import Once, first_step_t, require_finished, run_fleet
 from benchmarks.linked_run import add_flags, final_loss, recipe
 from benchmarks.unrest import GUESTS, Deed, Driver, deeds
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
+from planaria.options import Options
 from planaria.record import decisions as d
 from planaria.record import events as e
 
@@ -51,8 +52,7 @@ def recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
             replicas=given.replicas,
             most=given.replicas + GUESTS,
             kind="noloco",
-            every=given.every,
-            bits=8,
+            options=Options({"every": given.every, "bits": 8}),
             patience_s=given.patience,
         ),
         FleetConfig(spares=1),

@@ -20,9 +20,8 @@ import torch
 
 from benchmarks.common import IMAGES, Claim, Row, conclude, parser, start, write
 from benchmarks.figure import RULE, Line, svg
-from planaria.config import ExchangeConfig
 from planaria.errors import UserError
-from planaria.exchange import exchange
+from planaria.exchange import EXCHANGES
 from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pairing import random_groups
@@ -78,14 +77,14 @@ def stability_rows(given: argparse.Namespace) -> list[Row]:
     for alpha in MOMENTA:
         bound = largest_gamma(alpha, contraction(MEMBERS, 2))
         for share, claim in ((0.85, Claim(high=0.9999)), (1.15, Claim(low=1.0001))):
-            made = NoLoCo(1, alpha=alpha, beta=0.0, gamma=share * bound)
+            made = NoLoCo.model_construct(alpha=alpha, beta=0.0, gamma=share * bound)
             exact = np.abs(np.linalg.eigvals(moments(made, MEMBERS))).max()
             measured = [growth(made, seed, given.rounds) for seed in range(given.seeds)]
             what = f"growth a round, alpha {alpha:g}, gamma {share:g} of the bound"
             rows.append(Row(what, measured, f"{exact:.3f}: exact", claim, {"gamma": f"{made.gamma:.3f}"}))
     refused = 0
     try:
-        exchange(ExchangeConfig(kind="noloco", alpha=0.9, gamma=0.7))
+        EXCHANGES.make("noloco", {"alpha": 0.9, "gamma": 0.7})
     except UserError:
         refused = 1
     rows.append(

@@ -35,11 +35,12 @@ from planaria.config import (
     TrainConfig,
 )
 from planaria.data.shards import prepare
+from planaria.options import Options
 
 NAME = "exchange_quality"
 NOLOCO, NO_PULL, LOCAL, MIXED = "noloco", "noloco, γ near 0", "local", "noloco, mixed routes"
 SAME, HALF, EVERY = "diloco, heavy ball", "diloco, half the rounds", "allreduce"
-HEAVY = {"kind": "diloco", "momentum": "heavy_ball", "alpha": 0.3}
+HEAVY = {"momentum": "heavy_ball", "alpha": 0.3}
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,24 @@ class Outcome:
     spread: float
 
 
-def arms(every: int) -> dict[str, dict[str, Any]]:
-    """Name → what its [exchange] says."""
+def arms(every: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name → the kind of exchange, and its options."""
     return {
-        EVERY: {"kind": "allreduce"},
-        SAME: HEAVY | {"every": every},
-        HALF: HEAVY | {"every": 2 * every},
-        "diloco, nesterov": {"kind": "diloco", "every": every},
-        NOLOCO: {"kind": "noloco", "every": every},
-        MIXED: {"kind": "noloco", "every": every},
-        "noloco, 8 bits": {"kind": "noloco", "every": every, "bits": 8},
-        "pair mean": {"kind": "pair_mean", "every": every},
-        NO_PULL: {"kind": "noloco", "every": every, "gamma": 1e-6},
-        LOCAL: {"kind": "local"},
+        EVERY: ("allreduce", {}),
+        SAME: ("diloco", {"every": every, **HEAVY}),
+        HALF: ("diloco", {"every": 2 * every, **HEAVY}),
+        "diloco, nesterov": ("diloco", {"every": every}),
+        NOLOCO: ("noloco", {"every": every}),
+        MIXED: ("noloco", {"every": every}),
+        "noloco, 8 bits": ("noloco", {"every": every, "bits": 8}),
+        "pair mean": ("pair_mean", {"every": every}),
+        NO_PULL: ("noloco", {"every": every, "gamma": 1e-6}),
+        LOCAL: ("local", {}),
     }
 
 
 def recipe(given: argparse.Namespace, arm: str, seed: int, optim: OptimConfig) -> RunConfig:
+    kind, options = arms(given.every)[arm]
     return RunConfig(
         name=NAME,
         out=str(RUNS),
@@ -78,7 +80,7 @@ def recipe(given: argparse.Namespace, arm: str, seed: int, optim: OptimConfig) -
         data=DataConfig(tokenizer="bytes"),
         optim=optim,
         train=TrainConfig(steps=given.steps, eval_microbatches=16),
-        exchange=ExchangeConfig(replicas=given.replicas, **arms(given.every)[arm]),
+        exchange=ExchangeConfig(replicas=given.replicas, kind=kind, options=Options(options)),
     )
 
 

@@ -153,7 +153,7 @@ def stuck(given: argparse.Namespace) -> list[Row]:
             8 + 6 * given.stuck,
             fleet={"timeout_s": LIMIT_S, "disk_timeout_s": LIMIT_S, "spares": 2},
             checkpoint={"every": 3},
-            exchange={"replicas": 2, "kind": "noloco", "every": 3} if place == "settle" else {},
+            exchange={"replicas": 2, "kind": "noloco", "options": {"every": 3}} if place == "settle" else {},
         )
         record = run_fleet(config, tuple(faults))
         require_finished(record)

@@ -31,6 +31,7 @@ from benchmarks.fleet_run import Once, require_finished, run_fleet
 from benchmarks.linked_run import WORKERS, Guest, add_flags, final_loss, recipe
 from planaria.config import CheckpointConfig, ExchangeConfig, FleetConfig, RunConfig
 from planaria.errors import RunStopped
+from planaria.options import Options
 from planaria.record import decisions as d
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def recipe_of(given: argparse.Namespace, arm: str, seed: int) -> RunConfig:
         f"{NAME}-{arm}-{seed}",
         seed,
         given.steps,
-        ExchangeConfig(replicas=given.replicas, kind="noloco", every=given.every, bits=8),
+        ExchangeConfig(replicas=given.replicas, kind="noloco", options=Options({"every": given.every, "bits": 8})),
         FleetConfig(spares=0, replace=False),
         CheckpointConfig(every=max(1, given.every // 4), keep=given.steps if arm == "struck" else 2),
     )

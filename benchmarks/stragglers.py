@@ -22,6 +22,7 @@ from planaria.config import (
     RunConfig,
     TrainConfig,
 )
+from planaria.options import Options
 from planaria.record import decisions as d
 
 NAME = "stragglers"
@@ -40,7 +41,7 @@ def recipe(kind: str, seed: int, replicas: int, rounds: int, every: int, pass_s:
         data=bytes_data(),
         optim=OptimConfig(lr=1e-3),
         train=TrainConfig(steps=rounds * every, eval_every=0),
-        exchange=ExchangeConfig(replicas=replicas, kind=kind, every=every, patience_s=1000.0),
+        exchange=ExchangeConfig(replicas=replicas, kind=kind, options=Options({"every": every}), patience_s=1000.0),
         fleet=FleetConfig(spares=0, missed=40),
         checkpoint=CheckpointConfig(every=0),
         network=NetworkConfig(

@@ -31,6 +31,10 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
     ("arguments", "line"),
     [
         (["train", "demo", "--modl.dim", "3"], "--modl.dim: unknown flag; did you mean '--model.dim'?"),
+        (
+            ["train", "demo", "--exchange.every", "3"],
+            "--exchange.every: unknown flag; an option of --exchange.kind is written --exchange.options.every",
+        ),
         (["train", "demo", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
         (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
         (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),

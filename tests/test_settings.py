@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 from planaria.chaos.trace import Fault, Trace
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.config import RunConfig
 from planaria.engine.prepare import check
-from planaria.engine.unused import EXCHANGE_APART, RULES, idle, require_used
+from planaria.engine.unused import RULES, idle, require_used
 from planaria.errors import UserError
-from planaria.exchange import EXCHANGES, exchange
-from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.recipe import fields
 
 SOURCE = Path(__file__).parents[1] / "src" / "planaria"
-OTHER: dict[str, Any] = {
-    "every": 7, "alpha": 0.25, "beta": 0.3, "gamma": 0.9, "group": 3, "bits": 8, "prefetch": True,
-    "momentum": "heavy_ball", "fragments": 7, "delay": 1, "mix": 0.5, "aggregator": "another",
-}  # fmt: skip
-"""a value of each field that every exchange may or may not use, which is not the usual one"""
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
@@ -41,25 +34,6 @@ def test_every_field_is_read_somewhere() -> None:
 
 def test_rules_are_about_fields() -> None:
     assert RULES.keys() <= {name for name, _ in fields()}
-    assert {*OTHER, *EXCHANGE_APART} == ExchangeConfig.model_fields.keys(), "a new field: who uses it?"
-
-
-@pytest.mark.parametrize("field", OTHER)
-@pytest.mark.parametrize("kind", EXCHANGES)
-def test_an_exchange_uses_a_field_or_a_run_does_not_begin_with_it(
-    kind: str, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(AGGREGATORS, "another", lambda values, weights: mean(values, weights))
-    given = config(exchange={"replicas": 4, "kind": kind, field: OTHER[field]})
-    try:
-        made = exchange(given.exchange)
-    except UserError:
-        return  # refused by the exchange itself
-    if made == exchange(ExchangeConfig(replicas=4, kind=kind)):
-        with pytest.raises(UserError, match=rf"exchange\.{field} = .*: .*{kind}.*leave it out"):
-            require_used(given)
-    else:
-        require_used(given)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +63,10 @@ def test_one_process_refuses_more_replicas_in_time() -> None:
 def test_what_is_said_for_other_runs_is_named() -> None:
     quiet, trace = config(), Trace(faults=(Fault(step=1, stage=1, signal="slow"), Fault(step=2, stage=1)))
     assert list(idle(quiet, trace)) == []
-    alone = config(exchange={"kind": "noloco", "every": 5}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]
+    alone = config(exchange={"kind": "noloco", "options": {"every": 5}}, fleet={"spares": 3}, engine="inline")  # type: ignore[arg-type]
     lines = list(idle(alone, trace))
     assert [line.partition(":")[0] for line in lines] == [
-        "exchange.kind, exchange.every",
+        "exchange.kind, exchange.options",
         "fleet.spares",
         "faults left out",
     ]

@@ -183,41 +183,14 @@ class ExchangeConfig(Section):
     most: bounds.Replicas | None = None
     """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
     kind: str = "allreduce"
-    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean or gasloc"""
-    every: Natural | None = None
-    """inner steps between rounds; unless given 500 (diloco), 100 (streaming_diloco) or 50 (in pairs)"""
+    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, or
+    'module:Class'"""
+    options: Options = Options()
+    """of the kind"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
-    alpha: Fraction | None = None
-    """momentum of the outer step; unless given 0.9 (diloco) or 0.5 (noloco)"""
-    beta: Annotated[float, Field(gt=0)] | None = None
-    """outer learning rate; 0.7 unless given"""
-    gamma: Annotated[float, Field(gt=0)] | None = None
-    """noloco, gasloc: pull towards the group's mean; 0.7 (noloco) unless given"""
     patience_s: Seconds = 10.0
     """how long a replica waits for the others of its group; then it goes on with those that are there, or by itself"""
-    aggregator: str = "mean"
-    """how what the members of a group say becomes one value: mean"""
-    group: Annotated[int, Field(ge=2)] = 2
-    """noloco, pair_mean, gasloc: replicas that meet in one round"""
-    bits: Literal[4, 8, 16, 32] = 32
-    """bits of a number in a message that others wait for; what rounding takes is sent later"""
-    prefetch: bool = False
-    """noloco, pair_mean, gasloc: send slow weights ahead, so that only drifts are waited for (always, below 32 bits)"""
-    momentum: Literal["nesterov", "heavy_ball"] = "nesterov"
-    """diloco, streaming_diloco: which form of momentum the outer step has"""
-    fragments: Positive = 4
-    """streaming_diloco: parts of a stage, each with rounds of its own"""
-    delay: Natural = 0
-    """streaming_diloco: inner steps between sending a fragment and using what came back"""
-    mix: Fraction = 0.0
-    """streaming_diloco: share of the fast weights that outlives a round"""
-
-    def or_else(self, alpha: float, beta: float, gamma: float) -> tuple[float, float, float]:
-        """alpha, beta and gamma, or these where they are not given."""
-        given = ((self.alpha, alpha), (self.beta, beta), (self.gamma, gamma))
-        first, second, third = (default if value is None else value for value, default in given)
-        return first, second, third
 
 
 class FleetConfig(Section):
@@ -288,6 +261,14 @@ class ChaosConfig(Section):
     """file of faults to inject while the fleet trains (see `planaria trace`)"""
 
 
+class ObserveConfig(Section):
+    trackers: str = "tensorboard"
+    """what hears of the run's losses and other numbers: names, or 'module:Class', with commas between; nothing if
+    empty"""
+    options: Options = Options()
+    """of the trackers: each goes to those that have it; a table of a tracker's name, to that alone"""
+
+
 class RunConfig(Section):
     """A whole run: the root of a recipe. Its sections and settings are those of docs/recipes.md."""
 
@@ -313,6 +294,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     network: NetworkConfig = NetworkConfig()
     chaos: ChaosConfig = ChaosConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @property
     def samples(self) -> int:

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 NAME = "options"
 """of the field that holds them, in every section that has some"""
-CHOICES = ("strategy", "kind", "family")
+CHOICES = ("strategy", "kind", "family", "trackers")
 """fields that name a choice, beside its options"""
 
 
@@ -38,6 +38,8 @@ class Options(Mapping[str, Any]):
         return hash(self._text)
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, Options):
+            return self._text == other._text
         return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:

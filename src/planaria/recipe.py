@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -148,13 +149,23 @@ def refuse_unknown(
     for key, value in tree.items():
         if key not in section.model_fields:
             elsewhere = [name for name, _ in fields(root) if name.rpartition(".")[2] == key]
+            option = as_option(key, section, prefix)
             mend = f"did you mean {elsewhere[0]!r}?" if elsewhere else nearest(key, section.model_fields)
-            raise UserError(f"{place}: {prefix}{key}: unknown key; {mend}")
+            mends = [option, mend] if option and elsewhere else [option or mend]
+            raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(mends)}")
         inner = section.model_fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
             refuse_unknown(value, inner, place, f"{prefix}{key}.", root)
+
+
+def as_option(key: str, section: type[Section], prefix: str) -> str:
+    """A clause on how ``key``, which the section does not have, is written as an option of its choice; may be empty."""
+    if NAME not in section.model_fields or get_close_matches(key, section.model_fields, cutoff=0.75):
+        return ""
+    choice = next(name for name in CHOICES if name in section.model_fields)
+    return f"an option of {prefix}{choice} is written {prefix}{NAME}.{key}"
 
 
 def table(kind: type[Kind], found: Any, name: str, recipe: Path) -> Kind:

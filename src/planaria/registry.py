@@ -105,6 +105,9 @@ class Registry(Generic[Chosen]):
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join([self._place, *(str(part) for part in first["loc"])])
+            if first["type"] == "missing":
+                what = chosen.model_fields[str(first["loc"][0])].description
+                raise UserError(f"{key}: {name!r} has no default for it; give {what or 'it'}") from None
             said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
 

@@ -17,6 +17,7 @@ from tiny_recipe import written
 import planaria
 from planaria import cli
 from planaria.checkpoint.store import CheckpointStore
+from planaria.observe.live.tracker import TensorBoard
 
 
 @pytest.fixture
@@ -49,6 +50,23 @@ def test_it_is_the_commands_run(recipe: Path, capsys: pytest.CaptureFixture[str]
     assert [step.val_loss for step in steps] == 4 * [run.validations[0]] + 4 * [run.validations[4]]
     assert steps[0].grad_norm.keys() == set(range(5)) and all(step.tokens_per_s > 0 for step in steps[1:])
     assert run.outcome == "finished" and "8 steps" in repr(run) and run.complete("eta", max_new=3).startswith("eta")
+
+
+def test_a_tracker_of_ones_own_hears_of_every_step_also_when_another_fails(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    chosen = {"observe.trackers": "own_tracker:Table, tensorboard", "observe.options.name": "losses.csv"}
+    monkeypatch.setattr(TensorBoard, "scalars", lambda self, step, values: 1 / 0)
+    run = planaria.train(recipe, progress=False, settings=chosen)
+    assert run.outcome == "finished"
+    heard = [line.split(",") for line in (run.folder / "losses.csv").read_text().splitlines()]
+    assert [float(value) for _, name, value in heard if name == "loss"] == run.losses
+    assert {int(step): float(value) for step, name, value in heard if name == "val_loss"} == run.validations
+    assert (run.folder / "events.jsonl").read_text().count("going on without tensorboard (ZeroDivisionError") == 1
+    with pytest.raises(planaria.UserError, match=r"observe\.trackers = 'own_tracker:Tabel': .* 'Table'"):
+        planaria.train(recipe, progress=False, settings={"observe.trackers": "own_tracker:Tabel"})
+    assert not run.folder.with_name("tiny-2").exists(), "before there is a run"
 
 
 def test_a_table_with_and_without_pandas(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

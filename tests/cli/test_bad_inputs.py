@@ -168,8 +168,8 @@ def test_recipe(home: Path, capfd: pytest.CaptureFixture[str], text: str, names:
         ),
         (["--exchange.replicas", "2", "--exchange.kind", "nolco"], ["'nolco'", "noloco"]),
         (
-            ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.alpha", "0.9"],
-            ["exchange.gamma = 0.7", "drift apart", "0.38"],
+            ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--exchange.options.alpha", "0.9"],
+            ["exchange.options", "gamma = 0.7", "drift apart", "0.38"],
         ),
         (
             ["--exchange.replicas", "2", "--engine", "inline", "--recovery.strategy", "echo"],

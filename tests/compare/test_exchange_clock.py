@@ -13,13 +13,13 @@ from planaria.model.families import stage_parameters
 NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
 
 
-def recipe(replicas: int = 4, **exchange: Any) -> RunConfig:
+def recipe(replicas: int = 4, kind: str = "allreduce", **options: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"vocab": 260, "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "context": 16},
             "pipeline": {"stages": 2, "microbatches": 2, "microbatch_size": 1},
             "network": NETWORK,
-            "exchange": {"replicas": replicas, **exchange},
+            "exchange": {"replicas": replicas, "kind": kind, "options": options},
         }
     )
 

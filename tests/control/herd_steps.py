@@ -31,7 +31,7 @@ def started(replicas: int, stages: int, exchange: dict[str, Any], more: int = 0,
 
 def herd(replicas: int, kind: str = "noloco", stages: int = 1, **changed: Any) -> PretendHerd:
     """A run whose replicas meet every two steps, unless ``exchange`` says otherwise."""
-    exchange = {"kind": kind, "every": None if kind == "local" else 2} | changed.pop("exchange", {})
+    exchange = {"kind": kind, "options": {} if kind == "local" else {"every": 2}} | changed.pop("exchange", {})
     return PretendHerd(started(replicas, stages, exchange, **changed))
 
 

@@ -384,7 +384,7 @@ def test_replicas_that_round_their_gradients_are_saved_with_what_each_owes_the_o
         arrangement=[[0, 2, 4], [1, 3, 5]],
         routes=[[0, 1, 0], [2, 3, 2], [4, 5, 4]],
         pairs=[(0, 2), (0, 4), (2, 4), (1, 3), (1, 5), (3, 5)],
-        exchange={"replicas": 3, "bits": bits},
+        exchange={"replicas": 3, "options": {"bits": bits}},
     )
     work_until(made, "save", 1)
     saved = next(fact for fact in made.history if isinstance(fact, d.Save))

@@ -14,8 +14,8 @@ from planaria.record.state import RunState
 
 def open_herd(replicas: int, kind: str = "local", stages: int = 1, **changed: Any) -> OpenHerd:
     """A run that machines may join, with no spare at home."""
-    every = None if kind == "local" else 2
-    return OpenHerd(started(replicas, stages, {"kind": kind, "every": every}, **({"spares": 0} | changed)))
+    exchange = {"kind": kind, "options": {} if kind == "local" else {"every": 2}}
+    return OpenHerd(started(replicas, stages, exchange, **({"spares": 0} | changed)))
 
 
 def joined(made: OpenHerd, room: int) -> str:
@@ -245,7 +245,7 @@ def test_a_replica_is_not_founded_with_those_who_are_to_take_over() -> None:
 
 def test_what_is_saved_in_the_middle_of_a_round_has_that_round_still_before_it() -> None:
     """A replica that was rolled back to it took itself for one that had settled the round."""
-    exchange = {"kind": "streaming_diloco", "every": 2, "fragments": 1, "delay": 1}
+    exchange = {"kind": "streaming_diloco", "options": {"every": 2, "fragments": 1, "delay": 1}}
     made = OpenHerd(started(2, 1, exchange, save_every=1, steps=8, spares=1))
     work_until(made, lambda run: any(r.meeting and r.phase == "save" for r in run.live.values()))
     replica = next(r for r in made.run.live.values() if r.meeting and r.phase == "save")

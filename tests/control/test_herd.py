@@ -13,6 +13,7 @@ from open_herd import OpenHerd
 
 from planaria.control.replay import replay
 from planaria.control.saving import resting
+from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
@@ -20,13 +21,13 @@ from planaria.record.apply import apply
 pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they take their time
 
 EXCHANGES: list[dict[str, Any]] = [
-    {"kind": "noloco", "every": 1},
-    {"kind": "noloco", "every": 2},
-    {"kind": "pair_mean", "every": 2, "group": 3},
-    {"kind": "diloco", "every": 1},
-    {"kind": "diloco", "every": 2},
-    {"kind": "streaming_diloco", "every": 4, "fragments": 2, "delay": 1},
-    {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2},
+    {"kind": "noloco", "options": {"every": 1}},
+    {"kind": "noloco", "options": {"every": 2}},
+    {"kind": "pair_mean", "options": {"every": 2, "group": 3}},
+    {"kind": "diloco", "options": {"every": 1}},
+    {"kind": "diloco", "options": {"every": 2}},
+    {"kind": "streaming_diloco", "options": {"every": 4, "fragments": 2, "delay": 1}},
+    {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}},
     {"kind": "local"},
 ]
 CHAINS = ["checkfree", "checkfree, checkpoint", "checkpoint"]
@@ -42,7 +43,7 @@ def resumed(start: e.RunStarted, steps: list[int], whole: bool) -> e.RunStarted:
     replicas, steps = start.replicas, steps[: start.replicas]
     used = {r + replicas * k for r, count in enumerate(steps) for k in range(count)}
     floor = next(b for b in range(len(used) + 1) if b not in used)
-    every = (start.exchange.every or 99) // (start.exchange.fragments if "streaming" in start.exchange.kind else 1)
+    every = exchange(start.exchange).interval or 99
     standings = {r: e.Standing(step=n, rounds=n // every, inner=n % every) for r, n in enumerate(steps)}
     changed = {
         "first_step": len(used) // replicas,

@@ -28,7 +28,7 @@ def troubled(seed: int) -> OpenHerd:
         started(
             replicas,
             rng.choice([1, 2, 3]),
-            {"kind": kind, "every": every},
+            {"kind": kind, "options": {"every": every} if every else {}},
             more=rng.choice([0, 1]) if replicas > 1 else 0,
             steps=6,
             spares=rng.randrange(3),
@@ -109,7 +109,9 @@ def test_a_run_that_is_resumed_begins_with_nobody() -> None:
     members = Membership()
     for fact in troubled(3).history:
         members.take(fact)
-    again = started(2, 1, {"kind": "noloco", "every": 1}, standings={0: e.Standing(step=5), 1: e.Standing(step=3)})
+    again = started(
+        2, 1, {"kind": "noloco", "options": {"every": 1}}, standings={0: e.Standing(step=5), 1: e.Standing(step=3)}
+    )
     left = set(members.holders)
     assert set(members.take(again)) == left
     assert not members.alive and not members.holders and not members.released and not members.machine_of

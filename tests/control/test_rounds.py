@@ -11,7 +11,7 @@ from planaria.record import events as e
 from planaria.record.events import Standing
 from planaria.record.state import RunState
 
-STREAMING = {"kind": "streaming_diloco", "every": 3, "fragments": 1, "delay": 2}
+STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -93,7 +93,7 @@ def test_of_an_odd_number_one_sits_out() -> None:
 
 
 def test_who_is_deaf_in_a_group_of_three_is_left_out_and_settles_alone() -> None:
-    made = herd(3, "pair_mean", steps=2, exchange={"group": 3})
+    made = herd(3, "pair_mean", steps=2, exchange={"options": {"every": 2, "group": 3}})
     work_until(made, lambda run: all(r.meeting for r in run.replicas.values()))
     for worker in [w for w in made.pending() if w]:
         made.work(worker)

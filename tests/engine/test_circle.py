@@ -9,11 +9,12 @@ from planaria.config import ExchangeConfig, ModelConfig, RunConfig
 from planaria.engine.exchange_round import RoundMember
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
+from planaria.options import Options
 from planaria.transport.wire import Content
 
 RECIPE = RunConfig(model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8))
-PAIRS = ExchangeConfig(replicas=2, kind="noloco", every=2)
-CODED = ExchangeConfig(replicas=2, kind="noloco", every=2, bits=8)
+PAIRS = ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2}))
+CODED = ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2, "bits": 8}))
 
 
 def worker(config: ExchangeConfig, shift: float = 0.0) -> tuple[RoundMember, StageRunner]:

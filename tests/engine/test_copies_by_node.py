@@ -70,7 +70,7 @@ def test_copies_go_with_a_schedule_but_not_with_replicas_nor_partners_without_sw
     for strategy in ("redundant", "echo, checkpoint"):
         check(on_schedule(config_in(tmp_path, recovery={"strategy": strategy}, **shape(0.5)), tmp_path))
     with pytest.raises(UserError, match="a lost stage is copied from another replica"):
-        check(config_in(tmp_path, recovery=REDUNDANT, exchange={"replicas": 2, "kind": "noloco", "every": 2}))
+        check(config_in(tmp_path, recovery=REDUNDANT, exchange={"replicas": 2, "kind": "noloco"}))
     swapped = {"routing": {**shape(0.5)["routing"], "kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}
     with pytest.raises(UserError, match=r"needs routing.kind = 'swapped', not 'a schedule'"):
         check(on_schedule(config_in(tmp_path, **{**shape(0.5), **swapped}), tmp_path))

@@ -18,14 +18,15 @@ from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
 from planaria.model.packing import pack, unpack
+from planaria.options import Options
 from planaria.routing.arrangement import Arrangement
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
 NODES = (1, 3, 5)
 
 
-def recipe(**exchange: Any) -> RunConfig:
-    return RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), **exchange))
+def recipe(**options: Any) -> RunConfig:
+    return RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), options=Options(options)))
 
 
 def runners(config: RunConfig, seed: int = 0) -> dict[int, StageRunner]:

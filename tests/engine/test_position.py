@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from planaria.config import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.position import Position
+from planaria.options import Options
 from planaria.record import events as e
 from planaria.record.decisions import BEFORE, Form, Keep, Meet, Member
 from planaria.record.events import Fact
@@ -16,7 +17,7 @@ RECIPE = RunConfig(
     engine="fleet",
     model=ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8),
     pipeline=PipelineConfig(stages=2),
-    exchange=ExchangeConfig(replicas=2, kind="noloco", every=2),
+    exchange=ExchangeConfig(replicas=2, kind="noloco", options=Options({"every": 2})),
 )
 """two replicas of stages 0, 1, 2: nodes 0, 1, 2 and 3, 4, 5"""
 

@@ -29,9 +29,12 @@ Recipe = Callable[..., RunConfig]
 FOUR = {"stages": 2, "microbatches": 2, "microbatch_size": 2}
 
 
-def replicas(config: Recipe, count: int = 4, mixed: bool = False, **exchange: Any) -> RunConfig:
+def replicas(config: Recipe, count: int = 4, mixed: bool = False, kind: str = "allreduce", **options: Any) -> RunConfig:
     return config(
-        model={"layers": 2}, pipeline=FOUR, routing={"mixed": mixed}, exchange={"replicas": count, **exchange}
+        model={"layers": 2},
+        pipeline=FOUR,
+        routing={"mixed": mixed},
+        exchange={"replicas": count, "kind": kind, "options": options},
     )
 
 
@@ -71,7 +74,10 @@ def test_without_an_exchange_each_replica_learns_from_its_own_samples_alone(conf
 
 
 def test_pairs_meet_when_due_and_are_the_nearer_for_it(config: Recipe) -> None:
-    gossip, local = (engine_of(replicas(config, 4, kind=kind, every=3)) for kind in ("pair_mean", "local"))
+    gossip, local = (
+        engine_of(replicas(config, 4, kind=kind, **({} if kind == "local" else {"every": 3})))
+        for kind in ("pair_mean", "local")
+    )
     rounds = [round for _ in range(9) for round in gossip.train_step().rounds]
     losses(local, 9)
     assert [round.number for round in rounds] == [0, 1, 2]
@@ -157,7 +163,7 @@ def resumed(recipe: RunConfig, folder: Path, step: int) -> RunRecord:
     return train(recipe, folder, Origin(step=step, load=load))
 
 
-@pytest.mark.parametrize("exchange", [{"kind": "noloco", "every": 3, "bits": 8}, {"kind": "allreduce", "bits": 8}])
+@pytest.mark.parametrize("exchange", [{"kind": "noloco", "every": 3, "bits": 8}, {"bits": 8}])
 def test_a_run_of_replicas_goes_on_bit_for_bit_where_it_stopped(
     exchange: dict[str, Any], config: Recipe, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from planaria.config import ExchangeConfig
 from planaria.exchange import EXCHANGES, exchange
 from planaria.exchange.base import Exchange
 from planaria.exchange.lab import Replica, replicas
+from planaria.options import Options
 
 SHAPES = {
     "layers.0.weight": torch.Size([5, 7]),
@@ -20,12 +21,22 @@ SHAPES = {
 COUNT = 186
 GIVEN = {"gasloc": {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}}
 """what a kind cannot do without"""
-KINDS = sorted(EXCHANGES)
+KINDS = sorted(EXCHANGES.shipped)
 
 
-def make(kind: str, **settings: object) -> Exchange:
+def make(kind: str, **options: object) -> Exchange:
     """An exchange as a recipe would make it."""
-    return exchange(ExchangeConfig.model_validate({"kind": kind, **GIVEN.get(kind, {}), **settings}))
+    return exchange(ExchangeConfig(kind=kind, options=Options({**GIVEN.get(kind, {}), **options})))
+
+
+def fitting(kind: str, **options: object) -> Exchange:
+    """The same with those of the ``options`` that the kind has."""
+    return make(kind, **EXCHANGES.declared([kind], options))
+
+
+def have(option: str) -> list[str]:
+    """The kinds that have this option."""
+    return [kind for kind in KINDS if option in EXCHANGES.find(kind).model_fields]
 
 
 def weights(seed: int, std: float = 1.0) -> dict[str, Tensor]:

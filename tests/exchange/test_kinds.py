@@ -18,50 +18,73 @@ from planaria.exchange.local import Local
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming
+from planaria.options import Options
 
 
 def test_what_is_not_given_is_as_published() -> None:
-    assert make("noloco") == NoLoCo(50, 2, 32, False, 0.5, 0.7, 0.7)
-    assert make("diloco") == DiLoCo(500, 32, 0.9, 0.7, "nesterov")
-    assert make("streaming_diloco") == Streaming(25, 32, 0.9, 0.7, "nesterov", 4, 0, 0.0)
-    assert make("pair_mean") == PairMean(50, 2, 32, False)
-    assert make("allreduce") == AllReduce(32) and make("local") == Local()
+    assert make("noloco").model_dump() == {
+        "bits": 32, "aggregator": "mean", "every": 50, "group": 2, "prefetch": False,
+        "alpha": 0.5, "beta": 0.7, "gamma": 0.7,
+    }  # fmt: skip
+    diloco = {"bits": 32, "aggregator": "mean", "every": 500, "alpha": 0.9, "beta": 0.7, "momentum": "nesterov"}
+    assert make("diloco").model_dump() == diloco
+    streaming = diloco | {"every": 100, "fragments": 4, "delay": 0, "mix": 0.0}
+    assert make("streaming_diloco").model_dump() == streaming and make("streaming_diloco").interval == 25
+    assert make("pair_mean") == PairMean(every=50, group=2, bits=32, prefetch=False)
+    assert make("allreduce") == AllReduce(bits=32) and make("local") == Local() and not Local.model_fields
 
 
 def test_what_is_given_is_taken() -> None:
     assert make("noloco", every=7, alpha=0.1, beta=0.2, gamma=0.3, group=3, bits=8, prefetch=True) == NoLoCo(
-        7, 3, 8, True, 0.1, 0.2, 0.3
+        every=7, group=3, bits=8, prefetch=True, alpha=0.1, beta=0.2, gamma=0.3
     )
     assert make("diloco", every=7, alpha=0.0, beta=1.0, bits=4, momentum="heavy_ball") == DiLoCo(
-        7, 4, 0.0, 1.0, "heavy_ball"
+        every=7, bits=4, alpha=0.0, beta=1.0, momentum="heavy_ball"
     )
-    assert make("gasloc", every=9, bits=16) == Gasloc(9, 2, 16, False, alpha=0.5, beta=0.7, gamma=0.7)
-    assert make("pair_mean", group=4, prefetch=True) == PairMean(50, 4, 32, True)
-    assert make("streaming_diloco", every=12, fragments=2, delay=5, mix=0.5) == Streaming(
-        6, 32, 0.9, 0.7, "nesterov", 2, 5, 0.5
-    )
-    assert make("allreduce", every=0, bits=8) == AllReduce(8)
+    assert make("gasloc", every=9, bits=16) == Gasloc(every=9, bits=16, alpha=0.5, beta=0.7, gamma=0.7)
+    assert make("pair_mean", group=4, prefetch=True) == PairMean(group=4, prefetch=True)
+    made = make("streaming_diloco", every=12, fragments=2, delay=5, mix=0.5)
+    assert made == Streaming(every=12, fragments=2, delay=5, mix=0.5) and (made.interval, made.overlap) == (6, 5)
+    assert make("allreduce", bits=8) == AllReduce(bits=8)
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("kind", "options", "line"),
     [
-        ({"kind": "nolocco"}, r"exchange\.kind = 'nolocco': no such exchange; did you mean 'noloco'\?"),
-        ({"kind": "diloco", "every": 0}, r"exchange\.every = 0 with exchange\.kind = 'diloco': .* give 1 or more"),
+        ("nolocco", {}, r"^exchange\.kind = 'nolocco': no such choice; did you mean 'noloco'\?"),
+        ("diloco", {"every": 0}, r"^exchange\.options\.every = 0: .* greater than 0"),
         (
-            {"kind": "allreduce", "every": 5},
-            r"averages .* of every step, not of every 5; leave exchange\.every",
+            "allreduce",
+            {"every": 5},
+            r"^exchange\.options\.every: no option of 'allreduce'; known here: aggregator, bits",
         ),
-        ({"kind": "streaming_diloco", "every": 10, "fragments": 4}, r"every = 10 does not divide .*fragments = 4"),
-        ({"kind": "streaming_diloco", "every": 8, "fragments": 16}, r"every = 8 does not divide .*fragments = 16"),
-        ({"kind": "streaming_diloco", "every": 8, "delay": 2}, r"delay = 2: .* 2 steps later .*; lower it"),
-        ({"kind": "gasloc", "alpha": 0.5, "gamma": 0.5}, r"'gasloc' has no defaults .* exchange\.beta"),
+        ("local", {"bits": 8}, r"^exchange\.options\.bits: no option of 'local'; there are none; leave it out"),
+        ("noloco", {"fragments": 2}, r"^exchange\.options\.fragments: no option of 'noloco'"),
+        ("noloco", {"group": 1}, r"^exchange\.options\.group = 1: .* greater than or equal to 2"),
+        ("streaming_diloco", {"every": 10, "fragments": 4}, r"every = 10 does not divide .*fragments = 4"),
+        ("streaming_diloco", {"every": 8, "fragments": 16}, r"every = 8 does not divide .*fragments = 16"),
+        ("streaming_diloco", {"every": 8, "delay": 2}, r"^exchange\.options: delay = 2: .* 2 steps later .*; lower it"),
+        (
+            "gasloc",
+            {"alpha": 0.5, "gamma": 0.5},
+            r"^exchange\.options\.beta: 'gasloc' has no default for it; give outer learning rate$",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it_and_the_mend(settings: dict[str, object], line: str) -> None:
+def test_a_mistake_is_one_line_that_names_it_and_the_mend(kind: str, options: dict[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line) as caught:
-        exchange(ExchangeConfig.model_validate(settings))
+        exchange(ExchangeConfig(kind=kind, options=Options(options)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["every", "bits", "momentum", "gamma"])
+def test_a_recipe_of_before_hears_where_an_option_is_now(option: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[exchange]\nkind = "noloco"\n{option} = 4\n')
+    with pytest.raises(
+        UserError, match=rf"exchange\.{option}: unknown key; .* written exchange\.options\.{option}(; or|$)"
+    ):
+        recipe.load(file, {})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, make, mean, weights
+from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import Offer, Outer
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
@@ -23,7 +23,7 @@ BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("members", [1, 2, 5])
 def test_an_exchange_sends_the_bytes_that_it_states(kind: str, bits: int, members: int) -> None:
-    made = make(kind, bits=bits, group=3) if kind != "local" else make(kind)
+    made = fitting(kind, bits=bits, group=3)
     of = replicas(made, weights(0), members)
     blocking = total = 0
     rounds = 12
@@ -138,7 +138,7 @@ def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_rounded_gossip_ends_where_unrounded_gossip_ends(bits: int) -> None:
-    rounded, exact = NoLoCo(1, 2, bits), NoLoCo(1, 2)
+    rounded, exact = NoLoCo.model_construct(bits=bits), NoLoCo()
     left, right = apart(rounded, 6), apart(exact, 6)
     for round in range(80):
         for made, of in ((rounded, left), (exact, right)):
@@ -160,7 +160,7 @@ def settled_alone(made: object, replica: Replica) -> Replica:
 def test_alone_nothing_is_rounded(kind: str, bits: int) -> None:
     found = {}
     for used in (32, bits):
-        made = make(kind, bits=used)
+        made = fitting(kind, bits=used)
         of = replicas(made, weights(0), 1)
         drift(of, 4)
         found[used] = settled_alone(made, of[0])
@@ -169,7 +169,7 @@ def test_alone_nothing_is_rounded(kind: str, bits: int) -> None:
 
 
 def test_alone_a_replica_says_to_itself_what_rounding_had_kept_from_it() -> None:
-    made = PairMean(1, 2, 4)
+    made = PairMean(bits=4)
     of = apart(made, 2)
     drift(of, 1)
     meet(made, of, 0, seed=0)
@@ -204,7 +204,7 @@ def test_a_partner_that_is_late_is_left_out_on_both_sides(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [32, 8])
 def test_a_run_goes_on_from_its_saved_state_to_the_last_bit(kind: str, bits: int) -> None:
-    made = make(kind, bits=bits)
+    made = fitting(kind, bits=bits)
     whole = replicas(made, weights(0), 4)
     for round in range(3):
         drift(whole, round)
@@ -256,7 +256,7 @@ def test_a_copy_begins_without_what_is_its_donors_own() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_settling_changes_nothing_that_it_was_given_and_shares_no_weights(kind: str) -> None:
-    made = make(kind, bits=8)
+    made = fitting(kind, bits=8)
     of = apart(made, 2)
     drift(of, 1)
     heard = offers(made, of, 0, 0)

@@ -57,7 +57,8 @@ def double(of: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def test_noloco_is_equation_one_with_one_tensor_a_peer_or_in_two_parts(
     letters: tuple[float, float, float], count: int, size: int, prefetch: bool
 ) -> None:
-    made = NoLoCo(1, size, 32, prefetch, *letters)
+    alpha, beta, gamma = letters
+    made = NoLoCo.model_construct(group=size, prefetch=prefetch, alpha=alpha, beta=beta, gamma=gamma)
     of = apart(made, count)
     phi = {i: double(r.outer["slow"]) for i, r in of.items()}
     delta = {i: double(r.outer["momentum"]) for i, r in of.items()}
@@ -78,27 +79,27 @@ def test_two_parts_come_to_what_one_tensor_comes_to() -> None:
 
 
 def test_in_one_group_from_equal_weights_noloco_is_heavy_ball_diloco() -> None:
-    gossip, together = NoLoCo(1, 6, gamma=0.3), DiLoCo(1, 32, 0.5, 0.7, "heavy_ball")
+    gossip, together = NoLoCo(group=6, gamma=0.3), DiLoCo(alpha=0.5, momentum="heavy_ball")
     left, right = (run(made, replicas(made, weights(0), 6), 20) for made in (gossip, together))
     assert max(distance(left[i].fast, right[i].fast) for i in left) < 1e-6 * 20
     assert distance(left[0].fast, weights(0)) > 0.1
 
 
 def test_one_step_from_equal_slow_weights_is_heavy_ball_diloco_to_the_sixth_digit() -> None:
-    gossip, together = NoLoCo(1, 6), DiLoCo(1, 32, 0.5, 0.7, "heavy_ball")
+    gossip, together = NoLoCo(group=6), DiLoCo(alpha=0.5, momentum="heavy_ball")
     left, right = (run(made, replicas(made, weights(0), 6), 1) for made in (gossip, together))
     assert max(distance(left[i].fast, right[i].fast) for i in left) < 1e-6
 
 
 @pytest.mark.parametrize("count", [6, 7])
 def test_without_momentum_and_with_unit_rates_noloco_is_pair_averaging(count: int) -> None:
-    plain, pairs = NoLoCo(1, 2, alpha=0.0, beta=1.0, gamma=1.0), PairMean(1)
+    plain, pairs = NoLoCo(alpha=0.0, beta=1.0, gamma=1.0), PairMean()
     left, right = (run(made, apart(made, count), 1) for made in (plain, pairs))
     assert max(distance(left[i].fast, right[i].fast) for i in left) < 1e-6
 
 
 def test_pair_averaging_averages_the_fast_weights_of_each_pair() -> None:
-    made = PairMean(1)
+    made = PairMean()
     of = apart(made, 7)
     drift(of, 3)
     before = {i: replica.fast for i, replica in of.items()}
@@ -109,7 +110,7 @@ def test_pair_averaging_averages_the_fast_weights_of_each_pair() -> None:
 
 
 def test_with_equal_rates_the_momentum_pulls_towards_the_mean_of_the_fast_weights() -> None:
-    made = NoLoCo(1, 2, alpha=0.5, beta=0.7, gamma=0.7)
+    made = NoLoCo(alpha=0.5, beta=0.7, gamma=0.7)
     of = run(made, apart(made, 6), 2)
     drift(of, 9)
     before = {i: Replica(r.fast, r.outer) for i, r in of.items()}
@@ -161,7 +162,7 @@ def test_allreduce_averages_gradients_of_whatever_dtype() -> None:
         replica.fast = {name: tensor.bfloat16() for name, tensor in weights(member).items()}
     expected = mean({i: {k: t.float() for k, t in r.fast.items()} for i, r in of.items()})
     meet(made, of, 0, seed=0)
-    assert made.every == 0 and {t.dtype for t in of[0].fast.values()} == {torch.bfloat16}
+    assert made.interval == 0 and {t.dtype for t in of[0].fast.values()} == {torch.bfloat16}
     assert distance(of[0].fast, {k: t.bfloat16() for k, t in expected.items()}) == 0
 
 
@@ -171,7 +172,7 @@ def test_local_replicas_never_hear_of_one_another() -> None:
     drift(of, 1)
     before = {i: r.fast for i, r in of.items()}
     meet(made, of, 0, seed=0)
-    assert made.every is None
+    assert made.interval is None
     assert all(distance(of[i].fast, before[i]) == 0 for i in of)
     assert made.cost(SHAPES, 8).total == 0
 
@@ -184,7 +185,7 @@ def test_streaming_with_one_fragment_and_no_delay_is_diloco() -> None:
 
 def test_a_streamed_fragment_is_sent_settled_later_and_mixed_in() -> None:
     made = make("streaming_diloco", every=30, fragments=3, delay=4, mix=0.25, momentum="heavy_ball")
-    assert (made.every, made.delay) == (10, 4)
+    assert (made.interval, made.overlap) == (10, 4)
     of = replicas(made, weights(0), 2)
     order = fragments(SHAPES, 3)
     for round in range(3):
@@ -219,7 +220,7 @@ def test_fragments_part_the_names_and_keep_layers_whole(layers: int, count: int,
 
 
 def test_the_mean_over_all_gasloc_replicas_is_nesterov_diloco() -> None:
-    gossip, together = Gasloc(1, alpha=0.5, beta=0.7, gamma=0.8), DiLoCo(1, 32, 0.5, 0.7)
+    gossip, together = Gasloc(alpha=0.5, beta=0.7, gamma=0.8), DiLoCo(alpha=0.5)
     left, right = apart(gossip, 6), replicas(together, mean({i: weights(i) for i in range(6)}), 6)
     for round in range(8):
         drift(left, round)
@@ -231,7 +232,7 @@ def test_the_mean_over_all_gasloc_replicas_is_nesterov_diloco() -> None:
 
 
 def test_gasloc_is_its_printed_rule_with_the_last_two_iterates() -> None:
-    made = Gasloc(1, alpha=0.6, beta=0.7, gamma=0.4)
+    made = Gasloc(alpha=0.6, beta=0.7, gamma=0.4)
     of = apart(made, 4)
     before = {i: double(r.outer["slow"]) for i, r in of.items()}
     for round in range(4):
@@ -258,7 +259,7 @@ def test_gossip_pulls_replicas_together_and_leaves_their_mean(kind: str) -> None
 
 
 def test_without_the_pull_replicas_stay_apart() -> None:
-    made = NoLoCo(1, 2, gamma=0.0)
+    made = NoLoCo.model_construct(gamma=0.0)
     of = run(made, apart(made, 8), 40, drift_std=0.0)
     assert distance(of[0].fast, of[1].fast) > 0.9 * distance(weights(0), weights(1))
 

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_models import make
 
-from planaria.config import ExchangeConfig
 from planaria.errors import UserError
-from planaria.exchange import exchange
 from planaria.exchange.lab import Replica, meet, replicas
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pairing import random_groups
@@ -67,7 +65,7 @@ def disagreement(of: dict[int, Replica]) -> float:
 def test_replicas_that_really_meet_obey_the_bound(share: float, grows: bool) -> None:
     alpha, members = 0.5, 16
     gamma = share * largest_gamma(alpha, contraction(members, 2))
-    made = NoLoCo(1, 2, alpha=alpha, beta=0.0, gamma=gamma)
+    made = NoLoCo.model_construct(alpha=alpha, beta=0.0, gamma=gamma)
     of = replicas(made, {"w": torch.zeros(200)}, members)
     for member, replica in of.items():
         replica.outer = made.start({"w": torch.randn(200, generator=torch.Generator().manual_seed(member))})
@@ -79,14 +77,13 @@ def test_replicas_that_really_meet_obey_the_bound(share: float, grows: bool) -> 
 
 @pytest.mark.parametrize("kind", ["noloco", "gasloc"])
 def test_settings_that_drift_apart_are_refused_in_one_line(kind: str) -> None:
-    config = ExchangeConfig(kind=kind, alpha=0.9, beta=0.7, gamma=0.7)
     with pytest.raises(UserError) as caught:
-        exchange(config)
+        make(kind, alpha=0.9)
     line = str(caught.value)
     assert "\n" not in line
-    assert re.search(r"exchange\.gamma = 0\.7 with exchange\.alpha = 0\.9: .* = 0\.38; lower exchange\.gamma", line)
-    exchange(config.model_copy(update={"gamma": 0.37}))
-    exchange(config.model_copy(update={"alpha": 0.5}))
+    assert re.search(r"^exchange\.options: gamma = 0\.7 with alpha = 0\.9: .* = 0\.38; lower gamma or alpha$", line)
+    make(kind, alpha=0.9, gamma=0.37)
+    make(kind, alpha=0.5)
 
 
 @pytest.mark.parametrize("group", [2, 3, 8])

@@ -73,7 +73,7 @@ def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Di
 
     sections: dict[str, dict[str, object]] = {}
     if replicas > 1:
-        sections["exchange"] = {"replicas": replicas, "kind": "diloco", "every": 4}
+        sections["exchange"] = {"replicas": replicas, "kind": "diloco", "options": {"every": 4}}
     record = train(config(tmp_path, **sections), hook=hook)
     failed = facts(record, e.SaveFailed)
     assert failed and {f.step for f in failed} == {8}

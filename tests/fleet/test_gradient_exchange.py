@@ -33,7 +33,7 @@ REPLICAS = 3
 
 def every_step(folder: Path, bits: int, steps: int = 6, **sections: dict[str, Any]) -> RunConfig:
     """Three replicas of two stages each (with the ends)."""
-    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "bits": bits}, **sections)
+    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "options": {"bits": bits}}, **sections)
 
 
 def sent_within_stages(record: RunRecord) -> Counter[tuple[int, int]]:

@@ -50,7 +50,7 @@ def three(folder: Path, home: Host, steps: int = FOREVER, **fleet: Any) -> RunCo
         folder,
         stages=1,
         steps=steps,
-        exchange={"replicas": 2, "most": 3, "kind": "noloco", "every": 3, "bits": 8, "patience_s": 5.0},
+        exchange={"replicas": 2, "most": 3, "kind": "noloco", "options": {"every": 3, "bits": 8}, "patience_s": 5.0},
         fleet={"host": home.address, "spares": 0, **fleet},
         network={"emulate": "links", "latency_s": PACE_S},
         train={"steps": steps, "eval_every": 50, "eval_microbatches": 2},

@@ -10,6 +10,9 @@ from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
 from planaria import load
 from planaria.chaos.trace import Fault
+from planaria.config import RunConfig
+from planaria.engine import inline_run
+from planaria.engine.own_classes import own_classes
 from planaria.engine.prepare import check
 from planaria.errors import UserError
 from planaria.record import decisions as d
@@ -43,6 +46,30 @@ def test_a_family_of_ones_own_trains_and_recovers(tmp_path: Path) -> None:
     assert apart(losses(record), inline(record)[0]) == 0.0
     with pytest.raises(UserError, match=r"'own_family:Recurrent' cannot be made one model"):
         load(record.folder).complete("The ")
+
+
+def test_an_exchange_of_ones_own_agrees_on_the_fleet_as_it_does_inline(tmp_path: Path) -> None:
+    kind = "own_exchange:Agreeing"
+
+    def agreeing(folder: str, share: float) -> RunConfig:
+        exchange = {"replicas": 3, "kind": kind, "options": {"share": share, "bits": 8}}
+        return tiny(tmp_path / folder, stages=1, steps=8, exchange=exchange)
+
+    config = agreeing("masked", 0.5)
+    assert [found.__name__ for found in own_classes(config)] == ["Agreeing"]
+    record = train(config, [Fault(step=2, stage=3), Fault(step=5, stage=0)])
+    assert outcomes(record) == ["started", "recovered", "recovered"] and ending(record).outcome == "finished"
+    assert losses(record) == inline(record)[0], "to the last bit"
+    plain = losses(train(agreeing("plain", 0.0), engine=inline_run.train))
+    assert plain[0] == losses(record)[0] and plain[7] != losses(record)[7], "the mask is there"
+
+
+def test_gossip_of_ones_own_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -> None:
+    exchange = {"replicas": 2, "kind": "own_exchange:Elastic", "options": {"pull": 0.3, "every": 3, "bits": 8}}
+    config = tiny(tmp_path, stages=1, steps=9, exchange=exchange)
+    record = train(config, [Fault(step=4, stage=1)])
+    assert ending(record).outcome == "finished" and outcomes(record)[-1] == "recovered"
+    assert any(len(settle.members) == 2 for settle in facts(record, d.Settle))
 
 
 @pytest.mark.parametrize(

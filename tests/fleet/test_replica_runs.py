@@ -27,11 +27,14 @@ from planaria.record import events as e
 from planaria.record.logs import RunRecord
 
 TOLERANCE = 1e-5
+HEAVY = {"alpha": 0.3, "momentum": "heavy_ball"}
 
 
 def several(folder: Path, replicas: int = 3, steps: int = 12, **sections: dict[str, Any]) -> RunConfig:
     """Replicas of two stages each (with the ends) that meet in pairs every four steps."""
-    exchange = {"replicas": replicas, "kind": "noloco", "every": 4, **sections.pop("exchange", {})}
+    exchange = {"replicas": replicas, "kind": "noloco", **sections.pop("exchange", {})}
+    if exchange["kind"] != "local":
+        exchange["options"] = {"every": 4, **exchange.get("options", {})}
     return tiny(folder, stages=1, steps=steps, exchange=exchange, **sections)
 
 
@@ -76,11 +79,11 @@ def blocks(record: RunRecord) -> list[int]:
 @pytest.mark.parametrize(
     "exchange",
     [
-        {"bits": 8},
-        {"kind": "pair_mean", "group": 3},
-        {"kind": "diloco", "momentum": "heavy_ball", "alpha": 0.3},
-        {"kind": "streaming_diloco", "every": 4, "fragments": 2, "delay": 1, "alpha": 0.3, "momentum": "heavy_ball"},
-        {"kind": "local", "every": None},
+        {"options": {"bits": 8}},
+        {"kind": "pair_mean", "options": {"group": 3}},
+        {"kind": "diloco", "options": HEAVY},
+        {"kind": "streaming_diloco", "options": {"fragments": 2, "delay": 1, **HEAVY}},
+        {"kind": "local"},
     ],
     ids=lambda exchange: exchange.get("kind", "noloco"),
 )
@@ -173,8 +176,8 @@ def test_without_replacement_a_replica_disbands_and_the_others_use_its_samples(t
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole = train(several(tmp_path / "whole", exchange={"bits": 8}))
-    short = several(tmp_path / "short", steps=6, exchange={"bits": 8})
+    whole = train(several(tmp_path / "whole", exchange={"options": {"bits": 8}}))
+    short = several(tmp_path / "short", steps=6, exchange={"options": {"bits": 8}})
     train(short)
     record = resume(folder_of(short), train__steps="12")
     assert ending(record).outcome == "finished"

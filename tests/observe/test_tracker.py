@@ -4,13 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from planaria.observe.live.tracker import Tracker
+from planaria.config import ObserveConfig
+from planaria.errors import UserError
+from planaria.observe.live.tracker import TensorBoard, trackers
+from planaria.options import Options
 
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
-    tracker = Tracker(tmp_path / "tensorboard")
+    tracker = TensorBoard()
+    tracker.open(tmp_path)
     for step in range(3):
         tracker.scalars(step, {"loss": 3.0 - step, "gradient/stage 1": 0.5})
     tracker.close()
@@ -20,6 +25,17 @@ def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     assert {*events.Tags()["scalars"], *events.Tags()["tensors"]} == {"loss", "gradient/stage 1"}
     points = [(e.step, e.value) for e in events.Scalars("loss")]
     assert points == [(0, 3.0), (1, 2.0), (2, 1.0)]
+
+
+def test_what_is_chosen_is_known_and_named_once() -> None:
+    assert trackers(ObserveConfig()) == {"tensorboard": TensorBoard()} and not trackers(ObserveConfig(trackers=""))
+    for config, line in (
+        (ObserveConfig(trackers="tensorbord"), r"^observe\.trackers = 'tensorbord': no such choice; did you mean"),
+        (ObserveConfig(trackers="tensorboard, tensorboard"), r"'tensorboard' is there twice; remove one"),
+        (ObserveConfig(options=Options({"flush_s": 1})), r"^observe\.options\.flush_s: no option of 'tensorboard'"),
+    ):
+        with pytest.raises(UserError, match=line):
+            trackers(config)
 
 
 def test_the_room_does_without_torch() -> None:

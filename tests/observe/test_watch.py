@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import synthetic_replicas as r
+from pydantic import PrivateAttr
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from planaria.config import RunConfig
+from planaria.config import ObserveConfig, RunConfig
 from planaria.observe.live.progress import Quiet
+from planaria.observe.live.tracker import Tracker, trackers
 from planaria.observe.live.watch import Watch
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -44,7 +48,7 @@ class Shown(Quiet):
 def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
     shown = Shown()
-    watch = Watch(tmp_path, 100, shown)
+    watch = Watch(tmp_path, 100, shown, trackers(ObserveConfig()))
     told: list[tuple[float, Event | Decision]] = [
         (1.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=3, samples_per_step=8, wall_time=0.0)),
         (2.0, d.RunStep(generation=1, step=3)),
@@ -79,6 +83,52 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     events.Reload()
     curves = {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
     assert curves == {"loss": [(3, 4.5)], "tokens_per_s": [(3, 50.0)], "val_loss": [(4, 4.25)]}
+
+
+class Failing(Tracker):
+    """Fails at one of its methods, and remembers which were asked."""
+
+    at: str
+    _asked: list[str] = PrivateAttr(default_factory=list)
+
+    def _ask(self, method: str) -> None:
+        self._asked.append(method)
+        if method == self.at:
+            raise RuntimeError(f"no {method}")
+
+    def open(self, folder: Path) -> None:
+        self._ask("open")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._ask("scalars")
+
+    def close(self) -> None:
+        self._ask("close")
+
+
+@pytest.mark.parametrize(
+    ("at", "asked"),
+    [("open", ["open"]), ("scalars", ["open", "scalars"]), ("close", ["open", "scalars", "scalars", "close"])],
+)
+def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    failing, sound = Failing(at=at), Failing(at="never")
+    watch = Watch(tmp_path, 300, Quiet(), {"failing": failing, "sound": sound})
+    watch.on_event(0.0, r.started(1))
+    for step in range(2):
+        watch.on_decision(1.0, r.run_step(0, step, step))
+        watch.on_event(2.0, r.ready(0, step, 2.0))
+        watch.on_decision(3.0, r.commit(0, step, step))
+    watch.close()
+    assert failing._asked == asked and sound._asked == ["open", "scalars", "scalars", "close"]
+    told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
+    assert told == ([] if at == "close" else [f"going on without failing (RuntimeError: no {at})"])
+
+
+def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:
+    tracker = Failing(at="never")
+    Watch(tmp_path, 300, Quiet(), {"tracker": tracker}).close()
+    assert tracker._asked == []
 
 
 def test_of_every_replica_the_spans_after_its_own_formations_are_kept(tmp_path: Path) -> None:

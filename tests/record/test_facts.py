@@ -24,10 +24,11 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     type(None): st.none(),
     ExchangeConfig: st.builds(
         ExchangeConfig,
-        kind=st.sampled_from(["noloco", "diloco"]),
-        every=st.none() | st.integers(0, 9),
-        alpha=st.none() | st.floats(0, 0.9),
-        bits=st.sampled_from([4, 8, 32]),
+        kind=st.sampled_from(["noloco", "diloco", "mine:Mine"]),
+        options=st.builds(
+            Options, st.dictionaries(st.sampled_from(["every", "alpha", "mine"]), st.integers() | st.floats(0, 0.9))
+        ),
+        patience_s=st.floats(0, 100),
     ),
     RecoveryConfig: st.builds(
         RecoveryConfig,

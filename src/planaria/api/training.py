@@ -23,6 +23,7 @@ from planaria.errors import RunStopped, UserError
 from planaria.model.families import family
 from planaria.observe.live.listener import Listener, Step
 from planaria.observe.live.progress import Progress, Quiet
+from planaria.observe.live.tracker import trackers
 from planaria.observe.live.watch import Watch
 from planaria.observe.run.report import write_report
 from planaria.observe.run.summary import summary
@@ -88,6 +89,7 @@ def train(
 
 def _begin(config: RunConfig, told: Listening) -> Run:
     """A new run, in a folder of its own."""
+    trackers(config.observe)
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
         told.say(line)
@@ -139,11 +141,12 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
 def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) -> Run:
     """Train in ``folder``, which the caller holds; then tell how it went."""
     config = prepared.config
+    told_too = trackers(config.observe)
     engine = fleet.train if config.engine == "fleet" else inline_run.train
     runs.keep(folder, config, prepared.dataset, prepared.trace)
     display = Progress() if told.progress else Quiet()
     listener = None if told.on_step is None else Listener(display, told.on_step)
-    watch = Watch(folder, config.samples * config.model.context, listener or display)
+    watch = Watch(folder, config.samples * config.model.context, listener or display, told_too)
 
     def asked() -> bool:
         wanted = told.stop is not None and told.stop.is_set()

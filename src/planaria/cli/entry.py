@@ -15,6 +15,7 @@ from typing import NoReturn
 from planaria import __version__, recipe
 from planaria.cli import comparing, completion, ensembles, faults, models, recipes, swarms, training
 from planaria.cli.flags import take_options
+from planaria.config import Section
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.options import NAME
 from planaria.outlet import ensure, lasting
@@ -88,9 +89,20 @@ def run(arguments: list[str]) -> int:
         settings = [] if given.root is None else [f"--{name}" for name, _ in recipe.fields(given.root)]
         see = f"see `planaria {given.command} --help`"
         mend = nearest(flag, settings) if flag.startswith("--") and settings else see
-        raise UserError(f"{rest[0]}: unknown flag; {mend if len(mend) < 200 else see}")
+        raise UserError(
+            f"{rest[0]}: unknown flag; {_as_option(flag, given.root) or (mend if len(mend) < 200 else see)}"
+        )
     code: int = given.action(given)
     return code
+
+
+def _as_option(flag: str, root: type[Section] | None) -> str:
+    """How an unknown flag is written if it is an option of its section's choice."""
+    head, _, key = flag.removeprefix("--").rpartition(".")
+    section = root.model_fields[head].annotation if root and head in root.model_fields else None
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        return ""
+    return recipe.as_option(key, section, f"--{head}.")
 
 
 def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:

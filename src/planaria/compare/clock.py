@@ -81,7 +81,7 @@ def waiting_s(config: RunConfig) -> float:
 
     All stages exchange at the same time. That a replica may be late, and keep others waiting, is not in it.
     """
-    every, costs = exchange(config.exchange).every, exchange_costs(config)
+    every, costs = exchange(config.exchange).interval, exchange_costs(config)
     if every is None or not costs:
         return 0.0
     network, longest = config.network, max(cost.critical for cost in costs)
@@ -98,7 +98,7 @@ def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
 
 def exchanged_bytes(config: RunConfig) -> float:
     """Bytes that all replicas send in one step, as the mean over many."""
-    every = exchange(config.exchange).every
+    every = exchange(config.exchange).interval
     sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
     return 0.0 if every is None else sent / max(1, every)
 

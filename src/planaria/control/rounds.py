@@ -26,7 +26,7 @@ def due(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica made its steps since the last round?"""
     rule, config = exchange(run.settings.exchange), run.settings.exchange
     own = config.inner[replica.number : replica.number + 1]  # nobody has one for replicas that come later
-    every = own[0] if rule.every and own else rule.every
+    every = own[0] if rule.interval and own else rule.interval
     return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
 
 
@@ -45,7 +45,7 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
         return LENIENCE_IN_TROUBLE
-    return 2 * (exchange(settings.exchange).every or LENIENCE)
+    return 2 * (exchange(settings.exchange).interval or LENIENCE)
 
 
 def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:

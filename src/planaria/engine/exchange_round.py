@@ -37,7 +37,7 @@ class RoundMember:
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._lies = False
-        self._bits = {Content.PREFETCHED: 32, Content.BLOCKING: config.bits}
+        self._bits = {Content.PREFETCHED: 32, Content.BLOCKING: self.outer.exchange.blocking_bits}
         self._refused: dict[int, str] = {}
         """peer → what is wrong with its offer"""
         self._blamed: set[int] = set()

@@ -66,7 +66,7 @@ class Replicas:
 
     def agree(self) -> None:
         """With an exchange of gradients: agree on those of every stage, before they are clipped."""
-        if self.exchange.every != 0:
+        if self.exchange.interval != 0:
             return
         _, heard = self._groups({node: self.outer[node].offer(runner) for node, runner in self._runners.items()})
         for node, offers in heard.items():
@@ -79,11 +79,11 @@ class Replicas:
 
     def meet(self, commits: int) -> list[Round]:
         """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
-        every = self.exchange.every
+        every = self.exchange.interval
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
             said = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
-            self._pending.append((commits + self.exchange.delay, *self._groups(said)))
+            self._pending.append((commits + self.exchange.overlap, *self._groups(said)))
         due = [pending for pending in self._pending if pending[0] <= commits]
         self._pending = self._pending[len(due) :]
         for _, _, heard in due:

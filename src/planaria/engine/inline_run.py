@@ -254,7 +254,7 @@ class _InlineRun:
                 stage = self.engine.stage[node]
                 digests[stage_name(stage, replica, several)] = write_stage(folder, stage, step, state).sha256
         partial = len(stages) <= count
-        every = self.engine.replicas.exchange.every if self.engine.replicas else None
+        every = self.engine.replicas.exchange.interval if self.engine.replicas else None
         standing = e.Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
         manifest = Manifest(
             step=step,

@@ -50,7 +50,7 @@ class Itinerary:
     @property
     def replicas(self) -> int:
         """Replicas that make their steps by themselves. Those that add up gradients in every step go as one."""
-        together = self._together or exchange(self.config.exchange).every == 0
+        together = self._together or exchange(self.config.exchange).interval == 0
         return 1 if together else self.config.exchange.replicas
 
     @property

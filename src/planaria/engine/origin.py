@@ -57,7 +57,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     walked, stages = [list(route) for route in ways], range(pipeline.stages + 1)
     shared = itinerary.schedule is not None or itinerary.column(0).shared
     met = list(combinations(stages, 2)) if change(config) and not shared else []
-    if itinerary.at_once > 1 and exchange(config.exchange).every == 0:  # each sends all others its gradient
+    if itinerary.at_once > 1 and exchange(config.exchange).interval == 0:  # each sends all others its gradient
         met = [pair for stage in stages for pair in combinations(itinerary.arrangement.nodes(stage), 2)]
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]

@@ -170,7 +170,7 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
     """What replicas need of the engine that trains them."""
     if config.engine != "fleet":
         if config.exchange.inner:
-            raise UserError("exchange.inner: in one process all replicas step together; give exchange.every")
+            raise UserError("exchange.inner: in one process all replicas step together; give exchange.options.every")
         return
     if config.routing.mixed:
         raise UserError(

@@ -9,13 +9,14 @@ from pathlib import Path
 from planaria import digests, documents, recipe
 from planaria.checkpoint.loading import check_stages, replicas_in
 from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
-from planaria.config import ChaosConfig, RunConfig
+from planaria.config import ChaosConfig, ExchangeConfig, RunConfig
 from planaria.data.shards import Meta
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule
 from planaria.errors import UserError
+from planaria.exchange import exchange
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
@@ -64,13 +65,8 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
         if getattr(config, name) != getattr(before, name):
             flag = next(f for f in flags if f.partition(".")[0] == name)
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
-    ours, theirs = config.exchange, before.exchange
-    for name in ("kind", "momentum", "fragments"):
-        if ours.replicas == theirs.replicas > 1 and getattr(ours, name) != getattr(theirs, name):
-            raise UserError(
-                f"--exchange.{name} {flags[f'exchange.{name}']}: what replicas keep from round to round is of "
-                f"exchange.{name} = {getattr(theirs, name)!r}; start a new run, or change exchange.replicas too"
-            )
+    if config.exchange.replicas == before.exchange.replicas > 1:
+        _require_lasting(config.exchange, before.exchange)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
     if config.routing.schedule is not None:  # the folder may have been moved
@@ -78,6 +74,20 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
     return config
+
+
+def _require_lasting(ours: ExchangeConfig, theirs: ExchangeConfig) -> None:
+    """What replicas keep from round to round goes on only with the exchange that it is of."""
+    made, kept = exchange(ours), exchange(theirs)
+    options = kept.lasting if type(made) is type(kept) else ()
+    pairs = {"kind": (ours.kind, theirs.kind)}
+    pairs |= {f"options.{name}": (getattr(made, name), getattr(kept, name)) for name in options}
+    for name, (now, was) in pairs.items():
+        if now != was:
+            raise UserError(
+                f"--exchange.{name} {now}: what replicas keep from round to round is of exchange.{name} = {was!r}; "
+                "start a new run, or change exchange.replicas too"
+            )
 
 
 def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from planaria.chaos.trace import FATAL, Trace
-from planaria.config import ExchangeConfig, RunConfig
+from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.recipe import fields
@@ -28,7 +28,7 @@ def _straggles(config: RunConfig) -> bool:
 
 
 def _admits(config: RunConfig) -> bool:
-    alone = config.exchange.replicas == 1 or (config.engine == "fleet" and exchange(config.exchange).every != 0)
+    alone = config.exchange.replicas == 1 or (config.engine == "fleet" and exchange(config.exchange).interval != 0)
     return alone and config.routing.schedule is None
 
 
@@ -50,8 +50,6 @@ RULES: dict[str, tuple[Used, str]] = {
     "network.straggle": (_straggles, STRAGGLING),
     "network.straggle_times": (_straggles, STRAGGLING),
 }
-EXCHANGE_APART = ("replicas", "most", "kind", "inner", "patience_s")
-"""fields that are not the exchange's own, but of those who carry it out"""
 
 
 def require_used(config: RunConfig) -> None:
@@ -66,11 +64,8 @@ def unused(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name, _ in fields():
         if _value(config, name) == _value(usual, name):
             continue
-        section, _, field = name.rpartition(".")
         if name in RULES and not RULES[name][0](config):
             yield name, RULES[name][1]
-        elif section == "exchange" and config.exchange.replicas > 1 and not _says_exchange(config.exchange, field):
-            yield name, f"exchange.kind = {config.exchange.kind!r} makes no use of it"
 
 
 def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
@@ -87,17 +82,6 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
         yield f"faults left out: {kinds}; they strike workers, and engine 'inline' has none"
-
-
-def _says_exchange(config: ExchangeConfig, field: str) -> bool:
-    """Would the exchange be another without this?"""
-    if field in EXCHANGE_APART:
-        return True
-    usual = ExchangeConfig.model_fields[field].get_default(call_default_factory=True)
-    try:
-        return exchange(config) != exchange(config.model_copy(update={field: usual}))
-    except UserError:
-        return True
 
 
 def _value(config: RunConfig, name: str) -> object:

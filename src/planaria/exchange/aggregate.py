@@ -1,15 +1,17 @@
-"""How what the members of a group say becomes one value: a registry of rules, one of which the recipe names."""
+"""How what the members of a group say becomes one value: the rules, and exchanges that go by one."""
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
+from pydantic import AfterValidator
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError, nearest
-from planaria.exchange.base import Weights
+from planaria.errors import nearest
+from planaria.exchange import message
+from planaria.exchange.base import Exchange, ExchangeCost, Offer, Parts, Shapes, Weights, meeting_cost
 
 
 class Aggregator(Protocol):
@@ -37,12 +39,37 @@ def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[st
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
 
 
-def aggregator(config: ExchangeConfig) -> Aggregator:
-    """The rule that the recipe names; UserError names the nearest known one."""
-    name = config.aggregator
+def _known(name: str) -> str:
     if name not in AGGREGATORS:
-        raise UserError(f"exchange.aggregator = {name!r}: no such aggregator; {nearest(name, AGGREGATORS)}")
-    return AGGREGATORS[name]
+        raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
+    return name
+
+
+class Averaging(Exchange, ABC):
+    """An exchange whose members say one value each, in so many bits, and go by an aggregate of them."""
+
+    bits: Literal[4, 8, 16, 32] = 32
+    """bits of a number in a message that others wait for; what rounding takes is sent later"""
+    aggregator: Annotated[str, AfterValidator(_known)] = "mean"
+    """how what the members of a group say becomes one value: mean"""
+
+    @property
+    def parts(self) -> Parts:
+        return message.residual(self.bits)
+
+    @property
+    def blocking_bits(self) -> int:
+        return self.bits
+
+    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+        """One value of those of several members (member → tensors by name), all of which count the same."""
+        return AGGREGATORS[self.aggregator](said, equal(said))
+
+    def apart(self, offers: Mapping[int, Offer]) -> float:
+        return message.apart(offers, self.bits)
+
+    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
+        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits))
 
 
 def equal(members: Iterable[int]) -> dict[int, float]:

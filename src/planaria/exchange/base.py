@@ -8,21 +8,25 @@ A round, as whoever drives it sees it, every ``every`` inner steps of its replic
 
 1. as soon as the round before is settled, the group of this round is known (``groups``) and ``prefetched`` can be sent;
 2. when the inner steps are done, ``offer``; its ``blocking`` part is sent to the group;
-3. ``delay`` inner steps later, ``settle`` with all offers that came. Whose offer is missing is left out. A replica
+3. ``overlap`` inner steps later, ``settle`` with all offers that came. Whose offer is missing is left out. A replica
    that hears of nobody settles with its own offer alone.
 
 Nothing changes before ``settle``: a round that is given up halfway leaves no trace. With an exchange of gradients
-(``every`` is 0) a round lies within a step, and what ``settle`` makes of the outer state holds once the step commits.
+(``interval`` is 0) a round lies within a step, and what ``settle`` makes of the outer state holds once that commits.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+
+from planaria.exchange.pairing import one_group
+from planaria.registry import Choice
 
 Weights = Mapping[str, Tensor]
 """one stage's parameters (or gradients) by local name"""
@@ -112,36 +116,44 @@ def meeting_cost(groups: Sequence[tuple[int, ...]], blocking: float, prefetched:
     return ExchangeCost(peers * blocking, peers * (blocking + prefetched))
 
 
-class Exchange(Protocol):
-    """One way in which the replicas of a stage agree."""
+class Exchange(Choice, ABC):
+    """One way in which the replicas of a stage agree; its fields are its options.
+
+    Unless it says otherwise, all meet, nothing is kept from round to round, and others wait for the whole offer.
+    """
+
+    synchronised: ClassVar[bool] = False
+    """do all replicas have the same outer state? Then one that misses a round must take over that of another"""
+    lasting: ClassVar[tuple[str, ...]] = ()
+    """options that say what the outer state means: they cannot change where a run is resumed with one"""
 
     @property
-    def every(self) -> int | None:
+    @abstractmethod
+    def interval(self) -> int | None:
         """Inner steps from one round to the next. None: never.
 
         0: in every step, before the update; then ``fast`` is the step's gradient, not the weights, everywhere below.
         """
-        ...
 
     @property
-    def delay(self) -> int:
-        """Inner steps from ``offer`` to ``settle``, while which messages travel; fewer than ``every``."""
-        ...
+    def overlap(self) -> int:
+        """Inner steps from ``offer`` to ``settle``, while which messages travel; fewer than the interval."""
+        return 0
 
     @property
     def prefetches(self) -> bool:
         """Is a part of each offer known as soon as the round before is settled?"""
-        ...
-
-    @property
-    def synchronised(self) -> bool:
-        """Do all replicas have the same outer state? Then who misses a round must take over that of one who did not."""
-        ...
+        return False
 
     @property
     def parts(self) -> Parts:
         """The parts of its outer state by name, and whose each is."""
-        ...
+        return {}
+
+    @property
+    def blocking_bits(self) -> int:
+        """Of a number in the blocking part of an offer, as ``exchange.message.pack`` packs it."""
+        return 32
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         """Who meets whom: ``members`` (any distinct ids, in any order) in groups, ids in each group in order.
@@ -149,26 +161,27 @@ class Exchange(Protocol):
         Depends on the arguments alone, so that all peers with one membership list agree without a message. A seed that
         names the stage too makes stages draw their groups apart.
         """
-        ...
+        return one_group(members)
 
     def start(self, weights: Weights) -> Outer:
         """The outer state of a replica that starts from ``weights``, equal at all replicas; a copy.
 
         Who joins later starts from the slow weights of a peer.
         """
-        ...
+        return Outer()
 
     def prefetched(self, outer: Outer) -> Tensor | None:
         """The part of the next offer that ``outer`` alone determines, if there is one."""
-        ...
+        return None
 
+    @abstractmethod
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         """What a replica with the state ``outer`` says once its inner steps have made ``fast``.
 
         ``prefetched``: what :meth:`prefetched` made of the same state, if it was asked before.
         """
-        ...
 
+    @abstractmethod
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
@@ -181,12 +194,11 @@ class Exchange(Protocol):
 
         :raises ValueError: when a message does not have the size or type that it must have.
         """
-        ...
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
         """How far the weights of these members lie apart (``exchange.message.apart``), as far as their offers tell."""
-        ...
+        return 0.0
 
+    @abstractmethod
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Bytes of a round in which all ``members`` replicas take part, for one stage of these shapes."""
-        ...

@@ -2,60 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
+from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
-from planaria.exchange.aggregate import Aggregator, aggregator, equal, mean
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
-from planaria.exchange.pairing import one_group
+from planaria.exchange.aggregate import Averaging
+from planaria.exchange.base import Offer, Outer, Parts, Weights
 
 Momentum = Literal["nesterov", "heavy_ball"]
 
 
-@dataclass(frozen=True)
-class DiLoCo:
-    """Inner steps between rounds, bits of a number in a message, momentum µ, outer learning rate η, and which momentum.
+class DiLoCo(Averaging):
+    """An outer optimizer, with the group's mean drift as its gradient.
 
     Slow weights stay equal only among replicas that got the same offers. One that missed a round must take the slow
     weights and momentum of one that did not.
     """
 
-    every: int = 500
-    bits: int = 32
-    alpha: float = 0.9
-    beta: float = 0.7
-    momentum: Momentum = "nesterov"
-    aggregate: Aggregator = field(default=mean, kw_only=True)
-    prefetches = False
-    synchronised = True
+    synchronised: ClassVar[bool] = True
+    lasting: ClassVar[tuple[str, ...]] = ("momentum",)
 
-    @classmethod
-    def from_config(cls, config: ExchangeConfig) -> DiLoCo:
-        alpha, beta, _ = config.or_else(cls.alpha, cls.beta, 0.0)
-        every = cls.every if config.every is None else config.every
-        return cls(every, config.bits, alpha, beta, config.momentum, aggregate=aggregator(config))
+    every: Positive = 500
+    """inner steps between rounds"""
+    alpha: Fraction = 0.9
+    """momentum of the outer step"""
+    beta: Annotated[float, Field(gt=0)] = 0.7
+    """outer learning rate"""
+    momentum: Momentum = "nesterov"
+    """which form of momentum the outer step has"""
 
     @property
-    def delay(self) -> int:
-        return 0
+    def interval(self) -> int:
+        return self.every
 
     @property
     def parts(self) -> Parts:
-        return {"slow": "shared", "momentum": "shared", **message.residual(self.bits)}
-
-    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
-        return one_group(members)
+        return {"slow": "shared", "momentum": "shared", **super().parts}
 
     def start(self, weights: Weights) -> Outer:
         return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
-
-    def prefetched(self, outer: Outer) -> Tensor | None:
-        return None
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return message.rounded_offer(pseudo_gradient(outer["slow"], fast), outer["residual"], self.bits)
@@ -64,15 +53,9 @@ class DiLoCo:
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
         said, residual = message.heard(offers, me, outer["slow"], self.bits)
-        drift = self.aggregate(said, equal(said))
+        drift = self.aggregate(said)
         slow, momentum = stepped(outer["slow"], outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, residual=residual)
-
-    def apart(self, offers: Mapping[int, Offer]) -> float:
-        return message.apart(offers, self.bits)
-
-    def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        return meeting_cost(one_group(range(members)), message.packed_bytes(shapes, self.bits))
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:

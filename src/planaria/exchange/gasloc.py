@@ -6,44 +6,13 @@ numbers is not known here, so a recipe must give them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
-from planaria.exchange.aggregate import aggregator
-from planaria.exchange.gossip import Gossip
-from planaria.exchange.stability import refuse_unstable
+from planaria.exchange.gossip import Pulled
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gasloc(Gossip):
+class Gasloc(Pulled):
     """Momentum α, outer learning rate β and pull γ in the house's letters: the paper's γ, η and α."""
-
-    alpha: float
-    beta: float
-    gamma: float
-
-    @classmethod
-    def from_config(cls, config: ExchangeConfig) -> Gasloc:
-        if config.alpha is None or config.beta is None or config.gamma is None:
-            raise UserError(
-                "exchange.kind = 'gasloc' has no defaults for its numbers: set exchange.alpha (momentum), "
-                "exchange.beta (outer learning rate) and exchange.gamma (pull to the group's mean)"
-            )
-        refuse_unstable(config.alpha, config.gamma, config.group)
-        every = cls.every if config.every is None else config.every
-        return cls(
-            every,
-            config.group,
-            config.bits,
-            config.prefetch,
-            aggregate=aggregator(config),
-            alpha=config.alpha,
-            beta=config.beta,
-            gamma=config.gamma,
-        )
 
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
         """x = φ + βg: where the replica would go by itself. g = θ − φ is the drift."""

@@ -12,27 +12,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated, Self
 
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
-from planaria.exchange.aggregate import Aggregator, equal, mean
+from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
 from planaria.exchange.pairing import random_groups
+from planaria.exchange.stability import largest_gamma
 
 
-@dataclass(frozen=True)
-class Gossip(ABC):
-    """Inner steps between rounds, members of a group, bits of a number of the blocking part, one part or two."""
+class Gossip(Averaging, ABC):
+    """Replicas that meet in groups drawn anew for every round; a subclass says what x is, and the step it makes."""
 
-    every: int = 50
-    group: int = 2
-    bits: int = 32
+    every: Positive = 50
+    """inner steps between rounds"""
+    group: Annotated[int, Field(ge=2)] = 2
+    """replicas that meet in one round"""
     prefetch: bool = False
-    aggregate: Aggregator = field(default=mean, kw_only=True)
-    delay = 0
-    synchronised = False
+    """send slow weights ahead, so that only drifts are waited for (always, below 32 bits)"""
 
     @abstractmethod
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
@@ -41,6 +42,10 @@ class Gossip(ABC):
     @abstractmethod
     def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """New slow weights and momentum, from the replica's own x and its group's mean."""
+
+    @property
+    def interval(self) -> int:
+        return self.every
 
     @property
     def prefetches(self) -> bool:
@@ -57,7 +62,7 @@ class Gossip(ABC):
 
     @property
     def parts(self) -> Parts:
-        return {"slow": "shared", "momentum": "shared", **message.residual(self.bits)}
+        return {"slow": "shared", "momentum": "shared", **super().parts}
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         return random_groups(round, members, self.group, seed)
@@ -85,15 +90,38 @@ class Gossip(ABC):
                 member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
-        joined = self.aggregate(said, equal(said))
+        joined = self.aggregate(said)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             new_slow[name], momentum[name] = self.step(slow, outer["momentum"][name], said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, residual=residual)
 
     def apart(self, offers: Mapping[int, Offer]) -> float:
-        return message.apart(offers, self.bits) / (1.0 if self.two_parts else self.unit)
+        return super().apart(offers) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = message.packed_bytes(shapes) if self.two_parts else 0
         return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits), prefetched)
+
+
+class Pulled(Gossip, ABC):
+    """Gossip with momentum, in which γ says how strongly a replica is pulled to its group's mean."""
+
+    alpha: Fraction
+    """momentum of the outer step"""
+    beta: Annotated[float, Field(gt=0)]
+    """outer learning rate"""
+    gamma: Annotated[float, Field(gt=0)]
+    """pull towards the group's mean"""
+
+    @model_validator(mode="after")
+    def _stays_together(self) -> Self:
+        """Whatever the number of replicas: they come and go, and the bound of very many is the lowest."""
+        bound = largest_gamma(self.alpha, 1.0 - 1.0 / self.group)
+        if self.gamma < bound:
+            return self
+        raise ValueError(
+            f"gamma = {self.gamma:g} with alpha = {self.alpha:g}: replicas would drift apart; in groups of "
+            f"{self.group} gamma must stay below 2(1 - alpha^2) / (1 + alpha - 2 alpha (1 - 1/{self.group})) = "
+            f"{bound:.3g}; lower gamma or alpha"
+        )

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.exchange.aggregate import aggregator
-from planaria.exchange.gossip import Gossip
-from planaria.exchange.stability import refuse_unstable
+from planaria.bounds import Fraction
+from planaria.exchange.gossip import Pulled
 
 
-@dataclass(frozen=True)
-class NoLoCo(Gossip):
+class NoLoCo(Pulled):
     """Momentum α, outer learning rate β, pull γ. The released code has γ = β.
 
     The momentum is local and never sent. Groups of one take the formula as it stands: momentum on the own drift.
     """
 
-    alpha: float = 0.5
-    beta: float = 0.7
-    gamma: float = 0.7
-
-    @classmethod
-    def from_config(cls, config: ExchangeConfig) -> NoLoCo:
-        alpha, beta, gamma = config.or_else(cls.alpha, cls.beta, cls.gamma)
-        refuse_unstable(alpha, gamma, config.group)
-        every = cls.every if config.every is None else config.every
-        return cls(every, config.group, config.bits, config.prefetch, alpha, beta, gamma, aggregate=aggregator(config))
+    alpha: Fraction = 0.5
+    """momentum of the outer step"""
+    beta: Annotated[float, Field(gt=0)] = 0.7
+    """outer learning rate"""
+    gamma: Annotated[float, Field(gt=0)] = 0.7
+    """pull towards the group's mean"""
 
     @property
     def unit(self) -> float:

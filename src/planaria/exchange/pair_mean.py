@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.exchange.aggregate import aggregator
 from planaria.exchange.gossip import Gossip
 
 
-@dataclass(frozen=True)
 class PairMean(Gossip):
     """No momentum, no learning rate: NoLoCo with α = 0 and β = γ = 1."""
-
-    @classmethod
-    def from_config(cls, config: ExchangeConfig) -> PairMean:
-        every = cls.every if config.every is None else config.every
-        return cls(every, config.group, config.bits, config.prefetch, aggregate=aggregator(config))
 
     def says(self, drift: Tensor, slow: Tensor) -> Tensor:
         return slow + drift

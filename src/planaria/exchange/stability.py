@@ -1,8 +1,6 @@
-"""When replicas that pull themselves together over momentum stay together: the bound on γ, and a check of settings."""
+"""When replicas that pull themselves together over momentum stay together: the bound on γ."""
 
 from __future__ import annotations
-
-from planaria.errors import UserError
 
 
 def contraction(members: int, group: int) -> float:
@@ -28,18 +26,3 @@ def largest_gamma(alpha: float, c: float) -> float:
     E|δ|², because P is drawn apart from both and E P = c; its spectral radius passes 1 there.
     """
     return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * c)
-
-
-def refuse_unstable(alpha: float, gamma: float, group: int) -> None:
-    """UserError when replicas with these settings would drift apart, whatever their number.
-
-    The bound is that of very many replicas, the lowest: replicas come and go during a run.
-    """
-    bound = largest_gamma(alpha, 1.0 - 1.0 / group)
-    if gamma < bound:
-        return
-    raise UserError(
-        f"exchange.gamma = {gamma:g} with exchange.alpha = {alpha:g}: replicas would drift apart; in groups of {group} "
-        f"gamma must stay below 2(1 - alpha^2) / (1 + alpha - 2 alpha (1 - 1/{group})) = {bound:.3g}; "
-        "lower exchange.gamma or exchange.alpha"
-    )

@@ -4,61 +4,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import ClassVar, Self
 
+from pydantic import model_validator
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
-from planaria.errors import UserError
+from planaria.bounds import Fraction, Natural, Positive
 from planaria.exchange import message
-from planaria.exchange.aggregate import aggregator, equal
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
 from planaria.exchange.diloco import DiLoCo, pseudo_gradient, stepped
 from planaria.exchange.pairing import one_group
 
 
-@dataclass(frozen=True)
 class Streaming(DiLoCo):
-    """DiLoCo by fragments: round r is about fragment r mod F, so each comes up every ``every`` × F inner steps.
+    """DiLoCo by fragments: round r is about fragment r mod F, so each comes up every ``every`` inner steps."""
 
-    ``every`` is the distance of two rounds here. ``mix`` is the share of the fast weights that outlives a round.
-    """
+    lasting: ClassVar[tuple[str, ...]] = ("momentum", "fragments")
 
-    every: int = 25
-    fragments: int = 4
-    settle_delay: int = 0
-    mix: float = 0.0
+    every: Positive = 100
+    """inner steps between two rounds of the same fragment; rounds come ``fragments`` times as often"""
+    fragments: Positive = 4
+    """parts of a stage, each with rounds of its own"""
+    delay: Natural = 0
+    """inner steps between sending a fragment and using what came back"""
+    mix: Fraction = 0.0
+    """share of the fast weights that outlives a round"""
 
-    @classmethod
-    def from_config(cls, config: ExchangeConfig) -> Streaming:
-        alpha, beta, _ = config.or_else(cls.alpha, cls.beta, 0.0)
-        whole = cls.every * cls.fragments if config.every is None else config.every
-        every, rest = divmod(whole, config.fragments)
-        if rest or not every:
-            raise UserError(
-                f"exchange.every = {whole} does not divide into exchange.fragments = {config.fragments} equal waits; "
-                "change one of them"
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.every % self.fragments:
+            raise ValueError(
+                f"every = {self.every} does not divide into fragments = {self.fragments} equal waits; change one of "
+                "them"
             )
-        if config.delay >= every:
-            raise UserError(
-                f"exchange.delay = {config.delay}: a fragment must be settled before the next is sent, {every} steps "
-                "later (exchange.every / exchange.fragments); lower it"
+        if self.delay >= self.interval:
+            raise ValueError(
+                f"delay = {self.delay}: a fragment must be settled before the next is sent, {self.interval} steps "
+                "later (every / fragments); lower it"
             )
-        return cls(
-            every,
-            config.bits,
-            alpha,
-            beta,
-            config.momentum,
-            config.fragments,
-            config.delay,
-            config.mix,
-            aggregate=aggregator(config),
-        )
+        return self
 
     @property
-    def delay(self) -> int:
-        return self.settle_delay
+    def interval(self) -> int:
+        return self.every // self.fragments
+
+    @property
+    def overlap(self) -> int:
+        return self.delay
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         slow = self._part(outer["slow"], outer.rounds)
@@ -69,7 +62,7 @@ class Streaming(DiLoCo):
     ) -> tuple[dict[str, Tensor], Outer]:
         part = self._part(outer["slow"], outer.rounds)
         said, residual = message.heard(offers, me, part, self.bits)
-        drift = self.aggregate(said, equal(said))
+        drift = self.aggregate(said)
         slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
         return {**fast, **mixed}, outer.settled(slow=slow, momentum=momentum, residual=residual)

@@ -55,7 +55,7 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
     rule = exchange(replica.settings.exchange)
     if replica.meeting is None or not rule.synchronised:
         return replace(replica, meeting=None)
-    return replace(replica, meeting=None, rounds=replica.meeting.round, inner=replica.inner + (rule.every or 0))
+    return replace(replica, meeting=None, rounds=replica.meeting.round, inner=replica.inner + (rule.interval or 0))
 
 
 def call_off(run: RunState, meeting: OpenRound | None) -> RunState:

@@ -135,7 +135,7 @@ def _(fact: d.Commit, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Meet, run: RunState) -> RunState:
-    delay = exchange(run.settings.exchange).delay
+    delay = exchange(run.settings.exchange).overlap
     for number in fact.members:
         replica = run.replicas[number]
         meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)

@@ -1,8 +1,8 @@
-"""Everything that watches a run, behind one observer: the logs on disk, the progress display, TensorBoard."""
+"""Everything that watches a run, behind one observer: the logs on disk, the progress display, trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,17 @@ from planaria.record.sample import Sample
 class Watch:
     """Writes down and shows what the engine tells.
 
-    The display and TensorBoard may fail: then the run goes on without. The log may not, for it is what proves which
+    The display and trackers may fail: then the run goes on without. The log may not, for it is what proves which
     samples were used. When a line of it cannot be written, ``trouble`` says why, and asks the run to stop; room was
     kept for what remains to be noted until then. Should that not do either, the log ends there, without a gap.
     """
 
-    def __init__(self, folder: Path, tokens_per_step: int, progress: Quiet) -> None:
-        self._log, self._progress = RunLog(folder), progress
-        self._tracker: Tracker | None = Tracker(folder / "tensorboard")
+    def __init__(
+        self, folder: Path, tokens_per_step: int, progress: Quiet, trackers: Mapping[str, Tracker] | None = None
+    ) -> None:
+        self._log, self._progress, self._folder = RunLog(folder), progress, folder
+        self._unopened, self._trackers = dict(trackers or {}), dict[str, Tracker]()
+        """by name, before the run has started and from then on; without those that have failed"""
         self._reserve = Reserve(folder)
         self.trouble = ""
         self._full = False
@@ -44,6 +47,9 @@ class Watch:
             self._naming = Naming(event)
             self._progress.start(event.steps, event.first_step)
         self._progress.on_event(t, event)
+        if isinstance(event, e.RunStarted):
+            self._trackers, self._unopened = self._unopened, {}
+            self._track(t, lambda tracker: tracker.open(self._folder))
         self._measured(self._metrics.on_event(t, event))
         self._look_at_the_display(t)
 
@@ -61,9 +67,9 @@ class Watch:
 
     def close(self) -> None:
         self._progress.stop()
-        with suppress(OSError):
-            if self._tracker is not None:
-                self._tracker.close()
+        for tracker in self._trackers.values():
+            with suppress(Exception):  # there is nothing left to go on with
+                tracker.close()
         for when, kept in self._sample.rest():
             self._note(partial(self._log.worked, when, kept))
         self._log.close()
@@ -95,10 +101,15 @@ class Watch:
             return
         self._note(partial(self._log.metric, metric))
         self._progress.on_metric(metric)
-        try:
-            if self._tracker is not None:
-                scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
-                self._tracker.scalars(metric.step, scalars)
-        except OSError as error:
-            self._tracker = None
-            self.on_event(metric.t, e.Trouble(detail=f"going on without TensorBoard ({error.strerror or error})"))
+        scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+        self._track(metric.t, lambda tracker: tracker.scalars(metric.step, scalars))
+
+    def _track(self, t: float, tell: Callable[[Tracker], None]) -> None:
+        """When a tracker fails, go on without it, and say so once."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tell(tracker)
+            except Exception as error:  # whatever somebody's tracker does: no run ends by it
+                del self._trackers[name]
+                why = getattr(error, "strerror", None) or error
+                self.on_event(t, e.Trouble(detail=f"going on without {name} ({type(error).__name__}: {why})"))

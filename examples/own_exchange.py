@@ -1,0 +1,45 @@
+"""Exchanges of your own: an all-reduce that leaves out what replicas disagree about, and pairs that meet half-way.
+
+cd examples
+planaria train demo --exchange.replicas 2 --exchange.kind own_exchange:Agreeing
+planaria train gossip --exchange.kind own_exchange:Elastic --exchange.options.pull 0.3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from planaria.exchange.allreduce import AllReduce
+from planaria.exchange.base import Weights
+from planaria.exchange.gossip import Gossip
+
+
+class Agreeing(AllReduce):
+    """Its fields are its options; those of AllReduce are there too."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """of how strongly signs must agree: 0 is plain averaging, 1 keeps only what all replicas agree about"""
+
+    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+        def agreed(name: str) -> Tensor:
+            return torch.stack([gradients[name].sign() for gradients in said.values()]).mean(dim=0).abs() >= self.share
+
+        return {name: mean * agreed(name) for name, mean in super().aggregate(said).items()}
+
+
+class Elastic(Gossip):
+    """In random pairs: θ ← θ + pull · (mean of the pair's θ − θ)."""
+
+    pull: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """part of the way to the pair's mean"""
+
+    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+        return slow + drift
+
+    def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        return own + self.pull * (mean - own), torch.zeros_like(momentum)
