@@ -11,6 +11,7 @@ from pathlib import Path
 from planaria.atomic import refused
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, named
 from planaria.config import RunConfig
+from planaria.control.broken_edge import BrokenEdges
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
@@ -25,10 +26,6 @@ from planaria.record.decisions import state_link
 from planaria.record.fold import decided
 from planaria.record.state import RunState
 from planaria.record.statefile import STATE, StateWriter
-
-GRACE_S = 0.5
-"""After a broken edge, how long a death notice for one of its ends may take before the edge itself is blamed."""
-
 
 AGAIN_S = 2.0
 """after the last save of a run has failed, until it is tried again"""
@@ -59,8 +56,7 @@ class Controller:
         self._deadlines = Deadlines(config)
         self._cadence = Cadence(config.network.hourly, len(started.stage_of)) if measure else None
         self._ending: d.Finish | None = None
-        self._grace: dict[int, tuple[float, int]] = {}
-        """replica → when a broken edge of which generation is to be blamed itself"""
+        self._broken_edges = BrokenEdges()
         self._impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
         """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
@@ -90,23 +86,18 @@ class Controller:
 
     def _look_at_the_clock(self, now: float) -> None:
         """Tell of waits that have been long enough."""
-        for number in [number for number, (until, _) in self._grace.items() if now >= until]:
-            _, generation = self._grace.pop(number)
-            if generation == self.state.replicas[number].generation:
-                self._happened(e.GraceExpired(replica=number, generation=generation))
+        for blamed in self._broken_edges.blamed(now, self.state):
+            self._happened(blamed)
         if now >= self._retry and (step := resting(self.state)) is not None:
             self._happened(e.RetryDue(step=step))
-        for who in [who for until, who in self._impatient.values() if now >= until]:
-            if who == waiting(self.state, self.state.replicas[who[0]]):
+        for number, who in [(n, who) for n, (until, who) in self._impatient.items() if now >= until]:
+            self._impatient.pop(number, None)
+            if who == waiting(self.state, self.state.replicas[number]):
                 self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [
-            self._retry,
-            *(until for until, _ in self._impatient.values()),
-            *(until for until, _ in self._grace.values()),
-        ]
+        due = [self._retry, *self._broken_edges.due, *(until for until, _ in self._impatient.values())]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -170,7 +161,7 @@ class Controller:
         self._observer.on_event(t, event)
         self.state = apply(event, self.state)
         if isinstance(event, e.EdgeBroken):
-            self._doubt(t, event)
+            self._broken_edges.heard(t, event, self.state)
         chosen: e.IntervalChosen | None = None
         further: list[e.Event] = [*self._chaos.on_event(t, event, self.state)]
         while (decision := decide(self.state)) is not None:
@@ -210,14 +201,6 @@ class Controller:
                 self._happened(e.Trouble(detail=refused(self._folder / STATE, error)))
         else:
             self._stated = True
-
-    def _doubt(self, t: float, broken: e.EdgeBroken) -> None:
-        """Give the fleet some time to tell of a death at an end of the edge."""
-        replica = self.state.replica_of(broken.worker)
-        if replica is not None and replica.suspects:
-            _, generation = self._grace.get(replica.number, (0.0, -1))
-            if generation != replica.generation:
-                self._grace[replica.number] = (t + GRACE_S, replica.generation)
 
     def _carry_out(self, decision: d.Decision) -> None:
         match decision:

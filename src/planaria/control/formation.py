@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
+from planaria.control.spares import at_hand, filled
 from planaria.control.staffing import final, more_to_come
 from planaria.exchange import exchange
 from planaria.record import decisions as d
@@ -42,7 +43,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
-    holders = _filled(run, replica)
+    holders = filled(run, replica)
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
@@ -55,26 +56,13 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     return _formation(run, replica, holders, sources, standing.model_copy(update={"step": replica.step}), outcome)
 
 
-def _filled(run: RunState, replica: ReplicaState) -> dict[int, str]:
-    """Spares for vacant nodes; where there are too few, who was to leave one stands there again."""
-    vacant = sorted(replica.vacant, key=lambda node: node in replica.leavers)
-    again = {node: worker for node, worker in replica.leavers.items() if node in vacant}
-    return {**replica.holders, **again, **dict(zip(vacant, _at_hand(run, replica), strict=False))}
-
-
-def _at_hand(run: RunState, replica: ReplicaState) -> list[str]:
-    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined."""
-    later = replica.number >= run.settings.replicas
-    return sorted(run.spares, key=lambda worker: bool(run.workers[worker].host) != later)
-
-
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Workers whose machine is about to go hand their stages over, as they are; where nobody can take them, the replica
     disbands in good order. The last one stays for as long as it can."""
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     if not leaving or replica.meeting or run.stopping or run.allotment.done:
         return None
-    taking = dict(zip(leaving, _at_hand(run, replica), strict=False))
+    taking = dict(zip(leaving, at_hand(run, replica), strict=False))
     if taking:
         holders = {**replica.holders, **taking}
         sources: dict[int, d.Source] = {

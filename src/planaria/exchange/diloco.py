@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -12,8 +12,7 @@ from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.base import Offer, Outer, Parts, Weights
-
-Momentum = Literal["nesterov", "heavy_ball"]
+from planaria.exchange.outer_step import Momentum, stepped
 
 
 class DiLoCo(Averaging):
@@ -61,36 +60,3 @@ class DiLoCo(Averaging):
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:
     """Δ = φ − θ in fp32: downhill, with the sign of a gradient."""
     return {name: tensor - fast[name].detach().float() for name, tensor in slow.items()}
-
-
-def stepped(
-    slow: Weights, momentum: Weights, gradient: Weights, lr: float, mu: float, kind: Momentum
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Slow weights and momentum after one outer step along ``gradient``, parameter by parameter."""
-    step = nesterov if kind == "nesterov" else heavy_ball
-    pairs = {name: step(slow[name], momentum[name], gradient[name], lr, mu) for name in gradient}
-    return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
-
-
-def nesterov(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> tuple[Tensor, Tensor]:
-    """DiLoCo's outer step (arXiv 2311.08105, algorithm 1, with the optimizer of its section 3), elementwise:
-
-        m ← µm + g
-        φ ← φ − η(g + µm)
-
-    with g the mean pseudo-gradient: PyTorch's ``SGD(nesterov=True)``. Returns φ and m.
-    """
-    momentum = mu * momentum + gradient
-    return slow - lr * (gradient + mu * momentum), momentum
-
-
-def heavy_ball(slow: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: float) -> tuple[Tensor, Tensor]:
-    """The outer step of the DiLoCo that arXiv 2506.10911 compares with, elementwise:
-
-        δ ← µδ − ηg
-        φ ← φ + δ
-
-    No look-ahead, and the learning rate lies within the momentum. Returns φ and δ.
-    """
-    momentum = mu * momentum - lr * gradient
-    return slow + momentum, momentum

@@ -13,7 +13,8 @@ from torch import Tensor
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.exchange import message
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
-from planaria.exchange.diloco import DiLoCo, pseudo_gradient, stepped
+from planaria.exchange.diloco import DiLoCo, pseudo_gradient
+from planaria.exchange.outer_step import stepped
 from planaria.exchange.pairing import one_group
 
 

@@ -79,6 +79,13 @@ def set_host(run: RunState, name: str, host: Host) -> RunState:
     return anew(replace(run, roster=run.roster.with_host(name, host)))
 
 
+def stillborn(run: RunState, host: str, count: int) -> RunState:
+    """So many workers in a row have now died on a host before they had joined."""
+    if not host:
+        return anew(replace(run, stillborn=count))
+    return set_host(run, host, replace(run.hosts[host], stillborn=count))
+
+
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     """The run with this replica as it now is; a step that is committed uses its samples."""
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided

@@ -1,0 +1,123 @@
+"""``apply`` for what is lost: workers, and edges between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.fold import (
+    anew,
+    apply,
+    call_off,
+    freeze,
+    give_up_save,
+    out_of_round,
+    reported,
+    set_workers,
+    stillborn,
+    with_replica,
+)
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
+from planaria.record.waiting import NOBODY
+
+
+@apply.register
+def _(fact: e.WorkerLost, run: RunState) -> RunState:
+    worker = run.workers.get(fact.worker)
+    if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
+        return run
+    run = set_workers(run, {fact.worker: replace(worker, status="dead")})
+    if worker.status == "starting":
+        before = run.hosts[worker.host].stillborn if worker.host else run.stillborn
+        run = stillborn(run, worker.host, before + 1)
+    if run.over:
+        return run
+    replica = run.replica_of(fact.worker)
+    if replica is not None:
+        gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
+        run = _lose(run, replica, fact.worker, gone)
+    for other in run.live.values():
+        if (left := _without_giver(other, fact.worker)) is not other:
+            run = with_replica(run, left)
+    return run
+
+
+def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
+    """The replica when a worker is dead that may have been to give it a state: then that will not come."""
+    handing = {node for node, leaver in replica.leavers.items() if leaver == worker}
+    if handing:
+        replica = replace(replica, leavers=freeze({n: w for n, w in replica.leavers.items() if n not in handing}))
+    waited_for = handing & replica.lost or worker in replica.lenders.values()
+    if replica.phase == "link" and waited_for and replica.broken:
+        return replace(replica, phase="idle", waiting=NOBODY)
+    return replica
+
+
+def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
+    """A member is dead, which stood at the nodes ``gone``."""
+    run = anew(replace(run, stillborn=0))  # spares may have been given up; a stage is worth trying again
+    run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
+    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
+        return give_up_save(run)
+    return run
+
+
+def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
+    """The replica without the worker that stood at the nodes ``gone``."""
+    known = _still_known(replica)
+    origins = {**replica.origins, **{n: known[n] for n in gone if n in known}}
+    lost = replica.lost | {n for n in gone if n not in origins}
+    replica = replace(
+        out_of_round(replica),
+        holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
+        origins=freeze(origins),
+        lost=frozenset(lost),
+        links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
+    )
+    if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
+        return reported(replica, worker)
+    if (
+        replica.phase == "save"
+    ):  # and what they are writing, so that no file is written twice at a time, or removed then
+        another = {replica.arrangement.stage[node] for node in gone} & set(replica.stateful.stages)
+        last = replica.cannot and not another
+        return reported(replica if last else replace(replica, saved=-1), worker)
+    return replace(replica, phase="idle", waiting=NOBODY)
+
+
+@apply.register
+def _(fact: e.EdgeBroken, run: RunState) -> RunState:
+    replica = run.replica_of(fact.worker)
+    if replica is None or fact.generation != replica.generation:
+        return run
+    pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}))
+
+
+@apply.register
+def _(fact: e.GraceExpired, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:
+        return run
+    meeting = replica.meeting
+    links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
+    if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
+        replica = replace(out_of_round(replica), links=freeze(links))
+    handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
+    replica = replace(replica, leavers=freeze(handing))
+    # An edge that lent a state may be blamed when that has long come: then nothing is lost.
+    # A commit does not use edges and must not be torn; it ends first.
+    if replica.broken and replica.phase not in ("commit", "settle", "save"):
+        replica = replace(replica, phase="idle", waiting=NOBODY)
+    run = with_replica(run, replica)
+    return run if replica.meeting else call_off(run, meeting)
+
+
+def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:
+    """Where the nodes' present state can be had exactly: as long as no step is committed, whence the run started."""
+    start = ReplicaState.start(replica.settings, replica.number)
+    moved = replica.phase in ("commit", "settle") or replica.standing != start.standing
+    return {} if moved else start.origins

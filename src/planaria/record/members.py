@@ -1,0 +1,79 @@
+"""Members of a generation: who stands at which node, where its state comes from, and the edges between nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from planaria.record.started import Fact
+
+
+class Keep(Fact):
+    """The member goes on with the state it has."""
+
+    origin: Literal["keep"] = "keep"
+
+
+class Fresh(Fact):
+    """The member starts from the seed's initial weights."""
+
+    origin: Literal["fresh"] = "fresh"
+
+
+class Load(Fact):
+    """The member reads its stage from a checkpoint folder."""
+
+    origin: Literal["load"] = "load"
+    folder: str
+
+
+class Rebuild(Fact):
+    """The member rebuilds its stage from what the donor nodes send it."""
+
+    origin: Literal["rebuild"] = "rebuild"
+    by: str
+    """the strategy; PEER for a copy of another node of the same stage"""
+    donors: list[int]
+
+
+class Handover(Fact):
+    """The member gets the state, as it is, from the worker that has stood at its node until now."""
+
+    origin: Literal["handover"] = "handover"
+    worker: str
+
+
+PEER = "peer"
+
+BEFORE = -1
+"""in place of a node: who stood there before"""
+
+
+Source = Annotated[Keep | Fresh | Load | Rebuild | Handover, Field(discriminator="origin")]
+
+
+class Member(Fact):
+    """Who stands at a node from now on, the stage that the node holds, and where its state comes from."""
+
+    node: int
+    stage: int
+    worker: str
+    source: Source
+    at: str = ""
+    """where donors call to give it a state"""
+
+
+class Link(Fact):
+    """An edge between two nodes. A link that keeps its id is kept open."""
+
+    low: int
+    high: int
+    id: str
+    at: str = ""
+    """where the high end calls the low one"""
+
+
+def state_link(generation: int, donor: int, node: int) -> str:
+    """Name of the short-lived link over which ``node`` gets a state in a generation of its replica."""
+    return f"g{generation}:state:{donor}>{node}"

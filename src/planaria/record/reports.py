@@ -1,0 +1,192 @@
+"""What workers tell the controller."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from planaria.record.started import Fact
+from planaria.record.telemetry import Heartbeat, Worked
+
+CONTROLLER = "controller"
+"""in place of a worker"""
+Mode = Literal["train", "evaluate"]
+
+
+class WorkerJoined(Fact):
+    """A worker has everything imported and waits for orders."""
+
+    kind: Literal["worker_joined"] = "worker_joined"
+    worker: str
+    incarnation: int
+    pid: int
+    at: str = ""
+    """HOST:PORT, where others call for edges to it"""
+
+
+class Linked(Fact):
+    """A worker holds its stage's state and all its edges of this generation."""
+
+    kind: Literal["linked"] = "linked"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    link_s: float
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    rebuild_s: float = 0.0
+
+
+class EdgeBroken(Fact):
+    """A neighbour could not be reached, or did not deliver in time; ``detail`` names peer, stage, step, generation."""
+
+    kind: Literal["edge_broken"] = "edge_broken"
+    worker: str
+    node: int
+    peer: int
+    """the node at the other end"""
+    generation: int
+    detail: str
+
+
+class OfferHeard(Fact):
+    """A worker has all that another replica has to say about its stage in this round."""
+
+    kind: Literal["offer_heard"] = "offer_heard"
+    worker: str
+    node: int
+    generation: int
+    round: int
+    replica: int
+    """the other one"""
+
+
+class OfferRefused(Fact):
+    """What another replica says about a worker's stage in this round is of no use: it counts as not said."""
+
+    kind: Literal["offer_refused"] = "offer_refused"
+    worker: str
+    node: int
+    generation: int
+    round: int
+    replica: int
+    """the other one"""
+    reason: str
+
+
+class RoundMade(Fact):
+    """A worker has settled a round: its stage goes on with what came of it."""
+
+    kind: Literal["round_made"] = "round_made"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    round: int
+    blocking_bytes: int
+    """sent by this worker, that somebody waited for"""
+    prefetched_bytes: int
+    apart: float
+    """RMS distance of the members' fast weights, as far as heard, from their mean; corrected for how few they are"""
+
+
+class StageReady(Fact):
+    """A stage has finished its part of a step and holds the step's whole gradient, not yet applied."""
+
+    kind: Literal["stage_ready"] = "stage_ready"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    mode: Mode = "train"
+    """what the step was; logs of an older planaria do not tell"""
+    loss: float | None = None
+    replica: int = 0
+    grad_norm: float | None = None
+    """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
+
+
+class StageCommitted(Fact):
+    """A stage has applied the step's update."""
+
+    kind: Literal["stage_committed"] = "stage_committed"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+
+
+class StageSaved(Fact):
+    """A stage's state lies in the checkpoint's unfinished folder."""
+
+    kind: Literal["stage_saved"] = "stage_saved"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    bytes: int
+    file: str = ""
+    """its name; the stage's number in logs of an older planaria"""
+    sha256: str = ""
+    """of the file; empty in logs of an older planaria"""
+
+
+class SaveFailed(Fact):
+    """A part of the checkpoint ``step`` could not be written, or the whole not be sealed: it is given up."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    worker: str
+    """or the controller, which seals"""
+    stage: int
+    generation: int
+    step: int
+    detail: str
+    """names the file"""
+
+
+class WorkerFailed(Fact):
+    """A worker met an error that is not a neighbour's: out of memory, a non-finite loss. The run must stop."""
+
+    kind: Literal["worker_failed"] = "worker_failed"
+    worker: str
+    stage: int
+    generation: int
+    detail: str
+
+
+class FaultInjected(Fact):
+    """Chaos struck the worker at ``node``. A worker that strikes itself says so just before."""
+
+    kind: Literal["fault_injected"] = "fault_injected"
+    worker: str
+    node: int
+    signal: str
+    """SIGKILL, SIGSTOP, or another kind of fault (``chaos.trace.Fault``)"""
+    step: int
+    moment: str
+    number: int = -1
+    """of the fault in its trace"""
+
+
+Report = Annotated[
+    WorkerJoined
+    | Linked
+    | EdgeBroken
+    | StageReady
+    | StageCommitted
+    | StageSaved
+    | SaveFailed
+    | OfferHeard
+    | OfferRefused
+    | RoundMade
+    | WorkerFailed
+    | FaultInjected
+    | Worked
+    | Heartbeat,
+    Field(discriminator="kind"),
+]
+"""What a worker may say to the controller."""
+
+REPORT: TypeAdapter[Report] = TypeAdapter(Report)
