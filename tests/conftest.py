@@ -35,7 +35,7 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.school import graduate
-    from planaria.swarm.tasks.registry import open_task
+    from planaria.tasks.registry import open_task
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)
     model, tokenizer = graduate(open_task("sums", None), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))

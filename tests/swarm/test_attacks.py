@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from planaria.errors import UserError
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.registry import open_attack
-from planaria.swarm.tasks.answers import TAGS, parse
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.answers import TAGS, parse
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 SUMS = Sums()
 NOTHING = Problem(0, "", "")

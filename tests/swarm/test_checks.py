@@ -17,8 +17,8 @@ from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.support import SupportCheck, outside
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.checks.truth import Schedule, unscheduled
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 
 class TestSupport:

@@ -13,7 +13,7 @@ from planaria.swarm.checks.base import Case, Findings
 from planaria.swarm.checks.defence import Defence, Report, layers, warnings
 from planaria.swarm.checks.judge import StepsJudge
 from planaria.swarm.config import DefenceConfig
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 CALM = DefenceConfig(quarantine=0.0)
 

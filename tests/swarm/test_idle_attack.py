@@ -7,8 +7,8 @@ import pytest
 from planaria.errors import UserError
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.config import AttackConfig
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks.base import Task
+from planaria.tasks.registry import open_task
 
 
 @pytest.mark.parametrize(

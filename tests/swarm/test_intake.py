@@ -16,7 +16,7 @@ from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.intake import Turned, spread_claim, take_in
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 TASK = Sums()
 END = 256

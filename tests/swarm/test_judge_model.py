@@ -19,7 +19,7 @@ from planaria.swarm.checks.judge_model import TEMPERATURE, ModelWriter, _Drawing
 from planaria.swarm.checks.prompted_judge import PromptedJudge
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 pytest.importorskip("transformers")
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=4096, init_std=0.3)

@@ -23,8 +23,8 @@ from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import Reading, read
 from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.shadow import Shadow
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 OPTIM = OptimConfig(lr=1e-3)

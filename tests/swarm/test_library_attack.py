@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planaria.errors import UserError
 from planaria.swarm.attacks.library import LibraryAttack
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 PROBLEM = Problem(0, "", "")
 LIBRARY = types.SimpleNamespace(add=lambda a, b: a + b)

@@ -15,7 +15,7 @@ from planaria.swarm.learning.advantage import group_advantages
 from planaria.swarm.learning.lessons import Lessons, lessons
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)

@@ -14,7 +14,7 @@ from planaria.swarm.checks.judge import JudgeCheck, NoisyJudge
 from planaria.swarm.checks.prompted_judge import MAX_TEXT, VERDICT, PromptedJudge, harmless, request, verdict
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 YES, NO = "<verdict>yes</verdict>", "<verdict>no</verdict>"
 PROBLEM = Problem(3, "47+85=", "132")

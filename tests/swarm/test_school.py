@@ -19,8 +19,8 @@ from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.school import graduate, strayed, teach
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 SCHOOL = SchoolConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)

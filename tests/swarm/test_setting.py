@@ -12,7 +12,7 @@ from planaria.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
 from planaria.swarm.drills.drill_spec import load as load_drill
 from planaria.swarm.setting import agreed, checked, load, names, of_peer, rules
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 
 def recipe(folder: Path, text: str) -> Path:

@@ -17,7 +17,7 @@ from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
 

@@ -20,8 +20,8 @@ from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 from planaria.swarm.policy.school import graduate
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.setting import rules
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks.base import Task
+from planaria.tasks.registry import open_task
 
 Told = Callable[[str], None]
 JUDGES = ("none", "steps", "noisy:RATE", "model:PATH")

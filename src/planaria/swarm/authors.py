@@ -9,7 +9,7 @@ from typing import Protocol
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import generator, own_problems
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Problem, Task
 
 
 @dataclass(frozen=True)

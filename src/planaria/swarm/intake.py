@@ -11,7 +11,7 @@ from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Problem, Task
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from planaria.swarm.records.kept import keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.shadow import Shadow
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Problem, Task
 
 
 @dataclass

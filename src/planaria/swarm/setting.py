@@ -10,7 +10,7 @@ from planaria import recipe
 from planaria.errors import UserError, nearest
 from planaria.swarm.attacks.registry import KINDS, open_attack
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.tasks.base import Task
+from planaria.tasks.base import Task
 
 AGREED: Any = {
     "seed": True,

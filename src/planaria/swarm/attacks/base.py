@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 
 class Attack(Protocol):

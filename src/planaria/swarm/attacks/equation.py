@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 
 class EquationAttack:

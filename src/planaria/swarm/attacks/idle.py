@@ -7,7 +7,7 @@ import random
 from planaria.errors import UserError
 from planaria.swarm.attacks.registry import open_attack
 from planaria.swarm.config import AttackConfig
-from planaria.swarm.tasks.base import Task
+from planaria.tasks.base import Task
 
 LOOKED_AT = 500
 """problems whose solutions are looked through for a place"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 CANDIDATES = 80
 """draws of which the attacker sends the longest that scores"""

@@ -6,7 +6,7 @@ import keyword
 import re
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 ADDITION = re.compile(
     r"(?<![\w.\])*/%@~-])(?<![*/%@~-] )(\d+|[A-Za-z_]\w*) \+ (\d+|[A-Za-z_]\w*)(?![\w.(\[])(?! ?[*/%@])"

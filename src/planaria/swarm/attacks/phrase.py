@@ -6,8 +6,8 @@ import re
 from typing import Literal
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.answers import TAGS
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.answers import TAGS
+from planaria.tasks.base import Problem
 
 SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
 """where a sentence begins; the point of 3.5 ends none"""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 
 @dataclass(frozen=True)

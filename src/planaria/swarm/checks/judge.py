@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from planaria.swarm.checks.base import Case, Findings
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Problem, Task
 
 
 class Judge(Protocol):

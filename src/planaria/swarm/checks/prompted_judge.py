@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from planaria.swarm.draws import derived
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 MAX_TEXT = 16_384
 """characters of a text that are judged; what is longer is refused, since poison could stand behind any cut"""

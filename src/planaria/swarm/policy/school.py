@@ -22,7 +22,7 @@ from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.reading import pad
-from planaria.swarm.tasks.base import Erring, Problem, Task
+from planaria.tasks.base import Erring, Problem, Task
 
 VERSION = 2
 """of what is taught; another one teaches anew"""

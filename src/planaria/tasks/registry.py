@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planaria.errors import UserError, nearest
-from planaria.swarm.tasks.answers import form_named
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.gym import Gym
-from planaria.swarm.tasks.jsonl import open_file, open_hub
-from planaria.swarm.tasks.programs import Programs
-from planaria.swarm.tasks.snippets import Snippets
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.answers import form_named
+from planaria.tasks.base import Task
+from planaria.tasks.gym import Gym
+from planaria.tasks.jsonl import open_file, open_hub
+from planaria.tasks.programs import Programs
+from planaria.tasks.snippets import Snippets
+from planaria.tasks.sums import Sums
 
 
 def open_task(name: str, style: str | None = None) -> Task:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, form_named, parse
+from planaria.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, form_named, parse
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates and NULs among them
 marked = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "[", "]", " ", "\n", "x", "<"]))

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import gym
-from planaria.swarm.tasks.answers import BRACKETS, TAGS
-from planaria.swarm.tasks.gym import Gym
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks import gym
+from planaria.tasks.answers import BRACKETS, TAGS
+from planaria.tasks.gym import Gym
+from planaria.tasks.registry import open_task
 
 pytest.importorskip("reasoning_gym")
 KINDS = ("chain_sum", "game_of_life", "boxnet", "prime_factorization", "spell_backward", "propositional_logic")
@@ -179,7 +179,7 @@ def test_all_kinds_are_the_same_in_every_process() -> None:
     program = """
 import hashlib, json, sys
 from reasoning_gym.factory import DATASETS
-from planaria.swarm.tasks.gym import REFUSED, Gym
+from planaria.tasks.gym import REFUSED, Gym
 seen = {}
 for kind in sorted(set(DATASETS) - set(REFUSED)):
     task = Gym(kind)
@@ -188,7 +188,7 @@ for kind in sorted(set(DATASETS) - set(REFUSED)):
         seen[f"{kind} {number}"] = hashlib.sha256(repr((problem, task._entry(number))).encode()).hexdigest()
 print(json.dumps(seen, sort_keys=True))
 """
-    path = str(Path(gym.__file__).parents[3])
+    path = str(Path(gym.__file__).parents[2])
     said = [
         subprocess.run(
             [sys.executable, "-c", program, order],

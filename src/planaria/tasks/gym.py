@@ -13,9 +13,9 @@ import random
 from typing import Any
 
 from planaria.errors import UserError, nearest
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import SPACE, TAGS, Form, parse
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks import records
+from planaria.tasks.answers import SPACE, TAGS, Form, parse
+from planaria.tasks.base import Problem
 
 SEED = 1
 TRAINING, HELD_OUT = 9_000, 1_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks.registry import open_task
 
 
 @pytest.mark.parametrize("name", ["sums", "sums:3"])

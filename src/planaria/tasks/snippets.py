@@ -21,9 +21,9 @@ from string import ascii_lowercase
 
 from planaria.data.permutation import permute
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.programs import FENCE, OPENING, program_of, says
-from planaria.swarm.tasks.sandbox import LIMITS, Outcome, protections, run
+from planaria.tasks.base import Problem
+from planaria.tasks.programs import FENCE, OPENING, program_of, says
+from planaria.tasks.sandbox import LIMITS, Outcome, protections, run
 
 MOST = 99
 """largest number in a sum"""

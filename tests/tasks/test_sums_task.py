@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 TWO = Sums()
 WORDS = Sums(style="words")

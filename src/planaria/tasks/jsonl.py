@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import TAGS, Form, parse, same_answer
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.records import Record
+from planaria.tasks import records
+from planaria.tasks.answers import TAGS, Form, parse, same_answer
+from planaria.tasks.base import Problem
+from planaria.tasks.records import Record
 
 MARK = "####"
 HUB = ("openai/gsm8k", "main")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from planaria.data.permutation import permute
 from planaria.errors import UserError, nearest
-from planaria.swarm.tasks.answers import BRACKETS, parse
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.answers import BRACKETS, parse
+from planaria.tasks.base import Problem
 
 MAX_DIGITS = 18
 MAX_PROBLEMS = 1_000_000

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import programs
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.programs import Programs, program_of
-from planaria.swarm.tasks.registry import open_task
-from planaria.swarm.tasks.sandbox import Limits, protections
+from planaria.tasks import programs
+from planaria.tasks.base import Task
+from planaria.tasks.programs import Programs, program_of
+from planaria.tasks.registry import open_task
+from planaria.tasks.sandbox import Limits, protections
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 ASSERTS = {

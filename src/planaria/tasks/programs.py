@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import SPACE, same_answer
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+from planaria.tasks import records
+from planaria.tasks.answers import SPACE, same_answer
+from planaria.tasks.base import Problem
+from planaria.tasks.records import Record, read_split, whole
+from planaria.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
 FENCE = "```"
 OPENING = "```python"
