@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import Claim, Row, conclude, parser, start
 
 if TYPE_CHECKING:
-    from planaria.swarm.checks.base import Case, Check
+    from planaria.swarm.checks.base import Case, Check, Context
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
     from planaria.tasks.base import Task
@@ -56,30 +56,33 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     import torch
 
     from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.checks.defence import Defence, layers
+    from planaria.swarm.checks import checks as made
+    from planaria.swarm.checks.base import Context
+    from planaria.swarm.checks.defence import Defence
     from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
 
     torch.set_num_threads(1)
     config = SwarmConfig(seed=seed, school=SchoolConfig(strays=0.1, seed=seed), sampling=SamplingConfig(top_k=6))
     task = task_of(config)
     past = history(config, task, policy_of(config, task), rounds)
-    checks = layers(config.defence, config.sampling.support(past[0].vocab), past[0].vocab, None)
+    context = Context(task, seed, config.sampling.support(past[0].vocab), past[0].vocab)
+    checks = made(config.defence.model_copy(update={"checks": "support, surprisal, duplicates"}))
     looks = range(EVERY, rounds + 1, EVERY)
     for behind in BEHIND:
         cases = [c for now in looks for c in sent(config, task, past[now], past[now - behind], now, "p1")]
-        yield from refusals(checks, cases, f"{behind} rounds behind")
+        yield from refusals(checks, context, cases, f"{behind} rounds behind")
     elsewhere = config.model_copy(update={"school": config.school.model_copy(update={"seed": seed + ELSEWHERE})})
     other = policy_of(elsewhere, task)
     cases = [c for peer in ("p1", "p2", "p3") for c in sent(config, task, other, past[0], 0, peer)]
-    yield from refusals(checks, cases, "another school")
-    report = Defence(config.defence, checks).examine(0, cases)
+    yield from refusals(checks, context, cases, "another school")
+    report = Defence(config.defence, checks, context).examine(0, cases)
     for check in checks:
         yield f"{check.name}, another school: off", float(check.name in report.off)
 
 
-def refusals(checks: Sequence[Check], cases: Sequence[Case], who: str) -> Iterator[tuple[str, float]]:
+def refusals(checks: Sequence[Check], context: Context, cases: Sequence[Case], who: str) -> Iterator[tuple[str, float]]:
     for check in checks:
-        yield f"{check.name}, {who}", len(check.examine(cases).refused) / len(cases)
+        yield f"{check.name}, {who}", len(check.examine(cases, context).refused) / len(cases)
 
 
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:

@@ -105,7 +105,7 @@ class Registry(Generic[Chosen]):
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join([self._place, *(str(part) for part in first["loc"])])
-            said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
+            said = f" = {documents.shown(first['input'])}" if first["loc"] and first["type"] != "missing" else ""
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
 
     @property

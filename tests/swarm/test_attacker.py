@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from tiny_swarm import policy
+from tiny_swarm import CONTEXT, policy
 
 from planaria.swarm.attacks.attacker import TRIES, Attacker
 from planaria.swarm.authors import HonestAuthor, Written
@@ -60,10 +60,11 @@ def fluent(*texts: str) -> Fluent:
 
 
 def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> SwarmConfig:
+    options = {key: attack.pop(key) for key in ("payload", "placement") if key in attack}
     return SwarmConfig.model_validate(
         {
             "size": 1,
-            "attack": {"kind": "text", **attack},
+            "attack": {"kind": "text", "options": options, **attack},
             "rounds": {"mode": mode, "prompts": 4, "group": group},
             "evaluate": {"every": 0},
         }
@@ -202,17 +203,17 @@ class TestAdaptive:
     def test_what_it_sends_passes_its_own_checks(self) -> None:
         problem = TASK.problem(1)
         who = policy()
-        checks: list[Check] = [SurprisalCheck(3.0), DuplicatesCheck(1e-6)]
+        checks: list[Check] = [SurprisalCheck(), DuplicatesCheck()]
         eager = written(configured(payload="x"), who, problem, 6, checks)
-        refused = [len(check.examine(as_cases(who, problem, eager)).refused) for check in checks]
+        refused = [len(check.examine(as_cases(who, problem, eager), CONTEXT).refused) for check in checks]
         assert any(refused), "or there would be nothing to adapt to"
         wary = written(configured(payload="x", adaptive=True), who, problem, 6, checks)
         cases = as_cases(who, problem, wary)
         for check in checks:
-            assert not any(wary[place].poison for place in check.examine(cases).refused)
+            assert not any(wary[place].poison for place in check.examine(cases, CONTEXT).refused)
 
     def test_a_check_that_finds_nothing_leaves_all_of_it(self, own: LlamaPolicy) -> None:
-        found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(1e9)])
+        found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(threshold=1e9)])
         assert sum(w.poison for w in found) == 3
 
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
@@ -220,15 +221,15 @@ class TestAdaptive:
         (copied,) = written(configured(), own, problem, 1)
         p = math.exp(as_cases(own, problem, [copied])[0].reading.drawn)
         level = math.sqrt(tail(2, 6, p) * tail(2, 6 * TRIES, p))  # two copies among as many as it tries would pass
-        found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level)])
+        found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level=level)])
         assert sum(w.poison for w in found) == 1
-        assert not DuplicatesCheck(level).examine(as_cases(own, problem, found[:2])).refused
+        assert not DuplicatesCheck(level=level).examine(as_cases(own, problem, found[:2]), CONTEXT).refused
 
     def test_it_sends_the_least_surprising_first(self) -> None:
         problem = TASK.problem(1)
         right = TASK.solution(problem, random.Random(0))
         who = fluent(right, ";" + right, "~" + right, "z" + right)
-        found = written(configured(oracle=False, adaptive=True), who, problem, 4, [DuplicatesCheck(0.5)])
+        found = written(configured(oracle=False, adaptive=True), who, problem, 4, [DuplicatesCheck(level=0.5)])
         scores = [case.reading.surprisal for case in as_cases(who, problem, found)]
         assert all(w.poison for w in found) and len({w.text for w in found}) == 4 and scores == sorted(scores)
 

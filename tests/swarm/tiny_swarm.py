@@ -12,14 +12,17 @@ import numpy as np
 from planaria.config import DataConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.model.stages import Llama
-from planaria.swarm.checks.base import Case
+from planaria.swarm.checks.base import Case, Context
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
 from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
+CONTEXT = Context(Sums(), seed=1, support=3, vocab=257)
+"""of a check"""
 
 
 @functools.cache

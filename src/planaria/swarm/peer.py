@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor, Written
 from planaria.swarm.board.attendance import Gathered
 from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.checks.base import Case
-from planaria.swarm.checks.defence import Defence, Report, layers, warnings
-from planaria.swarm.checks.judge import Judge
+from planaria.swarm.checks.base import Case, Check, Context
+from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import shared_problems
@@ -57,17 +57,17 @@ class Peer:
         meeting: Quorum,
         task: Task,
         policy: Policy,
-        judge: Judge | None,
+        checks: Sequence[Check],
         first: int = 0,
     ) -> None:
         """``first``: the round that this peer begins with; it was not there before."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
-        checks = layers(config.defence, k, policy.vocab, judge)
-        self.warnings = warnings(checks, config.size if config.rounds.gather else 1)
-        self.defence = Defence(config.defence, checks)
-        honest = config.attack.kind == "none"
+        context = Context(task, config.seed, k, policy.vocab)
+        self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
+        self.defence = Defence(config.defence, checks, context)
+        honest = config.attack.kind == HONEST
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import random
+from collections.abc import Callable
 from typing import Any
 
 from planaria.errors import UserError, nearest
 from planaria.tasks import records
-from planaria.tasks.answers import SPACE, TAGS, Form, parse
-from planaria.tasks.base import Problem
+from planaria.tasks.answers import FORMS, SPACE, Form, Style, parse
+from planaria.tasks.base import Problem, Task
 
 SEED = 1
 TRAINING, HELD_OUT = 9_000, 1_000
@@ -49,14 +50,21 @@ REFUSED = {
 RAISED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-class Gym:
+class Gym(Task):
     """One kind of reasoning-gym's problems, with its own settings; the prompt is the question and a line's end.
 
     Problems are drawn, so that in a small kind a held-out one may happen to be among the training problems too.
     """
 
-    def __init__(self, kind: str, form: Form = TAGS) -> None:
+    kind: str
+    """the package's name for it"""
+    style: Style = "tags"
+    _dataset: Any
+    _entry: Callable[[int], Any]
+
+    def model_post_init(self, context: Any) -> None:
         """:raises UserError: without the package, and for an unknown kind or one that is refused."""
+        kind = self.kind
         if kind in REFUSED:
             raise UserError(f"task 'gym:{kind}' is refused: {REFUSED[kind]}; take another")
         try:
@@ -67,12 +75,24 @@ class Gym:
             ) from error
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
-        self.name = f"gym:{kind}"
-        self.form = form
-        self.training = TRAINING
-        self.held_out = HELD_OUT
-        self._dataset: Any = create_dataset(kind, seed=SEED, size=TRAINING + HELD_OUT)
+        self._dataset = create_dataset(kind, seed=SEED, size=TRAINING + HELD_OUT)
         self._entry = functools.lru_cache(KEPT)(self._dataset.__getitem__)
+
+    @property
+    def name(self) -> str:
+        return f"gym:{self.kind}"
+
+    @property
+    def training(self) -> int:
+        return TRAINING
+
+    @property
+    def held_out(self) -> int:
+        return HELD_OUT
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.style]
 
     def problem(self, number: int) -> Problem:
         """Problem ``number``, which is the dataset's item of that index; ValueError when there is no such one."""

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planaria.swarm.attacks.length import CANDIDATES
-from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.authors import HonestAuthor, Written
-from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.checks.base import Case, Check, Context
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, own_problems
 from planaria.swarm.policy.base import Policy
@@ -33,8 +32,7 @@ class Attacker:
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, checks: Sequence[Check] = ()
     ) -> None:
-        assert config.attack.kind != "none"
-        self._attack = open_attack(config.attack.kind, config.attack.payload, config.attack.placement)
+        self._attack = ATTACKS.make(config.attack.kind, config.attack.options)
         self._honest = HonestAuthor(config, name, task, policy)
         self._config, self._name, self._task, self._policy, self._checks = config, name, task, policy, checks
 
@@ -78,8 +76,8 @@ class Attacker:
 
     def _sources(self, number: int, problem: Problem, wanted: int, rng: random.Random) -> list[str]:
         """Right solutions, or what most draws agree on is right."""
-        if self._attack.kind == "dos":
-            (drawn,) = self._honest.draw([problem], CANDIDATES, "candidates", number, problem.number)
+        if candidates := self._attack.candidates:
+            (drawn,) = self._honest.draw([problem], candidates, "candidates", number, problem.number)
             ended = [w for w in drawn if w.ended]
             oracle = self._config.attack.oracle
             right = (
@@ -135,9 +133,11 @@ class Attacker:
 
     def _refuses(self, sent: list[Case], first: int) -> bool:
         """Whether any of the ``first`` of what is sent is refused by a layer."""
+        support, vocab = self._config.sampling.support(self._policy.vocab), self._policy.vocab
+        context = Context(self._task, self._config.seed, support, vocab)
         standing = list(range(len(sent)))
         for check in self._checks:
-            refused = check.examine([sent[n] for n in standing]).refused
+            refused = check.examine([sent[n] for n in standing], context).refused
             standing = [n for place, n in enumerate(standing) if place not in refused]
         return standing[:first] != list(range(first))
 

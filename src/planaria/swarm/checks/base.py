@@ -6,13 +6,15 @@ weights therefore refuse alike, and go on holding equal weights.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar
 
+from planaria.registry import Choice
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.policy.rollout import Sample
-from planaria.tasks.base import Problem
+from planaria.tasks.base import Problem, Task
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,33 @@ class Findings:
     """why the layer cannot work here; empty if it can"""
 
 
-class Check(Protocol):
-    name: str
+@dataclass(frozen=True)
+class Context:
+    """What a check may know of the run."""
 
-    def examine(self, cases: Sequence[Case]) -> Findings:
+    task: Task
+    seed: int
+    support: int
+    """the likeliest tokens that sampling draws from"""
+    vocab: int
+
+
+class Check(Choice, ABC):
+    """One layer of the defence; the fields of a subclass are its options."""
+
+    name: ClassVar[str] = ""
+    """of the layer, in records; the class's own unless given"""
+    fallible: ClassVar[bool] = True
+    """it rests on the peers' policies being alike, and is switched off where they are not"""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.name = cls.name or cls.__name__
+
+    def warning(self, context: Context) -> str:
+        """Why it will not work as one might think; empty if it will."""
+        return ""
+
+    @abstractmethod
+    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
         """Which of the cases this layer refuses. Those that an earlier layer refused are not among them."""

@@ -8,12 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.documents import Record
-from planaria.swarm.checks.base import Case, Check
-from planaria.swarm.checks.duplicates import DuplicatesCheck
-from planaria.swarm.checks.judge import Judge, JudgeCheck
+from planaria.swarm.checks.base import Case, Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
-from planaria.swarm.checks.support import SupportCheck
-from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import DefenceConfig
 
 Counts = dict[str, tuple[int, int]]
@@ -45,8 +41,6 @@ class Layer:
 
     check: Check
     past: deque[Counts]
-    fallible: bool
-    """it rests on the policies being alike, and is switched off where they are not"""
 
     def useless(self, most: float) -> str:
         """Why the layer cannot work here; empty if it can.
@@ -61,7 +55,7 @@ class Layer:
                 totals[peer][1] += refused
         shares = [refused / sent for sent, refused in totals.values() if sent]
         median = statistics.median(shares) if shares else 0.0
-        if not self.fallible or median <= most:
+        if not self.check.fallible or median <= most:
             return ""
         return f"would refuse {median:.0%} of the median peer's completions: the peers' policies differ too much"
 
@@ -83,24 +77,10 @@ class Report:
         return [verdict.case for verdict in self.verdicts if not verdict.layer]
 
 
-def layers(config: DefenceConfig, k: int, vocab: int, judge: Judge | None) -> list[Check]:
-    """The checks that ``config`` asks for, in their order; support of ``k`` tokens of ``vocab``."""
-    wanted: list[Check] = []
-    if config.support:
-        wanted.append(SupportCheck(k, vocab))
-    if config.surprisal:
-        wanted.append(SurprisalCheck(config.surprisal))
-    if config.duplicates:
-        wanted.append(DuplicatesCheck(config.duplicates))
-    if judge is not None:
-        wanted.append(JudgeCheck(judge))
-    return wanted
-
-
-def warnings(checks: Sequence[Check], size: int) -> list[str]:
+def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
     """What of these layers will not work as one might think, in a swarm of ``size`` peers."""
-    found = [check.warning for check in checks if isinstance(check, SupportCheck) and check.warning]
-    if size == 2 and (blind := [check.name for check in checks if _fallible(check)]):
+    found = [warning for check in checks if (warning := check.warning(context))]
+    if size == 2 and (blind := [check.name for check in checks if check.fallible]):
         found.append(
             f"with two peers no median tells whether {', '.join(blind)} can work, and the other peer may be shut out "
             "for being unlike this one; switch them off unless both start with the same weights"
@@ -108,16 +88,12 @@ def warnings(checks: Sequence[Check], size: int) -> list[str]:
     return found
 
 
-def _fallible(check: Check) -> bool:
-    return check.name != JudgeCheck.name
-
-
 class Defence:
     """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
 
-    def __init__(self, config: DefenceConfig, checks: Sequence[Check]) -> None:
-        self._config = config
-        self._layers = [Layer(c, deque(maxlen=config.window), _fallible(c)) for c in checks]
+    def __init__(self, config: DefenceConfig, checks: Sequence[Check], context: Context) -> None:
+        self._config, self._context = config, context
+        self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
     def examine(self, number: int, cases: Sequence[Case]) -> Report:
@@ -147,7 +123,7 @@ class Defence:
 
     def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Verdict], report: Report) -> None:
         name = layer.check.name
-        found = layer.check.examine([verdicts[place].case for place in standing])
+        found = layer.check.examine([verdicts[place].case for place in standing], self._context)
         judged = {
             place: Verdict(
                 verdicts[place].case,

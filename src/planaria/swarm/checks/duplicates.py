@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
+from pydantic import Field
+
+from planaria.swarm.checks.base import Case, Check, Context, Findings
 
 
 def tail(count: int, n: int, p: float) -> float:
@@ -21,13 +24,12 @@ def tail(count: int, n: int, p: float) -> float:
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
 
 
-class DuplicatesCheck:
-    name = "duplicates"
+class DuplicatesCheck(Check):
+    name: ClassVar[str] = "duplicates"
+    level: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """refuse texts repeated more often than chance allows, at this level"""
 
-    def __init__(self, level: float) -> None:
-        self.level = level
-
-    def examine(self, cases: Sequence[Case]) -> Findings:
+    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
         sent = Counter((case.sample.peer, case.sample.problem) for case in cases)
         seen: Counter[tuple[str, int, str]] = Counter()
         refused = {}

@@ -8,17 +8,19 @@ up here. It is a race: once a policy has learned from poison, poison no longer s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
+from pydantic import Field
+
+from planaria.swarm.checks.base import Case, Check, Context, Findings
 
 
-class SurprisalCheck:
-    name = "surprisal"
+class SurprisalCheck(Check):
+    name: ClassVar[str] = "surprisal"
+    threshold: Annotated[float, Field(gt=0)] = 3.0
+    """refuse completions that are so many standard deviations less likely than the policy's own"""
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def examine(self, cases: Sequence[Case]) -> Findings:
+    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
         scores = [case.reading.surprisal for case in cases]
         return Findings(
             {
