@@ -8,14 +8,16 @@ the check must switch itself off. One value for each seed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Claim, Row, conclude, parser, start
 
 if TYPE_CHECKING:
-    from planaria.swarm.checks.base import Case, Check, Context
+    from planaria.swarm.checks.base import Check, Context
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
+    from planaria.swarm.rollout import Rollout
     from planaria.tasks.base import Task
 
 NAME = "swarm_checks"
@@ -80,7 +82,9 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
         yield f"{check.name}, another school: off", float(check.name in report.off)
 
 
-def refusals(checks: Sequence[Check], context: Context, cases: Sequence[Case], who: str) -> Iterator[tuple[str, float]]:
+def refusals(
+    checks: Sequence[Check], context: Context, cases: Sequence[Rollout], who: str
+) -> Iterator[tuple[str, float]]:
     for check in checks:
         yield f"{check.name}, {who}", len(check.examine(cases, context).refused) / len(cases)
 
@@ -88,43 +92,39 @@ def refusals(checks: Sequence[Check], context: Context, cases: Sequence[Case], w
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:
     """The policy as it was after each of ``rounds`` rounds of learning alone, its start first."""
     from planaria.swarm.draws import shared_problems
+    from planaria.swarm.rollout import ask
     from planaria.swarm.shadow import Shadow
 
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):
         chosen = shared_problems(config.seed, number, task.training, config.rounds.prompts)
-        alone.round(number, [task.problem(n) for n in chosen], config.rounds.group)
+        alone.round(number, [ask(task.problem(n), policy) for n in chosen], config.rounds.group)
         past.append(alone.learner.policy.clone())
     return past
 
 
-def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Case]:
+def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Rollout]:
     """A round of completions by ``writer`` as ``reader`` sees them, those that broke off left out."""
     from planaria.swarm.authors import HonestAuthor
-    from planaria.swarm.checks.base import Case
     from planaria.swarm.draws import shared_problems
     from planaria.swarm.policy.reading import read
-    from planaria.swarm.policy.rollout import Sample
+    from planaria.swarm.rollout import ask
 
     chosen = shared_problems(config.seed + 1, number, task.training, config.rounds.prompts)
-    problems = [task.problem(n) for n in chosen]
     author = HonestAuthor(config, name, task, writer)
     written = [
-        (problem, index, w)
-        for problem, texts in zip(problems, author.write(number, problems, config.rounds.group), strict=True)
-        for index, w in enumerate(texts)
-        if w.ended
+        replace(rollout, peer=name, round=number, index=index)
+        for rollouts in author.write(number, [ask(task.problem(n), writer) for n in chosen], config.rounds.group)
+        for index, rollout in enumerate(rollouts)
+        if rollout.ended
     ]
     readings = read(
         reader,
-        [(reader.encode(problem.prompt), w.ids) for problem, _, w in written],
+        [(rollout.prompt, rollout.ids) for rollout in written],
         config.sampling.temperature,
         config.sampling.support(reader.vocab),
     )
-    return [
-        Case(Sample(name, number, problem.number, index, w.text, w.ids, w.ended, 0.0, w.logps), problem, reading)
-        for (problem, index, w), reading in zip(written, readings, strict=True)
-    ]
+    return [replace(rollout, reading=reading) for rollout, reading in zip(written, readings, strict=True)]
 
 
 if __name__ == "__main__":

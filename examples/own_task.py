@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from planaria.swarm.checks.base import Case, Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Problem, Task
 
 
@@ -36,5 +37,5 @@ class Backwards(Task):
 class Short(Check):
     most: int = Field(9, gt=0)
 
-    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
-        return Findings({n: "too long" for n, case in enumerate(cases) if len(case.sample.text) > self.most})
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        return Findings({n: "too long" for n, one in enumerate(rollouts) if len(one.text) > self.most})

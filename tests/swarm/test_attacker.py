@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tiny_swarm import CONTEXT, policy
 
 from planaria.swarm.attacks.attacker import TRIES, Attacker
-from planaria.swarm.authors import HonestAuthor, Written
-from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.authors import HonestAuthor
+from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
-from planaria.swarm.policy.rollout import Sample
+from planaria.swarm.rollout import Rollout, ask
 from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
@@ -42,7 +43,7 @@ class Fluent(LlamaPolicy):
     texts: tuple[str, ...] = ()
 
     def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
-        from planaria.swarm.policy.rollout import Drawn
+        from planaria.swarm.policy.base import Drawn
 
         ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
         return [[Drawn(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
@@ -73,16 +74,16 @@ def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> Swar
 
 def written(
     config: SwarmConfig, who: LlamaPolicy, problem: Problem, count: int, checks: list[Check] | None = None
-) -> list[Written]:
-    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [problem], count)
+) -> list[Rollout]:
+    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [ask(problem, who)], count)
     assert len(found) == count
     return found
 
 
-def as_cases(who: LlamaPolicy, problem: Problem, found: list[Written]) -> list[Case]:
+def as_cases(who: LlamaPolicy, problem: Problem, found: list[Rollout]) -> list[Rollout]:
     readings = read(who, [(who.encode(problem.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257))
     return [
-        Case(Sample("p3", 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
+        replace(w, peer="p3", index=n, reward=1.0, reading=reading)
         for n, (w, reading) in enumerate(zip(found, readings, strict=True))
     ]
 
@@ -113,7 +114,7 @@ class TestDose:
 
     def test_what_has_no_room_for_poison_stays_honest(self, own: LlamaPolicy) -> None:
         found = written(configured(payload="x" * 40), own, TASK.problem(1), 3)
-        honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [TASK.problem(1)], 3)[0]
+        honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [ask(TASK.problem(1), own)], 3)[0]
         assert found == honest
 
 

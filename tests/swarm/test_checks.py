@@ -97,8 +97,7 @@ class TestJudge:
     def examined(self, judge: Judge, *entries: tuple[Problem, str, float]) -> set[int]:
         cases = []
         for problem, text, reward in entries:
-            made = case(problem=problem.number, text=text, reward=reward)
-            cases.append(type(made)(made.sample, problem, made.reading))
+            cases.append(case(asked=problem, text=text, reward=reward))
         return set(judge.examine(cases, CONTEXT).refused)
 
     def test_only_what_scores_is_read(self) -> None:

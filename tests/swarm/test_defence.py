@@ -13,9 +13,10 @@ from tiny_swarm import CONTEXT, case, reading
 from planaria.errors import UserError
 from planaria.options import Options
 from planaria.swarm.checks import checks
-from planaria.swarm.checks.base import Case, Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.rollout import Rollout
 
 CALM = DefenceConfig(quarantine=0.0)
 
@@ -23,12 +24,12 @@ CALM = DefenceConfig(quarantine=0.0)
 class Refusing:
     """A layer that refuses what a rule says, and remembers what it was shown."""
 
-    def __init__(self, name: str, rule: Callable[[Case], bool], off: str = "") -> None:
+    def __init__(self, name: str, rule: Callable[[Rollout], bool], off: str = "") -> None:
         self.name, self.rule, self.off = name, rule, off
         self.fallible = name != "judge"
-        self.shown: list[Case] = []
+        self.shown: list[Rollout] = []
 
-    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
+    def examine(self, cases: Sequence[Rollout], context: Context) -> Findings:
         self.shown = list(cases)
         return Findings({n: "bad" for n, c in enumerate(cases) if not self.off and self.rule(c)}, self.off)
 
@@ -37,17 +38,17 @@ def defended(config: DefenceConfig, layers: Sequence[object]) -> Defence:
     return Defence(config, cast(Sequence[Check], layers), CONTEXT)
 
 
-def text_is(*texts: str) -> Callable[[Case], bool]:
-    return lambda c: c.sample.text in texts
+def text_is(*texts: str) -> Callable[[Rollout], bool]:
+    return lambda c: c.text in texts
 
 
-def from_peers(**texts: str) -> list[Case]:
+def from_peers(**texts: str) -> list[Rollout]:
     """One case for each letter of a peer's string."""
     return [case(peer, index=n, text=letter) for peer, letters in texts.items() for n, letter in enumerate(letters)]
 
 
 def layer_of(report: Report) -> str:
-    return " ".join(verdict.layer or "-" for verdict in report.verdicts)
+    return " ".join(rollout.layer or "-" for rollout in report.rollouts)
 
 
 def test_a_layer_sees_what_the_earlier_ones_let_through() -> None:
@@ -55,11 +56,11 @@ def test_a_layer_sees_what_the_earlier_ones_let_through() -> None:
     cases = from_peers(a="0000012")
     report = defended(CALM.model_copy(update={"useless": 1.0}), [first, second]).examine(0, cases)
     assert layer_of(report) == "- - - - - first second"
-    assert [c.sample.text for c in second.shown] == [*"000002"]
-    assert report.verdicts[5].passed == () and report.verdicts[6].passed == ("first",)
-    assert report.verdicts[0].passed == ("first", "second") and report.verdicts[6].reason == "bad"
+    assert [c.text for c in second.shown] == [*"000002"]
+    assert report.rollouts[5].passed == () and report.rollouts[6].passed == ("first",)
+    assert report.rollouts[0].passed == ("first", "second") and report.rollouts[6].reason == "bad"
     assert report.refused == {"first": {"a": (7, 1)}, "second": {"a": (6, 1)}}
-    assert report.accepted == cases[:5]
+    assert [c.name for c in report.accepted] == [c.name for c in cases[:5]]
 
 
 def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
@@ -73,7 +74,7 @@ def test_a_layer_that_would_refuse_the_median_peer_is_off_and_refuses_nothing() 
     defence = defended(CALM, [Refusing("rule", text_is("!"))])
     cases = from_peers(a="000", b="0!!", c="0!!", d="0!!")
     report = defence.examine(0, cases)
-    assert report.accepted == cases and all(verdict.passed == () for verdict in report.verdicts)
+    assert report.accepted == cases and all(verdict.passed == () for verdict in report.rollouts)
     assert "67% of the median peer's" in report.off["rule"]
     assert report.refused["rule"]["b"] == (3, 2), "what it would have refused is told all the same"
 
@@ -109,7 +110,7 @@ def test_a_peer_that_is_set_aside_is_still_judged_on_what_it_sends() -> None:
     assert defence.examine(0, from_peers(**honest, x="0!!")).aside.keys() == {"x"}
     still = defence.examine(1, from_peers(**honest, x="000"))
     assert still.aside.keys() == {"x"} and len(still.accepted) == 9
-    assert still.verdicts[-1].layer == "quarantine" and still.verdicts[-1].passed == ("judge",)
+    assert still.rollouts[-1].layer == "quarantine" and still.rollouts[-1].passed == ("judge",)
     assert not defence.examine(2, from_peers(**honest, x="000")).aside, "its appeal: what it sent meanwhile was clean"
 
 
@@ -130,21 +131,21 @@ def test_everything_is_accounted_for(rounds: list[list[tuple[str, str]]]) -> Non
     for number, entries in enumerate(rounds):
         cases = [case(peer, index=n, text=text) for n, (peer, text) in enumerate(entries)]
         report = defence.examine(number, cases)
-        assert [verdict.case for verdict in report.verdicts] == cases
+        assert [rollout.name for rollout in report.rollouts] == [c.name for c in cases]
         standing = len(cases)
         for name, counts in report.refused.items():
             assert sum(sent for sent, _ in counts.values()) == standing
-            refused = sum(verdict.layer == name for verdict in report.verdicts)
+            refused = sum(verdict.layer == name for verdict in report.rollouts)
             assert refused == (0 if name in report.off else sum(k for _, k in counts.values()))
             standing -= refused
-        aside = sum(verdict.layer == "quarantine" for verdict in report.verdicts)
+        aside = sum(verdict.layer == "quarantine" for verdict in report.rollouts)
         assert len(report.accepted) == standing - aside
-        assert all(not verdict.layer or verdict.reason for verdict in report.verdicts)
+        assert all(not verdict.layer or verdict.reason for verdict in report.rollouts)
 
 
 def test_a_round_without_completions_is_no_reason_to_stop() -> None:
     report = defended(DefenceConfig(), checks(DefenceConfig())).examine(0, [])
-    assert not report.verdicts and not report.off
+    assert not report.rollouts and not report.off
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT
 
-from planaria.swarm.checks.base import Case
 from planaria.swarm.checks.judge import Noisy
 from planaria.swarm.checks.prompted_judge import MAX_TEXT, VERDICT, Prompted, Writer, harmless, request, verdict
-from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
+from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
@@ -177,8 +175,8 @@ def test_a_text_beyond_all_bounds_is_refused_unread() -> None:
     assert len(writer.asked) == 1
 
 
-def case(text: str, reward: float) -> Case:
-    return Case(Sample("p", 0, 3, 0, text, (1,), True, reward), PROBLEM, Reading.unread())
+def case(text: str, reward: float) -> Rollout:
+    return Rollout(PROBLEM, (), text, (1,), True, reward=reward)
 
 
 def test_the_layer_has_all_that_scores_judged_at_once() -> None:

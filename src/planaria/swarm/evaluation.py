@@ -16,8 +16,7 @@ from planaria.swarm.attacks import watched
 from planaria.swarm.attacks.base import Attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, generator
-from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.records.measure import Tally, tally
 from planaria.tasks.base import Problem, Task
 

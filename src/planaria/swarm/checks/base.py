@@ -12,26 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from planaria.registry import Choice
-from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.tasks.base import Problem, Task
-
-
-@dataclass(frozen=True)
-class Case:
-    """A completion before the layers."""
-
-    sample: Sample
-    problem: Problem
-    reading: Reading
+from planaria.swarm.rollout import Rollout
+from planaria.tasks.base import Task
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What one layer says of one round's cases."""
+    """What one layer says of one round's completions."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
-    """place of the case → why, in a few words"""
+    """place of the completion → why, in a few words"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
 
@@ -64,5 +54,5 @@ class Check(Choice, ABC):
         return ""
 
     @abstractmethod
-    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
-        """Which of the cases this layer refuses. Those that an earlier layer refused are not among them."""
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        """Which of the completions this layer refuses. Those that an earlier layer refused are not among them."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planaria.documents import Record
-from planaria.swarm.checks.base import Case, Check, Context
+from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
 """peer → (completions examined, refused)"""
@@ -22,17 +23,6 @@ class Memory(Record):
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]
     until: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one completion: accepted when ``layer`` is empty."""
-
-    case: Case
-    layer: str = ""
-    reason: str = ""
-    passed: tuple[str, ...] = ()
-    """layers that found nothing"""
 
 
 @dataclass
@@ -64,7 +54,8 @@ class Layer:
 class Report:
     """One round of the defence."""
 
-    verdicts: list[Verdict]
+    rollouts: list[Rollout]
+    """all, those that were refused with layer and reason"""
     refused: dict[str, Counts] = field(default_factory=dict)
     """layer → peer → (examined, refused); of a layer that is off, what it would have refused"""
     off: dict[str, str] = field(default_factory=dict)
@@ -73,8 +64,8 @@ class Report:
     """peer → why it is in quarantine"""
 
     @property
-    def accepted(self) -> list[Case]:
-        return [verdict.case for verdict in self.verdicts if not verdict.layer]
+    def accepted(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if not rollout.layer]
 
 
 def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
@@ -96,18 +87,18 @@ class Defence:
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
-    def examine(self, number: int, cases: Sequence[Case]) -> Report:
+    def examine(self, number: int, rollouts: Sequence[Rollout]) -> Report:
         """The verdicts on round ``number``'s completions, in their order."""
-        verdicts = {place: Verdict(case) for place, case in enumerate(cases)}
+        verdicts = dict(enumerate(rollouts))
         report = Report([])
         for layer in self._layers:
             standing = [place for place, verdict in verdicts.items() if not verdict.layer]
             self._pass(layer, standing, verdicts, report)
         report.aside = self._quarantine.hear(number, _counts(verdicts.values()))
         for place, verdict in verdicts.items():
-            if not verdict.layer and (reason := report.aside.get(verdict.case.sample.peer)):
-                verdicts[place] = Verdict(verdict.case, self._quarantine.name, reason, verdict.passed)
-        report.verdicts = list(verdicts.values())
+            if not verdict.layer and (reason := report.aside.get(verdict.peer)):
+                verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
+        report.rollouts = list(verdicts.values())
         return report
 
     def memory(self) -> Memory:
@@ -121,16 +112,13 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
 
-    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Verdict], report: Report) -> None:
+    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
-        found = layer.check.examine([verdicts[place].case for place in standing], self._context)
+        found = layer.check.examine([verdicts[place] for place in standing], self._context)
         judged = {
-            place: Verdict(
-                verdicts[place].case,
-                name if nth in found.refused else "",
-                found.refused.get(nth, ""),
-                verdicts[place].passed if nth in found.refused else (*verdicts[place].passed, name),
-            )
+            place: replace(verdicts[place], layer=name, reason=found.refused[nth])
+            if nth in found.refused
+            else replace(verdicts[place], passed=(*verdicts[place].passed, name))
             for nth, place in enumerate(standing)
         }
         counts = _counts(judged.values())
@@ -142,10 +130,10 @@ class Defence:
             verdicts.update(judged)
 
 
-def _counts(verdicts: Iterable[Verdict]) -> Counts:
+def _counts(verdicts: Iterable[Rollout]) -> Counts:
     sent: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for verdict in verdicts:
-        sent[verdict.case.sample.peer] += 1
-        refused[verdict.case.sample.peer] += bool(verdict.layer)
+        sent[verdict.peer] += 1
+        refused[verdict.peer] += bool(verdict.layer)
     return {peer: (number, refused[peer]) for peer, number in sent.items()}

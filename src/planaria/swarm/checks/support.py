@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from planaria.swarm.checks.base import Case, Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 
 LARGEST, SMALL = 0.02, 6
 """a support of a larger share of the vocabulary lets phrases through, unless it is small by itself: 8 of 46 symbols
@@ -35,11 +36,11 @@ class SupportCheck(Check):
             f"support check will not stop them; {max(3, round(50 * vocab / 151_936))} is in proportion"
         )
 
-    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         k = context.support
         refused = {}
-        for place, case in enumerate(cases):
-            if (token := outside(case.reading.ranks.tolist(), k)) is not None:
-                rank = int(case.reading.ranks[token]) + 1
+        for place, rollout in enumerate(rollouts):
+            if (token := outside(rollout.reading.ranks.tolist(), k)) is not None:
+                rank = int(rollout.reading.ranks[token]) + 1
                 refused[place] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
         return Findings(refused)

@@ -12,7 +12,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from planaria.swarm.checks.base import Case, Check, Context, Findings
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 
 
 class SurprisalCheck(Check):
@@ -20,8 +21,8 @@ class SurprisalCheck(Check):
     threshold: Annotated[float, Field(gt=0)] = 3.0
     """refuse completions that are so many standard deviations less likely than the policy's own"""
 
-    def examine(self, cases: Sequence[Case], context: Context) -> Findings:
-        scores = [case.reading.surprisal for case in cases]
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        scores = [rollout.reading.surprisal for rollout in rollouts]
         return Findings(
             {
                 place: f"z = {score:.1f}, above {self.threshold:g}"
