@@ -11,7 +11,7 @@ import functools
 import importlib.metadata
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from planaria.errors import UserError, nearest
 from planaria.tasks import records
@@ -19,7 +19,6 @@ from planaria.tasks.answers import FORMS, SPACE, Form, Style, parse
 from planaria.tasks.base import Problem, Task
 
 SEED = 1
-TRAINING, HELD_OUT = 9_000, 1_000
 MAX_ANSWER = 4096
 """characters; nothing longer is shown to a scorer"""
 ENOUGH = 0.999
@@ -59,6 +58,8 @@ class Gym(Task):
     kind: str
     """the package's name for it"""
     style: Style = "tags"
+    training: ClassVar[int] = 9_000
+    held_out: ClassVar[int] = 1_000
     _dataset: Any
     _entry: Callable[[int], Any]
 
@@ -75,20 +76,12 @@ class Gym(Task):
             ) from error
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
-        self._dataset = create_dataset(kind, seed=SEED, size=TRAINING + HELD_OUT)
+        self._dataset = create_dataset(kind, seed=SEED, size=self.training + self.held_out)
         self._entry = functools.lru_cache(KEPT)(self._dataset.__getitem__)
 
     @property
     def name(self) -> str:
         return f"gym:{self.kind}"
-
-    @property
-    def training(self) -> int:
-        return TRAINING
-
-    @property
-    def held_out(self) -> int:
-        return HELD_OUT
 
     @property
     def form(self) -> Form:
@@ -123,12 +116,9 @@ class Gym(Task):
         text = self.form.write("", problem.answer)
         return text if problem.answer and self.score(problem, text) == 1 else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """Words cannot be checked."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of the kind, the form and the package's version, which decides on all problems and scores."""
         version = importlib.metadata.version("reasoning-gym")
-        bounds = (str(bound) for bound in (SEED, TRAINING, HELD_OUT, MAX_ANSWER, ENOUGH))
+        bounds = (str(bound) for bound in (SEED, self.training, self.held_out, MAX_ANSWER, ENOUGH))
         return records.fingerprint("gym 1", (self.name, version, *bounds, *self.form.marks))

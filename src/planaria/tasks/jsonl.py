@@ -82,9 +82,6 @@ class Questions(Task):
         text = self.form.write(self._worked[problem.number], problem.answer)
         return text if parse(self.form, text) else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """Words cannot be checked."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all questions, answers and marks; where the files lie is no part of it."""

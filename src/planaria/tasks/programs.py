@@ -96,9 +96,6 @@ class Programs(Task):
         text = f"{OPENING}\n{program}\n{FENCE}"
         return text if program is not None and program_of(text) is not None else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """What a program does besides passing its tests cannot be told."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all problems, tests and limits; where the files lie is no part of it."""

@@ -19,7 +19,7 @@ import random
 import sys
 from collections.abc import Callable
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
@@ -47,6 +47,8 @@ class Snippets(Task):
 
     library: str = ""
     """what programs can import beside Python's own modules; none unless given"""
+    held_out: ClassVar[int] = 2 * MOST**2 // 10
+    training: ClassVar[int] = 2 * MOST**2 - held_out
     _outcome: Callable[[str], Outcome]
 
     @field_validator("library")
@@ -67,14 +69,6 @@ class Snippets(Task):
     @property
     def name(self) -> str:
         return f"snippets:{self.library}" if self.library else "snippets"
-
-    @property
-    def training(self) -> int:
-        return 2 * MOST**2 - self.held_out
-
-    @property
-    def held_out(self) -> int:
-        return 2 * MOST**2 // 10
 
     @property
     def _modules(self) -> dict[str, str]:
