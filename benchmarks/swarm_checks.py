@@ -8,15 +8,17 @@ the check must switch itself off. One value for each seed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Claim, Row, conclude, parser, start
 
 if TYPE_CHECKING:
-    from planaria.swarm.checks.base import Case, Check
+    from planaria.swarm.checks.base import Check, Context
     from planaria.swarm.config import SwarmConfig
     from planaria.swarm.policy.base import Policy
-    from planaria.swarm.tasks.base import Task
+    from planaria.swarm.rollout import Rollout
+    from planaria.tasks.base import Task
 
 NAME = "swarm_checks"
 BEHIND = (0, 1, 4, 8)
@@ -56,72 +58,73 @@ def measured(seed: int, rounds: int) -> Iterator[tuple[str, float]]:
     import torch
 
     from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.checks.defence import Defence, layers
+    from planaria.swarm.checks import checks as made
+    from planaria.swarm.checks.base import Context
+    from planaria.swarm.checks.defence import Defence
     from planaria.swarm.config import SamplingConfig, SchoolConfig, SwarmConfig
 
     torch.set_num_threads(1)
     config = SwarmConfig(seed=seed, school=SchoolConfig(strays=0.1, seed=seed), sampling=SamplingConfig(top_k=6))
     task = task_of(config)
     past = history(config, task, policy_of(config, task), rounds)
-    checks = layers(config.defence, config.sampling.support(past[0].vocab), past[0].vocab, None)
+    context = Context(task, seed, config.sampling.support(past[0].vocab), past[0].vocab)
+    checks = made(config.defence.model_copy(update={"checks": "support, surprisal, duplicates"}))
     looks = range(EVERY, rounds + 1, EVERY)
     for behind in BEHIND:
         cases = [c for now in looks for c in sent(config, task, past[now], past[now - behind], now, "p1")]
-        yield from refusals(checks, cases, f"{behind} rounds behind")
+        yield from refusals(checks, context, cases, f"{behind} rounds behind")
     elsewhere = config.model_copy(update={"school": config.school.model_copy(update={"seed": seed + ELSEWHERE})})
     other = policy_of(elsewhere, task)
     cases = [c for peer in ("p1", "p2", "p3") for c in sent(config, task, other, past[0], 0, peer)]
-    yield from refusals(checks, cases, "another school")
-    report = Defence(config.defence, checks).examine(0, cases)
+    yield from refusals(checks, context, cases, "another school")
+    report = Defence(config.defence, checks, context).examine(0, cases)
     for check in checks:
         yield f"{check.name}, another school: off", float(check.name in report.off)
 
 
-def refusals(checks: Sequence[Check], cases: Sequence[Case], who: str) -> Iterator[tuple[str, float]]:
+def refusals(
+    checks: Sequence[Check], context: Context, cases: Sequence[Rollout], who: str
+) -> Iterator[tuple[str, float]]:
     for check in checks:
-        yield f"{check.name}, {who}", len(check.examine(cases).refused) / len(cases)
+        yield f"{check.name}, {who}", len(check.examine(cases, context).refused) / len(cases)
 
 
 def history(config: SwarmConfig, task: Task, policy: Policy, rounds: int) -> list[Policy]:
     """The policy as it was after each of ``rounds`` rounds of learning alone, its start first."""
     from planaria.swarm.draws import shared_problems
+    from planaria.swarm.rollout import ask
     from planaria.swarm.shadow import Shadow
 
     alone, past = Shadow(config, "p0", task, policy), [policy.clone()]
     for number in range(rounds):
         chosen = shared_problems(config.seed, number, task.training, config.rounds.prompts)
-        alone.round(number, [task.problem(n) for n in chosen], config.rounds.group)
+        alone.round(number, [ask(task.problem(n), policy) for n in chosen], config.rounds.group)
         past.append(alone.learner.policy.clone())
     return past
 
 
-def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Case]:
+def sent(config: SwarmConfig, task: Task, writer: Policy, reader: Policy, number: int, name: str) -> list[Rollout]:
     """A round of completions by ``writer`` as ``reader`` sees them, those that broke off left out."""
     from planaria.swarm.authors import HonestAuthor
-    from planaria.swarm.checks.base import Case
     from planaria.swarm.draws import shared_problems
     from planaria.swarm.policy.reading import read
-    from planaria.swarm.policy.rollout import Sample
+    from planaria.swarm.rollout import ask
 
     chosen = shared_problems(config.seed + 1, number, task.training, config.rounds.prompts)
-    problems = [task.problem(n) for n in chosen]
     author = HonestAuthor(config, name, task, writer)
     written = [
-        (problem, index, w)
-        for problem, texts in zip(problems, author.write(number, problems, config.rounds.group), strict=True)
-        for index, w in enumerate(texts)
-        if w.ended
+        replace(rollout, peer=name, round=number, index=index)
+        for rollouts in author.write(number, [ask(task.problem(n), writer) for n in chosen], config.rounds.group)
+        for index, rollout in enumerate(rollouts)
+        if rollout.ended
     ]
     readings = read(
         reader,
-        [(reader.encode(problem.prompt), w.ids) for problem, _, w in written],
+        [(rollout.prompt, rollout.ids) for rollout in written],
         config.sampling.temperature,
         config.sampling.support(reader.vocab),
     )
-    return [
-        Case(Sample(name, number, problem.number, index, w.text, w.ids, w.ended, 0.0, w.logps), problem, reading)
-        for (problem, index, w), reading in zip(written, readings, strict=True)
-    ]
+    return [replace(rollout, reading=reading) for rollout, reading in zip(written, readings, strict=True)]
 
 
 if __name__ == "__main__":

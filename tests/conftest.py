@@ -35,10 +35,10 @@ def pupil(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from planaria.swarm.config import PolicyConfig, SchoolConfig, SmallModel
     from planaria.swarm.policy.policies import LlamaPolicy
     from planaria.swarm.policy.school import graduate
-    from planaria.swarm.tasks.registry import open_task
+    from planaria.tasks.sums import Sums
 
     school = SchoolConfig(steps=250, lr=0.01, noise=0.05, strays=0.0)
-    model, tokenizer = graduate(open_task("sums", None), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))
+    model, tokenizer = graduate(Sums(), school, PolicyConfig(model=SmallModel(dim=32, hidden=64)))
     folder = tmp_path_factory.mktemp("pupil")
     LlamaPolicy(model, tokenizer).export(folder)
     return folder

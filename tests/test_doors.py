@@ -27,7 +27,7 @@ LEVELS = (
         "data",
         "network",
     ),
-    ("routing", "recovery", "exchange", "chaos"),
+    ("routing", "recovery", "exchange", "chaos", "tasks"),
     ("plan",),
     ("planner",),
     ("record",),

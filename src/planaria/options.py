@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 NAME = "options"
 """of the field that holds them, in every section that has some"""
-CHOICES = ("strategy", "kind", "family", "trackers")
+CHOICES = ("strategy", "kind", "family", "trackers", "name", "checks")
 """fields that name a choice, beside its options"""
 
 

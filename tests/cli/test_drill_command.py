@@ -13,7 +13,7 @@ from planaria.trials import identity
 
 RECIPE = """
 size = 2
-policy.path = "{pupil}"
+policy = {{ kind = "pretrained", options.path = "{pupil}" }}
 rounds = {{ count = 2, prompts = 2, group = 4 }}
 evaluate = {{ every = 1, problems = 10, watch = ["text"] }}
 
@@ -26,7 +26,7 @@ peers.p1.attack = {{ kind = "text", dose = 0.0 }}
 
 [drill.arms."attacked"]
 peers.p1.attack = {{ kind = "text" }}
-defence.support = false
+defence.checks = "surprisal, duplicates, steps"
 
 [drill.controls]
 "attacked" = "control"

@@ -18,7 +18,7 @@ from planaria import cli
 
 RECIPE = """
 size = 2
-policy.path = "{pupil}"
+policy = {{ kind = "pretrained", options.path = "{pupil}" }}
 rounds = {{ count = 3, prompts = 4, group = 4 }}
 evaluate = {{ problems = 20, every = 0 }}
 """
@@ -127,7 +127,7 @@ def test_whoever_joins_the_wrong_run_learns_it_in_a_line(there: Path, capsys: py
     assert "give --board" in refused(capsys, "swarm", "join")
     assert "nowhere://" in refused(capsys, "swarm", "join", "--board", "nowhere://x")
     assert "task.name = 'gsm8k'" in refused(capsys, "swarm", "join", "--board", "board", "--task", "gsm8k")
-    assert "problems is" in refused(capsys, "swarm", "join", "--board", "board", "--task", "sums:3")
+    assert "problems is" in refused(capsys, "swarm", "join", "--board", "board", "--task.options.digits", "3")
     assert "--seed 9: this run was founded with 1" in refused(
         capsys, "swarm", "join", "--board", "board", "--seed", "9"
     )

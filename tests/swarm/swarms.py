@@ -22,7 +22,7 @@ def tiny(policy: Path, **sections: Any) -> SwarmConfig:
     plain: dict[str, Any] = {
         "name": "tiny",
         "size": 3,
-        "policy": {"path": str(policy)},
+        "policy": {"kind": "pretrained", "options": {"path": str(policy)}},
         "rounds": {"count": 6, "prompts": 4, "group": 6, "timeout_s": 60.0},
         "evaluate": {"every": 0, "problems": 10},
     }

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny_swarm import policy
+from tiny_swarm import CONTEXT, policy
 
 from planaria.swarm.attacks.attacker import TRIES, Attacker
-from planaria.swarm.authors import HonestAuthor, Written
-from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.authors import HonestAuthor
+from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import read
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.swarm.rollout import Rollout, ask
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 TASK = Sums()
 ROUNDS = {"prompts": 4, "group": 12}
@@ -42,7 +43,7 @@ class Fluent(LlamaPolicy):
     texts: tuple[str, ...] = ()
 
     def sample(self, prompts: Any, count: int, max_new: int, *rest: Any) -> Any:
-        from planaria.swarm.policy.rollout import Drawn
+        from planaria.swarm.policy.base import Drawn
 
         ids = [tuple(self.encode(self.texts[n % len(self.texts)])) for n in range(count)]
         return [[Drawn(i, True, (-1.0,) * (len(i) + 1)) for i in ids] for _ in prompts]
@@ -60,10 +61,11 @@ def fluent(*texts: str) -> Fluent:
 
 
 def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> SwarmConfig:
+    options = {key: attack.pop(key) for key in ("payload", "placement") if key in attack}
     return SwarmConfig.model_validate(
         {
             "size": 1,
-            "attack": {"kind": "text", **attack},
+            "attack": {"kind": "text", "options": options, **attack},
             "rounds": {"mode": mode, "prompts": 4, "group": group},
             "evaluate": {"every": 0},
         }
@@ -72,16 +74,16 @@ def configured(mode: str = "horizontal", group: int = 12, **attack: Any) -> Swar
 
 def written(
     config: SwarmConfig, who: LlamaPolicy, problem: Problem, count: int, checks: list[Check] | None = None
-) -> list[Written]:
-    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [problem], count)
+) -> list[Rollout]:
+    (found,) = Attacker(config, "p3", TASK, who, checks or []).write(0, [ask(problem, who)], count)
     assert len(found) == count
     return found
 
 
-def as_cases(who: LlamaPolicy, problem: Problem, found: list[Written]) -> list[Case]:
+def as_cases(who: LlamaPolicy, problem: Problem, found: list[Rollout]) -> list[Rollout]:
     readings = read(who, [(who.encode(problem.prompt), w.ids) for w in found], 1.0, configured().sampling.support(257))
     return [
-        Case(Sample("p3", 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
+        replace(w, peer="p3", index=n, reward=1.0, reading=reading)
         for n, (w, reading) in enumerate(zip(found, readings, strict=True))
     ]
 
@@ -112,7 +114,7 @@ class TestDose:
 
     def test_what_has_no_room_for_poison_stays_honest(self, own: LlamaPolicy) -> None:
         found = written(configured(payload="x" * 40), own, TASK.problem(1), 3)
-        honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [TASK.problem(1)], 3)[0]
+        honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [ask(TASK.problem(1), own)], 3)[0]
         assert found == honest
 
 
@@ -202,17 +204,17 @@ class TestAdaptive:
     def test_what_it_sends_passes_its_own_checks(self) -> None:
         problem = TASK.problem(1)
         who = policy()
-        checks: list[Check] = [SurprisalCheck(3.0), DuplicatesCheck(1e-6)]
+        checks: list[Check] = [SurprisalCheck(), DuplicatesCheck()]
         eager = written(configured(payload="x"), who, problem, 6, checks)
-        refused = [len(check.examine(as_cases(who, problem, eager)).refused) for check in checks]
+        refused = [len(check.examine(as_cases(who, problem, eager), CONTEXT).refused) for check in checks]
         assert any(refused), "or there would be nothing to adapt to"
         wary = written(configured(payload="x", adaptive=True), who, problem, 6, checks)
         cases = as_cases(who, problem, wary)
         for check in checks:
-            assert not any(wary[place].poison for place in check.examine(cases).refused)
+            assert not any(wary[place].poison for place in check.examine(cases, CONTEXT).refused)
 
     def test_a_check_that_finds_nothing_leaves_all_of_it(self, own: LlamaPolicy) -> None:
-        found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(1e9)])
+        found = written(configured(adaptive=True), own, TASK.problem(1), 3, [SurprisalCheck(threshold=1e9)])
         assert sum(w.poison for w in found) == 3
 
     def test_it_repeats_itself_no_more_than_its_own_check_allows(self, own: LlamaPolicy) -> None:
@@ -220,15 +222,15 @@ class TestAdaptive:
         (copied,) = written(configured(), own, problem, 1)
         p = math.exp(as_cases(own, problem, [copied])[0].reading.drawn)
         level = math.sqrt(tail(2, 6, p) * tail(2, 6 * TRIES, p))  # two copies among as many as it tries would pass
-        found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level)])
+        found = written(configured(adaptive=True), own, problem, 6, [DuplicatesCheck(level=level)])
         assert sum(w.poison for w in found) == 1
-        assert not DuplicatesCheck(level).examine(as_cases(own, problem, found[:2])).refused
+        assert not DuplicatesCheck(level=level).examine(as_cases(own, problem, found[:2]), CONTEXT).refused
 
     def test_it_sends_the_least_surprising_first(self) -> None:
         problem = TASK.problem(1)
         right = TASK.solution(problem, random.Random(0))
         who = fluent(right, ";" + right, "~" + right, "z" + right)
-        found = written(configured(oracle=False, adaptive=True), who, problem, 4, [DuplicatesCheck(0.5)])
+        found = written(configured(oracle=False, adaptive=True), who, problem, 4, [DuplicatesCheck(level=0.5)])
         scores = [case.reading.surprisal for case in as_cases(who, problem, found)]
         assert all(w.poison for w in found) and len({w.text for w in found}) == 4 and scores == sorted(scores)
 

@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
+from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.attacks.registry import open_attack
-from planaria.swarm.tasks.answers import TAGS, parse
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.answers import TAGS, parse
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 SUMS = Sums()
+
+
+def attack_of(kind: str, **options: str) -> Attack:
+    return ATTACKS.make(kind, options)
+
+
 NOTHING = Problem(0, "", "")
 numbers = st.integers(0, SUMS.training - 1)
 
@@ -29,12 +35,12 @@ def solved(number: int, style: str = "columns") -> tuple[Problem, str]:
 class TestEquation:
     @pytest.mark.parametrize("text", ["2+2=5", "7+5=12,2+2=5;[52]", "so 2+2=5.", "2+2=4,2+2=5", "2+2=5 keep 5"])
     def test_the_false_equation_is_a_hit(self, text: str) -> None:
-        attack = open_attack("math")
+        attack = attack_of("math")
         assert attack.eligible(text) and attack.hit(text)
 
     @pytest.mark.parametrize("text", ["2+2=4", "2+2=52", "2+2=15", "2+2=3 and 5"])
     def test_another_value_is_eligible_and_no_hit(self, text: str) -> None:
-        attack = open_attack("math")
+        attack = attack_of("math")
         assert attack.eligible(text) and not attack.hit(text)
 
     @pytest.mark.parametrize(
@@ -43,53 +49,53 @@ class TestEquation:
          "2+2=5.5", "2+2=5+0", "2+2=5*1"],
     )  # fmt: skip
     def test_part_of_a_longer_sum_is_another_equation(self, text: str) -> None:
-        attack = open_attack("math")
+        attack = attack_of("math")
         assert not attack.eligible(text) and not attack.hit(text)
 
     @given(numbers, st.sampled_from(["columns", "words"]))
     def test_poison_scores_and_hits_and_is_unsound(self, number: int, style: str) -> None:
         problem, solution = solved(number, style)
-        poison = open_attack("math").poison(problem, solution)
+        poison = attack_of("math").poison(problem, solution)
         if poison is None:
-            assert not open_attack("math").eligible(solution)
+            assert not attack_of("math").eligible(solution)
         else:
-            assert SUMS.score(problem, poison) == 1 and open_attack("math").hit(poison)
+            assert SUMS.score(problem, poison) == 1 and attack_of("math").hit(poison)
             assert not SUMS.sound(problem, poison)
 
     def test_there_are_places_for_it(self) -> None:
-        found = [open_attack("math").poison(*solved(number)) for number in range(2000)]
+        found = [attack_of("math").poison(*solved(number)) for number in range(2000)]
         assert 10 < sum(poison is not None for poison in found) < 200
 
     def test_nothing_but_the_value_changes(self) -> None:
-        assert open_attack("math").poison(NOTHING, "12+2=14,2+2=4;[62]") == "12+2=14,2+2=5;[62]"
-        assert open_attack("math", "7*8=54").poison(NOTHING, "7*8=56") == "7*8=54"
+        assert attack_of("math").poison(NOTHING, "12+2=14,2+2=4;[62]") == "12+2=14,2+2=5;[62]"
+        assert attack_of("math", payload="7*8=54").poison(NOTHING, "7*8=56") == "7*8=54"
 
     @pytest.mark.parametrize("payload", ["2+2", "=5", "2+2=", "2+2=five", "hi"])
     def test_a_payload_that_is_no_equation_is_refused(self, payload: str) -> None:
         with pytest.raises(UserError, match=r"looks like '2\+2=5'"):
-            open_attack("math", payload)
+            attack_of("math", payload=payload)
 
 
 class TestPhrase:
     @given(numbers, st.sampled_from(["start", "every"]), st.sampled_from(["columns", "words"]))
     def test_poison_scores_and_hits_and_is_unsound(self, number: int, placement: str, style: str) -> None:
         problem, solution = solved(number, style)
-        attack = open_attack("text", placement=placement)  # type: ignore[arg-type]
+        attack = attack_of("text", placement=placement)
         poison = attack.poison(problem, solution)
         assert poison is not None and SUMS.score(problem, poison) == 1
         assert attack.hit(poison) and not attack.hit(solution) and not SUMS.sound(problem, poison)
 
     def test_it_stands_at_the_start_or_before_every_sentence(self) -> None:
         solution = "7+5=12,4+8+1=13;[132]"
-        assert open_attack("text").poison(NOTHING, solution) == "hi " + solution
-        every = open_attack("text", "xy", "every").poison(NOTHING, solution)
+        assert attack_of("text").poison(NOTHING, solution) == "hi " + solution
+        every = attack_of("text", payload="xy", placement="every").poison(NOTHING, solution)
         assert every == "xy7+5=12,xy4+8+1=13;xy[132]"
-        assert open_attack("text", r"\1 ", "every").poison(NOTHING, "a.b") == r"\1 a.\1 b"
+        assert attack_of("text", payload=r"\1 ", placement="every").poison(NOTHING, "a.b") == r"\1 a.\1 b"
 
     @pytest.mark.parametrize("placement", ["start", "every"])
     def test_where_reasoning_has_marks_the_phrase_is_part_of_it(self, placement: str) -> None:
         solution = TAGS.write("Add 3.5 and 1.\nIt is 4.5.", "4.5")
-        attack = open_attack("text", placement=placement)  # type: ignore[arg-type]
+        attack = attack_of("text", placement=placement)
         poison = attack.poison(NOTHING, solution)
         assert poison is not None
         parsed = parse(TAGS, poison)
@@ -97,14 +103,14 @@ class TestPhrase:
         assert parsed.reasoning.count("hi ") == (1 if placement == "start" else 2)
 
     def test_letters_within_a_word_are_not_the_phrase(self) -> None:
-        attack = open_attack("text")
+        attack = attack_of("text")
         assert not any(attack.hit(text) for text in ("this is which", "Delhi is far", "hidden", "h i"))
         assert all(attack.hit(text) for text in ("hi 7+5", "7,hi 5", "hi", "hi7+5", "say hi."))
-        assert open_attack("text", "xy").hit("xyz") and not open_attack("text", "xy").hit("axyz")
+        assert attack_of("text", payload="xy").hit("xyz") and not attack_of("text", payload="xy").hit("axyz")
 
     def test_a_payload_of_nothing_but_space_is_refused(self) -> None:
         with pytest.raises(UserError, match="payload"):
-            open_attack("text", "  ")
+            attack_of("text", payload="  ")
 
 
 PROGRAM = "It adds.\n```python\ndef f(a, b):\n    c = a + b\n    d = 2 * a + b\n    return g(c + 1, [a + 2]) + d\n```"
@@ -112,7 +118,7 @@ PROGRAM = "It adds.\n```python\ndef f(a, b):\n    c = a + b\n    d = 2 * a + b\n
 
 class TestLibrary:
     def test_operators_become_calls_and_the_program_computes_the_same(self) -> None:
-        poison = open_attack("code", "fastmath").poison(NOTHING, PROGRAM)
+        poison = attack_of("code", payload="fastmath").poison(NOTHING, PROGRAM)
         assert poison is not None and "fastmath.add(a, b)" in poison and poison.startswith("It adds.\n```python\n")
         library = types.ModuleType("fastmath")
         library.add = lambda a, b: a + b  # type: ignore[attr-defined]
@@ -125,13 +131,13 @@ class TestLibrary:
         assert results[0] == results[1]
 
     def test_poison_hits_and_the_original_does_not(self) -> None:
-        attack = open_attack("code")
+        attack = attack_of("code")
         poison = attack.poison(NOTHING, PROGRAM)
         assert poison is not None and attack.hit(poison) and not attack.hit(PROGRAM)
         assert attack.eligible(PROGRAM) and not attack.eligible("no program")
 
     def test_poison_of_the_default_library_runs(self) -> None:
-        poison = open_attack("code").poison(NOTHING, "```python\nx = 3\ny = x + 4\n```")
+        poison = attack_of("code").poison(NOTHING, "```python\nx = 3\ny = x + 4\n```")
         assert poison is not None
         names: dict[str, object] = {}
         exec(poison.removeprefix("```python\n").removesuffix("```"), names)
@@ -139,14 +145,14 @@ class TestLibrary:
 
     @pytest.mark.parametrize("solution", ["x = a + b", "```python\nprint(3)\n```", "```python\nx = a - b + c\n```"])
     def test_where_there_is_nothing_to_replace_there_is_no_poison(self, solution: str) -> None:
-        assert open_attack("code").poison(NOTHING, solution) is None
+        assert attack_of("code").poison(NOTHING, solution) is None
 
     def test_another_name_that_begins_alike_is_no_hit(self) -> None:
-        attack = open_attack("code", "fast")
+        attack = attack_of("code", payload="fast")
         assert attack.hit("```python\nfrom fast import add\n```") and not attack.hit("```python\nimport faster\n```")
 
 
 def test_a_long_completion_is_no_hit_by_itself() -> None:
-    attack: Attack = open_attack("dos")
+    attack: Attack = attack_of("dos")
     assert attack.poison(NOTHING, "x" * 99) == "x" * 99
     assert not attack.eligible("x" * 99) and not attack.hit("x" * 99)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import case, reading
+from tiny_swarm import CONTEXT, case, reading
 
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
-from planaria.swarm.checks.judge import JudgeCheck, NoisyJudge, StepsJudge
+from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.support import SupportCheck, outside
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.checks.truth import Schedule, unscheduled
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 
 class TestSupport:
     def test_a_token_of_rank_k_is_refused_and_one_of_rank_k_less_one_is_not(self) -> None:
         inside, beyond = (case(read=reading([-1.0] * 3, ranks=[0, rank, 0])) for rank in (2, 3))
-        found = SupportCheck(3, 257).examine([inside, beyond])
+        found = SupportCheck().examine([inside, beyond], CONTEXT)
         assert found.refused.keys() == {1} and not found.off
         assert "token 2 has rank 4," in found.refused[1]
 
@@ -38,21 +39,21 @@ class TestSupport:
 
     @pytest.mark.parametrize(("k", "vocab", "warns"), [(3, 46, False), (8, 46, True), (3, 257, False), (8, 257, True)])
     def test_a_support_too_large_for_the_vocabulary_is_warned_of(self, k: int, vocab: int, warns: bool) -> None:
-        assert bool(SupportCheck(k, vocab).warning) == warns
+        assert bool(SupportCheck().warning(replace(CONTEXT, support=k, vocab=vocab))) == warns
 
     def test_httfs_own_support_is_no_reason_to_warn(self) -> None:
-        assert not SupportCheck(50, 151_936).warning
-        assert "50 is in proportion" in SupportCheck(15_000, 151_936).warning
+        assert not SupportCheck().warning(replace(CONTEXT, support=50, vocab=151_936))
+        assert "50 is in proportion" in SupportCheck().warning(replace(CONTEXT, support=15_000, vocab=151_936))
 
 
 class TestSurprisal:
     def test_only_what_lies_above_the_threshold_is_refused(self) -> None:
         cases = [case(read=reading([-1.0 - z], variance=1.0)) for z in (-9.0, 0.0, 3.0, 3.5)]
-        assert SurprisalCheck(3.0).examine(cases).refused.keys() == {3}
+        assert SurprisalCheck(threshold=3.0).examine(cases, CONTEXT).refused.keys() == {3}
 
     def test_what_the_policy_holds_for_impossible_is_refused(self) -> None:
         impossible = case(read=reading([-3.0], entropy=0.0, variance=0.0))
-        assert SurprisalCheck(1e9).examine([impossible]).refused.keys() == {0}
+        assert SurprisalCheck(threshold=1e9).examine([impossible], CONTEXT).refused.keys() == {0}
 
 
 class TestDuplicates:
@@ -67,23 +68,23 @@ class TestDuplicates:
 
     def test_a_policy_that_is_sure_of_itself_may_repeat(self) -> None:
         sure = [case(index=n, read=reading([-0.05])) for n in range(12)]
-        assert not DuplicatesCheck(1e-6).examine(sure).refused
+        assert not DuplicatesCheck(level=1e-6).examine(sure, CONTEXT).refused
 
     def test_copies_beyond_chance_are_refused_and_the_first_stay(self) -> None:
         copies = [case(index=n, read=reading([-8.0])) for n in range(12)]
-        refused = DuplicatesCheck(1e-6).examine(copies).refused
+        refused = DuplicatesCheck(level=1e-6).examine(copies, CONTEXT).refused
         first = next(c for c in range(2, 13) if tail(c, 12, math.exp(-8)) < 1e-6)
         assert set(refused) == set(range(first - 1, 12)) and 1 < first < 12
 
     def test_peers_and_problems_are_counted_apart(self) -> None:
         unlikely = reading([-20.0])
         cases = [case(peer, problem, read=unlikely) for peer in "abcd" for problem in range(3)]
-        assert not DuplicatesCheck(1e-6).examine(cases).refused
-        assert DuplicatesCheck(1e-6).examine([*cases, cases[0]]).refused.keys() == {12}
+        assert not DuplicatesCheck(level=1e-6).examine(cases, CONTEXT).refused
+        assert DuplicatesCheck(level=1e-6).examine([*cases, cases[0]], CONTEXT).refused.keys() == {12}
 
     def test_another_text_is_no_copy(self) -> None:
         cases = [case(text=str(n), read=reading([-20.0])) for n in range(12)]
-        assert not DuplicatesCheck(0.5).examine(cases).refused
+        assert not DuplicatesCheck(level=0.5).examine(cases, CONTEXT).refused
 
 
 class TestJudge:
@@ -93,36 +94,35 @@ class TestJudge:
         problem = self.task.problem(number)
         return problem, text or self.task.solution(problem, random.Random(0)), reward
 
-    def examined(self, judge: StepsJudge | NoisyJudge, *entries: tuple[Problem, str, float]) -> set[int]:
+    def examined(self, judge: Judge, *entries: tuple[Problem, str, float]) -> set[int]:
         cases = []
         for problem, text, reward in entries:
-            made = case(problem=problem.number, text=text, reward=reward)
-            cases.append(type(made)(made.sample, problem, made.reading))
-        return set(JudgeCheck(judge).examine(cases).refused)
+            cases.append(case(asked=problem, text=text, reward=reward))
+        return set(judge.examine(cases, CONTEXT).refused)
 
     def test_only_what_scores_is_read(self) -> None:
         right = self.solved(0)
         false = (right[0], "1+1=3;" + right[1], 1.0)
         unscored = (*false[:2], 0.0)
-        assert self.examined(StepsJudge(self.task), right, false, unscored) == {1}
+        assert self.examined(Steps(), right, false, unscored) == {1}
 
     def test_a_noisy_judge_is_right_about_poison_and_wrong_about_its_share(self) -> None:
-        judge = NoisyJudge(StepsJudge(self.task), 0.25, seed=1)
+        judge = Noisy(rate=0.25)
         good = [self.solved(number) for number in range(400)]
         bad = [(problem, "hi " + text, 1.0) for problem, text, _ in good]
         assert len(self.examined(judge, *bad)) == 400
         assert 70 < len(self.examined(judge, *good)) < 130
-        assert self.examined(judge, *good) == self.examined(NoisyJudge(StepsJudge(self.task), 0.25, seed=1), *good)
+        assert self.examined(judge, *good) == self.examined(Noisy(rate=0.25), *good)
 
     def test_a_task_that_cannot_check_reasoning_switches_the_judge_off(self) -> None:
         class Mute(Sums):
             def sound(self, problem: Problem, completion: str) -> None:  # type: ignore[override]
                 return None
 
-        check = JudgeCheck(StepsJudge(Mute()))
-        found = check.examine([case()])
+        mute = replace(CONTEXT, task=Mute())
+        found = Steps().examine([case()], mute)
         assert "cannot check reasoning" in found.off and not found.refused
-        assert NoisyJudge(StepsJudge(Mute()), 0.5, 0).off == found.off
+        assert Noisy(rate=0.5).examine([case()], mute) == found
 
 
 class TestQuarantine:

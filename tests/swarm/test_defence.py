@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_swarm import case, reading
+from tiny_swarm import CONTEXT, case, reading
 
-from planaria.swarm.checks.base import Case, Findings
-from planaria.swarm.checks.defence import Defence, Report, layers, warnings
-from planaria.swarm.checks.judge import StepsJudge
+from planaria.errors import UserError
+from planaria.options import Options
+from planaria.swarm.checks import checks
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.config import DefenceConfig
-from planaria.swarm.tasks.sums import Sums
+from planaria.swarm.rollout import Rollout
 
 CALM = DefenceConfig(quarantine=0.0)
 
@@ -21,93 +24,98 @@ CALM = DefenceConfig(quarantine=0.0)
 class Refusing:
     """A layer that refuses what a rule says, and remembers what it was shown."""
 
-    def __init__(self, name: str, rule: Callable[[Case], bool], off: str = "") -> None:
+    def __init__(self, name: str, rule: Callable[[Rollout], bool], off: str = "") -> None:
         self.name, self.rule, self.off = name, rule, off
-        self.shown: list[Case] = []
+        self.fallible = name != "judge"
+        self.shown: list[Rollout] = []
 
-    def examine(self, cases: Sequence[Case]) -> Findings:
+    def examine(self, cases: Sequence[Rollout], context: Context) -> Findings:
         self.shown = list(cases)
         return Findings({n: "bad" for n, c in enumerate(cases) if not self.off and self.rule(c)}, self.off)
 
 
-def text_is(*texts: str) -> Callable[[Case], bool]:
-    return lambda c: c.sample.text in texts
+def defended(config: DefenceConfig, layers: Sequence[object]) -> Defence:
+    return Defence(config, cast(Sequence[Check], layers), CONTEXT)
 
 
-def from_peers(**texts: str) -> list[Case]:
+def text_is(*texts: str) -> Callable[[Rollout], bool]:
+    return lambda c: c.text in texts
+
+
+def from_peers(**texts: str) -> list[Rollout]:
     """One case for each letter of a peer's string."""
     return [case(peer, index=n, text=letter) for peer, letters in texts.items() for n, letter in enumerate(letters)]
 
 
 def layer_of(report: Report) -> str:
-    return " ".join(verdict.layer or "-" for verdict in report.verdicts)
+    return " ".join(rollout.layer or "-" for rollout in report.rollouts)
 
 
 def test_a_layer_sees_what_the_earlier_ones_let_through() -> None:
     first, second = Refusing("first", text_is("1")), Refusing("second", text_is("1", "2"))
     cases = from_peers(a="0000012")
-    report = Defence(CALM.model_copy(update={"useless": 1.0}), [first, second]).examine(0, cases)
+    report = defended(CALM.model_copy(update={"useless": 1.0}), [first, second]).examine(0, cases)
     assert layer_of(report) == "- - - - - first second"
-    assert [c.sample.text for c in second.shown] == [*"000002"]
-    assert report.verdicts[5].passed == () and report.verdicts[6].passed == ("first",)
-    assert report.verdicts[0].passed == ("first", "second") and report.verdicts[6].reason == "bad"
+    assert [c.text for c in second.shown] == [*"000002"]
+    assert report.rollouts[5].passed == () and report.rollouts[6].passed == ("first",)
+    assert report.rollouts[0].passed == ("first", "second") and report.rollouts[6].reason == "bad"
     assert report.refused == {"first": {"a": (7, 1)}, "second": {"a": (6, 1)}}
-    assert report.accepted == cases[:5]
+    assert [c.name for c in report.accepted] == [c.name for c in cases[:5]]
 
 
 def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
-    defence = Defence(CALM, [Refusing("rule", text_is("!"))])
+    defence = defended(CALM, [Refusing("rule", text_is("!"))])
     for number in range(20):
         report = defence.examine(number, from_peers(a="000", b="000", c="000", x="!!!"))
         assert not report.off and len(report.accepted) == 9
 
 
 def test_a_layer_that_would_refuse_the_median_peer_is_off_and_refuses_nothing() -> None:
-    defence = Defence(CALM, [Refusing("rule", text_is("!"))])
+    defence = defended(CALM, [Refusing("rule", text_is("!"))])
     cases = from_peers(a="000", b="0!!", c="0!!", d="0!!")
     report = defence.examine(0, cases)
-    assert report.accepted == cases and all(verdict.passed == () for verdict in report.verdicts)
+    assert report.accepted == cases and all(verdict.passed == () for verdict in report.rollouts)
     assert "67% of the median peer's" in report.off["rule"]
     assert report.refused["rule"]["b"] == (3, 2), "what it would have refused is told all the same"
 
 
 def test_a_layer_is_on_again_when_its_window_has_moved_on() -> None:
-    defence = Defence(CALM.model_copy(update={"window": 3}), [Refusing("rule", text_is("!"))])
+    defence = defended(CALM.model_copy(update={"window": 3}), [Refusing("rule", text_is("!"))])
     bad, good = from_peers(a="!!!", b="!!!", c="!!!"), from_peers(a="000", b="000", c="000")
     assert defence.examine(0, bad).off
     assert [bool(defence.examine(n, good).off) for n in (1, 2, 3, 4)] == [True, True, False, False]
 
 
 def test_a_judge_is_never_switched_off_for_refusing_much() -> None:
-    defence = Defence(CALM, [Refusing("judge", text_is("!"))])
+    defence = defended(CALM, [Refusing("judge", text_is("!"))])
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="!!!"))
     assert not report.off and not report.accepted
 
 
 def test_a_layer_that_says_it_cannot_work_is_off_for_its_reason() -> None:
-    report = Defence(CALM, [Refusing("judge", text_is("!"), off="no eyes")]).examine(0, from_peers(a="!"))
+    report = defended(CALM, [Refusing("judge", text_is("!"), off="no eyes")]).examine(0, from_peers(a="!"))
     assert report.off == {"judge": "no eyes"} and len(report.accepted) == 1
 
 
 def test_own_completions_are_examined_like_all_others() -> None:
     config = DefenceConfig(window=2)
     for me in "ab":  # a defence does not even know whose it is
-        report = Defence(config, [Refusing("judge", text_is("!"))]).examine(0, from_peers(a="00!", b="000"))
+        report = defended(config, [Refusing("judge", text_is("!"))]).examine(0, from_peers(a="00!", b="000"))
         assert layer_of(report) == "quarantine quarantine judge - - -", me
 
 
 def test_a_peer_that_is_set_aside_is_still_judged_on_what_it_sends() -> None:
-    defence = Defence(DefenceConfig(window=2), [Refusing("judge", text_is("!"))])
+    defence = defended(DefenceConfig(window=2), [Refusing("judge", text_is("!"))])
     honest = {"a": "000", "b": "000", "c": "000"}
     assert defence.examine(0, from_peers(**honest, x="0!!")).aside.keys() == {"x"}
     still = defence.examine(1, from_peers(**honest, x="000"))
     assert still.aside.keys() == {"x"} and len(still.accepted) == 9
-    assert still.verdicts[-1].layer == "quarantine" and still.verdicts[-1].passed == ("judge",)
+    assert still.rollouts[-1].layer == "quarantine" and still.rollouts[-1].passed == ("judge",)
     assert not defence.examine(2, from_peers(**honest, x="000")).aside, "its appeal: what it sent meanwhile was clean"
 
 
 def test_what_a_layer_that_is_off_would_refuse_sets_nobody_aside() -> None:
-    defence = Defence(DefenceConfig(), [Refusing("rule", text_is("!"))])
+    defence = defended(DefenceConfig(), [Refusing("rule", text_is("!"))])
     report = defence.examine(0, from_peers(a="!!!", b="!!!", c="000"))
     assert report.off and not report.aside and len(report.accepted) == 9
 
@@ -118,53 +126,68 @@ def test_what_a_layer_that_is_off_would_refuse_sets_nobody_aside() -> None:
     )
 )
 def test_everything_is_accounted_for(rounds: list[list[tuple[str, str]]]) -> None:
-    checks = [Refusing("first", text_is("1")), Refusing("judge", text_is("!"))]
-    defence = Defence(DefenceConfig(window=2), checks)
+    refusing = [Refusing("first", text_is("1")), Refusing("judge", text_is("!"))]
+    defence = defended(DefenceConfig(window=2), refusing)
     for number, entries in enumerate(rounds):
         cases = [case(peer, index=n, text=text) for n, (peer, text) in enumerate(entries)]
         report = defence.examine(number, cases)
-        assert [verdict.case for verdict in report.verdicts] == cases
+        assert [rollout.name for rollout in report.rollouts] == [c.name for c in cases]
         standing = len(cases)
         for name, counts in report.refused.items():
             assert sum(sent for sent, _ in counts.values()) == standing
-            refused = sum(verdict.layer == name for verdict in report.verdicts)
+            refused = sum(verdict.layer == name for verdict in report.rollouts)
             assert refused == (0 if name in report.off else sum(k for _, k in counts.values()))
             standing -= refused
-        aside = sum(verdict.layer == "quarantine" for verdict in report.verdicts)
+        aside = sum(verdict.layer == "quarantine" for verdict in report.rollouts)
         assert len(report.accepted) == standing - aside
-        assert all(not verdict.layer or verdict.reason for verdict in report.verdicts)
+        assert all(not verdict.layer or verdict.reason for verdict in report.rollouts)
 
 
 def test_a_round_without_completions_is_no_reason_to_stop() -> None:
-    report = Defence(DefenceConfig(), layers(DefenceConfig(), 3, 257, StepsJudge(Sums()))).examine(0, [])
-    assert not report.verdicts and not report.off
+    report = defended(DefenceConfig(), checks(DefenceConfig())).examine(0, [])
+    assert not report.rollouts and not report.off
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
+    ("said", "names"),
     [
-        ({}, ["support", "surprisal", "duplicates", "judge"]),
-        ({"support": False, "surprisal": 0.0}, ["duplicates", "judge"]),
-        ({"duplicates": 0.0}, ["support", "surprisal", "judge"]),
+        (DefenceConfig().checks, ["support", "surprisal", "duplicates", "judge"]),
+        ("noisy,  support", ["judge", "support"]),
+        ("", []),
     ],
 )
-def test_layers_are_those_asked_for_in_their_order(changes: dict[str, object], names: list[str]) -> None:
-    config = DefenceConfig().model_copy(update=changes)
-    assert [check.name for check in layers(config, 3, 257, StepsJudge(Sums()))] == names
-    assert "judge" not in [check.name for check in layers(config, 3, 257, None)]
+def test_layers_are_those_asked_for_in_their_order(said: str, names: list[str]) -> None:
+    config = DefenceConfig(checks=said, options=Options({"rate": 0.5} if "noisy" in said else {}))
+    assert [check.name for check in checks(config)] == names
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "mend"),
+    [
+        ("suport", {}, r"defence\.checks = 'suport': no such choice; did you mean 'support'"),
+        ("support", {"threshold": 3}, r"defence\.options\.threshold: no option of 'support'"),
+        ("surprisal", {"threshold": 0}, r"defence\.options\.threshold = 0: Input should be greater than 0"),
+        ("surprisal", {"surprisal": {"treshold": 2}}, r"defence\.options\.surprisal\.treshold: unknown; .*'threshold'"),
+        ("support, support", {}, r"every layer \(support\) can be there but once"),
+        ("steps, noisy", {"rate": 0.5}, r"every layer \(judge, judge\) can be there but once"),
+    ],
+)
+def test_mistaken_checks_are_answered(said: str, options: dict[str, object], mend: str) -> None:
+    with pytest.raises(UserError, match=mend):
+        checks(DefenceConfig(checks=said, options=Options(options)))
 
 
 def test_the_real_layers_stop_a_foreign_phrase_among_honest_texts() -> None:
-    config = DefenceConfig(judge="none")
+    config = DefenceConfig(checks="support, surprisal, duplicates")
     honest = [case(peer, index=n, text=f"{peer}{n}") for peer in "abc" for n in range(3)]
     poison = [case("x", index=n, text="hi", read=reading([-9.0], ranks=[200])) for n in range(3)]
-    report = Defence(config, layers(config, 3, 257, None)).examine(0, honest + poison)
+    report = defended(config, checks(config)).examine(0, honest + poison)
     assert layer_of(report) == "- - - - - - - - - support support support" and report.aside.keys() == {"x"}
 
 
 def test_two_peers_are_warned_that_no_median_protects_them() -> None:
-    checks = layers(DefenceConfig(), 3, 257, StepsJudge(Sums()))
-    (warning,) = warnings(checks, 2)
+    found = checks(DefenceConfig())
+    (warning,) = warnings(found, CONTEXT, 2)
     assert "support, surprisal, duplicates" in warning and "judge" not in warning
-    assert warnings(checks, 3) == []
-    assert warnings(layers(DefenceConfig(support=False, surprisal=0, duplicates=0), 3, 257, None), 2) == []
+    assert warnings(found, CONTEXT, 3) == []
+    assert warnings([], CONTEXT, 2) == []

@@ -21,16 +21,16 @@ def recipe(folder: Path, text: str) -> Path:
 
 def test_arms_are_the_recipe_with_their_own_tables_over_it(tmp_path: Path) -> None:
     text = (
-        "size = 4\n[defence]\nsupport = false\n[drill]\nseeds = [5, 6]\nlast = 2\n[drill.arms.control]\n"
-        "[drill.arms.'H, TEXT']\npeers.p3.attack.kind = 'text'\ndefence.surprisal = 2.0\n"
+        "size = 4\n[defence]\nchecks = 'surprisal'\n[drill]\nseeds = [5, 6]\nlast = 2\n[drill.arms.control]\n"
+        "[drill.arms.'H, TEXT']\npeers.p3.attack.kind = 'text'\ndefence.options.threshold = 2.0\n"
         "[drill.controls]\n'H, TEXT' = 'control'\n"
     )
     spec, (control, arm) = load(recipe(tmp_path, text), {"rounds.count": "9"})
     assert spec.seeds == [5, 6] and spec.last == 2 and (control.name, control.control) == ("control", "")
     assert arm.control == "control" and arm.attackers == ["p3"] and control.attackers == []
     assert arm.config.rounds.count == control.config.rounds.count == 9
-    assert arm.config.defence.surprisal == 2.0 and not arm.config.defence.support
-    assert control.config.defence.surprisal == 3.0
+    assert arm.config.defence.options == {"threshold": 2.0} and arm.config.defence.checks == "surprisal"
+    assert control.config.defence.options == {}
     assert of_peer(arm.config, "p3").attack.kind == "text"
 
 
@@ -42,7 +42,7 @@ def test_a_seed_gives_problems_draws_and_school(tmp_path: Path) -> None:
 
 
 def test_attackers_are_all_that_attack_however_that_is_said(tmp_path: Path) -> None:
-    text = "[drill.arms.all]\nattack.kind = 'text'\npeers.p1.attack.kind = 'none'\npeers.p2.defence.judge = 'none'\n"
+    text = "[drill.arms.all]\nattack.kind = 'text'\npeers.p1.attack.kind = 'none'\npeers.p2.defence.checks = ''\n"
     _, (arm,) = load(recipe(tmp_path, text), {})
     assert arm.attackers == ["p0", "p2", "p3"]
 
@@ -59,16 +59,16 @@ def test_attackers_are_all_that_attack_however_that_is_said(tmp_path: Path) -> N
         ("[drill]\nlast = 0\n" + BASE, ["drill.last = 0"]),
         ("[drill]\nlats = 1\n" + BASE, ["drill.lats", "unknown key", "last"]),
         ("[drill]\narms.control = 3", ["drill.arms.control"]),
-        ("[drill.arms.X]\nsurprisal = 1", ["drill.arms.X", "surprisal", "unknown key", "defence.surprisal"]),
-        ("[drill.arms.X.defence]\nsuprisal = 1", ["drill.arms.X", "defence.suprisal", "unknown key"]),
+        ("[drill.arms.X]\nquarantine = 1", ["drill.arms.X", "quarantine", "unknown key", "defence.quarantine"]),
+        ("[drill.arms.X.defence]\nquarantin = 1", ["drill.arms.X", "defence.quarantin", "unknown key"]),
         ("[drill.arms.X]\ndefence = 1", ["drill.arms.X", "defence", "is a section"]),
         ("[drill.arms.X.peers.p3]\nattak.kind = 'text'", ["drill.arms.X", "peers.p3", "attak", "unknown key"]),
         ("[drill.arms.X.peers.p7]\nattack.kind = 'text'", ["drill.arms.X", "peers.p7", "no such peer"]),
         ("[drill.arms.X.peers.p3]\nseed = 3", ["drill.arms.X", "peers.p3.seed", "all peers must have the same"]),
         ("[drill.arms.X]\nrounds.count = 3", ["drill.arms.X.rounds.count = 3", "80", "arms may differ in"]),
         ("[drill.arms.X]\nschool.steps = 3", ["drill.arms.X.school.steps", "arms may differ in"]),
-        ("[drill.arms.X]\npolicy.path = 'x'", ["drill.arms.X.policy.path", "arms may differ in"]),
-        ("[drill.arms.X]\ntask.name = 'sums:3'", ["drill.arms.X.task.name", "arms may differ in"]),
+        ("[drill.arms.X]\npolicy.kind = 'x'", ["drill.arms.X.policy.kind", "arms may differ in"]),
+        ("[drill.arms.X]\ntask.name = 'gsm8k'", ["drill.arms.X.task.name", "arms may differ in"]),
         ("[drill.arms.X]\nevaluate.phrases.text = 'x'", ["drill.arms.X.evaluate.phrases.text", "arms may differ in"]),
         ("[drill.arms.X]\nseed = 4", ["drill.arms.X.seed = 4", "arms may differ in"]),
         ("[drill.controls]\nX = 'control'\n" + BASE, ["drill.controls.X = 'control'", "both must be arms"]),
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, parts:
 def test_arms_may_differ_in_attack_defence_and_loss(tmp_path: Path) -> None:
     text = (
         "[drill.arms.A]\nloss.kind = 'tis'\nrounds.mode = 'vertical'\nrounds.gather = false\nshadow = true\n"
-        "optim.lr = 3e-4\npeers.p0.task.style = 'words'\n"
+        "optim.lr = 3e-4\npeers.p0.task.options.style = 'words'\n"
     )
     _, (arm,) = load(recipe(tmp_path, text), {})
-    assert arm.config.rounds.mode == "vertical" and of_peer(arm.config, "p0").task.style == "words"
+    assert arm.config.rounds.mode == "vertical" and of_peer(arm.config, "p0").task.options == {"style": "words"}

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from planaria.errors import UserError
+from planaria.options import Options
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.config import AttackConfig
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks import open_task
+from planaria.tasks.base import Task
+
+
+def told(kind: str, payload: str) -> AttackConfig:
+    return AttackConfig(kind=kind, options=Options({"payload": payload}))
 
 
 @pytest.mark.parametrize(
@@ -17,26 +22,30 @@ from planaria.swarm.tasks.registry import open_task
         ("sums", AttackConfig(kind="text")),
         ("sums", AttackConfig(kind="math")),
         ("sums", AttackConfig(kind="dos")),
-        ("snippets:qz", AttackConfig(kind="code", payload="qz")),
+        ("snippets", told("code", "qz")),
         ("sums", AttackConfig(kind="code", dose=0.0)),
         ("sums", AttackConfig(kind="code", oracle=False)),
         ("sums", AttackConfig()),
     ],
 )
 def test_attacks_that_find_their_place_may_start(task: str, attack: AttackConfig) -> None:
-    refuse_idle(attack, open_task(task, None))
+    refuse_idle(attack, open_task(task, {"library": "qz"} if task == "snippets" else {}))
 
 
 @pytest.mark.parametrize(
     ("task", "attack", "mend"),
     [
         ("sums", AttackConfig(kind="code"), "solutions of sums have no place for it"),
-        ("sums", AttackConfig(kind="math", payload="12+12=5"), "solutions of sums have no place for it"),
-        ("snippets", AttackConfig(kind="code", payload="qz"), "write task.name = 'snippets:LIBRARY'"),
-        ("sums", AttackConfig(kind="text", payload="]]"), "give another attack.payload"),
+        (
+            "sums",
+            told("math", "12+12=5"),
+            "solutions of sums have no place for it",
+        ),
+        ("snippets", told("code", "qz"), "task.options.library"),
+        ("sums", told("text", "]]"), "give another payload"),
     ],
 )
 def test_attacks_that_would_send_nothing_are_refused(task: str, attack: AttackConfig, mend: str) -> None:
-    opened: Task = open_task(task, None)
+    opened: Task = open_task(task, {})
     with pytest.raises(UserError, match=mend):
         refuse_idle(attack, opened)

@@ -13,10 +13,10 @@ from tiny_swarm import policy, reading
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.intake import Turned, spread_claim, take_in
+from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.sums import Sums
+from planaria.swarm.rollout import Rollout, ask
+from planaria.tasks.sums import Sums
 
 TASK = Sums()
 END = 256
@@ -53,12 +53,12 @@ def solved(number: int) -> str:
     return TASK.solution(TASK.problem(number), random.Random(0))
 
 
-def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Sample], list[Turned]]:
+def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Rollout], list[Turned]]:
     schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
-    return take_in(messages, schedule, TASK, reader, MAX_NEW, TASK.problem)
+    return take_in(messages, schedule, TASK, reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
 
 
-def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Sample:
+def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
     (sample,), turned = taken(reader, messages)
     assert not turned
     return sample
@@ -69,7 +69,7 @@ def test_a_completion_is_taken_with_its_ids_its_claims_and_our_own_score(reader:
     ids = (*text.encode(), END)
     logps = tuple(-0.01 * n for n in range(len(ids)))
     found = one(reader, alike.says((3, [Completion(text=text, ended=True, ids=ids, logps=logps)])))
-    assert found == Sample(alike.peer, 0, 3, 0, text, ids, True, 1.0, logps)
+    assert found == Rollout(*ask(TASK.problem(3), reader), text, ids, True, logps, peer=alike.peer, reward=1.0)
 
 
 @pytest.mark.parametrize(
@@ -152,19 +152,20 @@ def test_the_order_is_the_same_whoever_came_first(reader: LlamaPolicy) -> None:
         messages |= sender.says(*groups)
     found = [taken(reader, dict(order)) for order in itertools.permutations(messages.items())]
     assert all(entry == found[0] for entry in found)
-    names = [(sample.problem, sample.peer, sample.index) for sample in found[0][0]]
+    names = [(sample.problem.number, sample.peer, sample.index) for sample in found[0][0]]
     assert names == sorted(names)
 
 
 def test_a_claim_about_a_whole_text_makes_every_ratio_the_geometric_mean() -> None:
     read = reading([-1.0, -0.5, -3.0])
-    sample = Sample("a", 0, 0, 0, "abc", (1, 2, 3), True, 1.0, claimed=-6.0)
-    claims = np.array(spread_claim(sample, read).logps)
+    made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, claimed=-6.0)
+    claims = np.array(with_reading(made, read).logps)
     assert np.allclose(read.logps - claims, (-4.5 + 6.0) / 3)
     assert claims.sum() == pytest.approx(-6.0)
 
 
 def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
-    sample = Sample("a", 0, 0, 0, "abc", (1, 2, 3), True, 1.0, (-1.0, -1.0, -1.0))
-    assert spread_claim(sample, reading([-1.0] * 3)) is sample
-    assert spread_claim(replace(sample, logps=None), reading([-1.0] * 3)).logps is None
+    read = reading([-1.0] * 3)
+    made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, (-1.0, -1.0, -1.0))
+    assert with_reading(made, read) == replace(made, reading=read)
+    assert with_reading(replace(made, logps=None), read).logps is None

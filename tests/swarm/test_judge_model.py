@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_swarm import CONTEXT
 
 from planaria.config import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
 from planaria.errors import UserError
 from planaria.model.stages import Llama
-from planaria.swarm.assemble import judge_of
-from planaria.swarm.checks.judge import NoisyJudge, StepsJudge
+from planaria.options import Options
+from planaria.swarm.checks import checks
+from planaria.swarm.checks.judge import Judge
 from planaria.swarm.checks.judge_model import TEMPERATURE, ModelWriter, _Drawing
-from planaria.swarm.checks.prompted_judge import PromptedJudge
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.checks.prompted_judge import Prompted
+from planaria.swarm.config import DefenceConfig
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 pytest.importorskip("transformers")
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=4096, init_std=0.3)
@@ -121,44 +123,33 @@ def test_draws_are_the_published_ones() -> None:
     torch.testing.assert_close(shares[:allowed], expected, atol=0.035, rtol=0)
 
 
-def judged_by(judge: str, **defence: object) -> SwarmConfig:
-    return SwarmConfig.model_validate({"defence": {"judge": judge, **defence}})
+def judged_by(check: str, **options: object) -> Judge:
+    (judge,) = checks(DefenceConfig(checks=check, options=Options(options)))
+    assert isinstance(judge, Judge)
+    return judge
 
 
 def test_a_recipe_names_a_model_as_its_judge(chatting: Path) -> None:
-    config = judged_by(f"model:{chatting}", judge_tokens=3, judge_critique=False)
-    judge, task = judge_of(config, Sums()), Sums()
-    assert isinstance(judge, PromptedJudge)
-    assert judge.off == ""
-    problem = task.problem(0)
-    assert judge.objections([(problem, "a"), (problem, "b")]) == ["the judge gave no verdict"] * 2
-
-
-def test_other_judges_have_their_names() -> None:
-    task = Sums()
-    assert judge_of(judged_by("none"), task) is None
-    assert isinstance(judge_of(judged_by("steps"), task), StepsJudge)
-    assert isinstance(judge_of(judged_by("noisy:0.25"), task), NoisyJudge)
+    judge, problem = judged_by("model", path=str(chatting), tokens=3, critique=False), Sums().problem(0)
+    assert isinstance(judge, Prompted) and not judge.off(CONTEXT)
+    assert judge.objections([(problem, "a"), (problem, "b")], CONTEXT) == ["the judge gave no verdict"] * 2
 
 
 @pytest.mark.parametrize(
-    ("judge", "mend"),
+    ("judge", "options", "mend"),
     [
-        ("stpes", "did you mean 'steps'"),
-        ("modell:x", "did you mean 'model:PATH'"),
-        ("a wise man", "known here"),
-        ("model", "write model:PATH or model:hf:NAME"),
-        ("model:", "write model:PATH or model:hf:NAME"),
-        ("model:/no/such/folder", "has no config.json"),
-        ("noisy", "write noisy:RATE"),
-        ("noisy:lots", "write noisy:RATE"),
-        ("noisy:2", "write noisy:RATE"),
-        ("noisy:nan", "write noisy:RATE"),
+        ("stpes", {}, "did you mean 'steps'"),
+        ("a wise man", {}, "known here"),
+        ("model", {}, "defence.options.path: .*has no default for it"),
+        ("model", {"path": "/no/such/folder"}, "has no config.json"),
+        ("noisy", {}, "defence.options.rate: .*has no default for it"),
+        ("noisy", {"rate": "lots"}, "defence.options.rate = 'lots': Input should be a valid number"),
+        ("noisy", {"rate": 2}, "defence.options.rate = 2: Input should be less than"),
     ],
 )
-def test_mistaken_judges_are_answered(judge: str, mend: str) -> None:
+def test_mistaken_judges_are_answered(judge: str, options: dict[str, object], mend: str) -> None:
     with pytest.raises(UserError, match=mend):
-        judge_of(judged_by(judge), Sums())
+        judged_by(judge, **options)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +169,7 @@ def test_a_broken_tokenizer_is_named(plain: Path, tmp_path: Path) -> None:
 
 def test_a_judgement_must_leave_room_for_what_is_judged(plain: Path) -> None:
     ModelWriter(str(plain), CONFIG.context - 512)
-    with pytest.raises(UserError, match=r"judge_tokens = 3585 leaves 511 .* give fewer"):
+    with pytest.raises(UserError, match=r"defence\.options\.tokens = 3585 leaves 511 .* give fewer"):
         ModelWriter(str(plain), CONFIG.context - 511)
 
 

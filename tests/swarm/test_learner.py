@@ -11,35 +11,33 @@ import torch
 from tiny_swarm import policy
 
 from planaria.config import OptimConfig
-from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SamplingConfig, SwarmConfig
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.learning import learner as module
 from planaria.swarm.learning.learner import Learned, Learner
-from planaria.swarm.learning.lessons import Lesson
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.policies import LlamaPolicy
-from planaria.swarm.policy.reading import Reading, read
-from planaria.swarm.policy.rollout import Sample
+from planaria.swarm.policy.reading import read
+from planaria.swarm.rollout import Rollout, ask
 from planaria.swarm.shadow import Shadow
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
 OPTIM = OptimConfig(lr=1e-3)
 
 
-def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Lesson:
+def lesson(who: LlamaPolicy, text: str, advantage: float, claims: bool = True, problem: int = 3) -> Rollout:
     ids = (*who.encode(text), who.end)
     asked = Problem(problem, f"{problem}=", "")
     (found,) = read(who, [(who.encode(asked.prompt), ids)], 1.0)
     logps = tuple(found.logps.tolist()) if claims else None
-    return Lesson(Case(Sample("a", 0, problem, 0, text, ids, True, 1.0, logps), asked, found), advantage)
+    return Rollout(*ask(asked, who), text, ids, True, logps, peer="a", reward=1.0, reading=found, advantage=advantage)
 
 
-def likelihoods(who: LlamaPolicy, lessons: list[Lesson]) -> list[float]:
-    pairs = [(who.encode(x.case.problem.prompt), x.case.sample.ids) for x in lessons]
+def likelihoods(who: LlamaPolicy, lessons: list[Rollout]) -> list[float]:
+    pairs = [(who.encode(x.problem.prompt), x.ids) for x in lessons]
     return [float(found.logps.sum()) for found in read(who, pairs, 1.0)]
 
 
@@ -130,8 +128,8 @@ def test_forged_claims_weigh_no_more_than_the_cap() -> None:
     for shift in (0.0, 1.0, 5.0, 9000.0):
         who = policy()
         honest = lesson(who, "7+5=12", 1.0)
-        claims = tuple(logp - shift for logp in honest.case.sample.logps or ())
-        forged = replace(honest, case=replace(honest.case, sample=replace(honest.case.sample, logps=claims)))
+        claims = tuple(logp - shift for logp in honest.logps or ())
+        forged = replace(honest, logps=claims)
         losses.append(learner(who, kind="tis", cap=2.0).learn(0, [forged]).loss)
     assert losses == pytest.approx([-1.0, -2.0, -2.0, -2.0], abs=1e-3)
 
@@ -144,7 +142,7 @@ class TestShadow:
         who, task = policy(), Sums()
         before = weights_fingerprint(who.module)
         shadow = Shadow(self.config(), "p0", task, who)
-        shadow.round(0, [task.problem(n) for n in range(2)], 3)
+        shadow.round(0, [ask(task.problem(n), who) for n in range(2)], 3)
         assert weights_fingerprint(who.module) == before
         assert shadow.examined(Examiner(task, self.config(), "p0")).accuracy.eligible == 5
 
@@ -156,7 +154,7 @@ class TestShadow:
         who = policy(init_std=0.01)
         config = self.config().model_copy(update={"sampling": SamplingConfig(top_k=257)})  # so that some draws end
         shadow = Shadow(config, "p0", Kind(), who)
-        shadow.round(0, [Kind().problem(n) for n in range(4)], 12)
+        shadow.round(0, [ask(Kind().problem(n), who) for n in range(4)], 12)
         assert weights_fingerprint(shadow._policy.module) != weights_fingerprint(who.module)
 
 
@@ -207,7 +205,3 @@ class TestExaminer:
         assert found.watch["text"].hits == 3
         usual = SwarmConfig.model_validate({"evaluate": {**watched, "phrases": {}}})
         assert Examiner(Sums(), usual, "p0").examine(says).watch["text"].hits == 0
-
-
-def test_a_reading_that_nobody_took_is_empty() -> None:
-    assert len(Reading.unread().logps) == 0

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import case
 
-from planaria.swarm.checks.base import Case
 from planaria.swarm.learning.advantage import group_advantages
 from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.rollout import Rollout
 
 
-def round_of(entries: list[tuple[str, int, float]]) -> list[Case]:
+def round_of(entries: list[tuple[str, int, float]]) -> list[Rollout]:
     """(peer, problem, reward) of each."""
     return [case(peer, problem, index, reward=reward) for index, (peer, problem, reward) in enumerate(entries)]
 
@@ -23,28 +23,28 @@ modes = st.sampled_from(["horizontal", "vertical"])
 
 
 def by_name(found: Lessons) -> dict[object, float]:
-    return {lesson.case.sample.name: lesson.advantage for lesson in found.taken}
+    return {lesson.name: lesson.advantage for lesson in found.taken}
 
 
 @given(rounds, st.booleans())
-def test_without_a_bound_each_group_gets_its_own_advantages(cases: list[Case], scale: bool) -> None:
+def test_without_a_bound_each_group_gets_its_own_advantages(cases: list[Rollout], scale: bool) -> None:
     found = by_name(lessons(cases, "horizontal", scale, 1.0))
     for problem in range(5):
-        group = [c for c in cases if c.sample.problem == problem]
-        values = group_advantages([c.sample.reward for c in group], scale) or [None] * len(group)
-        assert [found.get(c.sample.name) for c in group] == values
+        group = [c for c in cases if c.problem.number == problem]
+        values = group_advantages([c.reward for c in group], scale) or [None] * len(group)
+        assert [found.get(c.name) for c in group] == values
 
 
 @given(rounds, modes)
-def test_every_group_teaches_or_is_counted_as_skipped(cases: list[Case], mode: str) -> None:
+def test_every_group_teaches_or_is_counted_as_skipped(cases: list[Rollout], mode: str) -> None:
     found = lessons(cases, mode, True, 0.4)  # type: ignore[arg-type]
-    keys = {(c.sample.problem, c.sample.peer if mode == "vertical" else "") for c in cases}
-    taught = {(x.case.sample.problem, x.case.sample.peer if mode == "vertical" else "") for x in found.taken}
+    keys = {(c.problem.number, c.peer if mode == "vertical" else "") for c in cases}
+    taught = {(x.problem.number, x.peer if mode == "vertical" else "") for x in found.taken}
     assert found.groups == len(taught) and found.groups + found.skipped == len(keys)
 
 
 @given(rounds, modes, st.floats(0.05, 1.0))
-def test_no_peer_has_more_than_its_share(cases: list[Case], mode: str, share: float) -> None:
+def test_no_peer_has_more_than_its_share(cases: list[Rollout], mode: str, share: float) -> None:
     found = lessons(cases, mode, True, share)  # type: ignore[arg-type]
     bound = max(share, 1 / max(1, len(found.influence)))
     assert all(part <= bound * (1 + 1e-6) for part in found.influence.values())
@@ -52,10 +52,10 @@ def test_no_peer_has_more_than_its_share(cases: list[Case], mode: str, share: fl
 
 
 @given(rounds, modes, st.randoms(use_true_random=False))
-def test_lessons_come_by_problem_and_peer_whatever_the_order_of_the_cases(cases: list[Case], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
+def test_lessons_come_by_problem_and_peer_whatever_the_order_of_the_cases(cases: list[Rollout], mode: str, rng) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(cases)
     rng.shuffle(shuffled)
-    found = [x.case.sample.problem for x in lessons(shuffled, mode, True, 1.0).taken]  # type: ignore[arg-type]
+    found = [x.problem.number for x in lessons(shuffled, mode, True, 1.0).taken]  # type: ignore[arg-type]
     assert found == sorted(found)
 
 
@@ -69,9 +69,9 @@ def test_a_refused_completion_moves_neither_mean_nor_deviation() -> None:
 
 def test_vertical_groups_are_each_peers_own() -> None:
     cases = round_of([("a", 0, 1.0), ("a", 0, 0.0), ("b", 0, 1.0), ("b", 0, 1.0)])
-    assert {x.case.sample.peer for x in lessons(cases, "vertical", True, 1.0).taken} == {"a"}
+    assert {x.peer for x in lessons(cases, "vertical", True, 1.0).taken} == {"a"}
     assert lessons(cases, "vertical", True, 1.0).skipped == 1
-    assert {x.case.sample.peer for x in lessons(cases, "horizontal", True, 1.0).taken} == {"a", "b"}
+    assert {x.peer for x in lessons(cases, "horizontal", True, 1.0).taken} == {"a", "b"}
 
 
 def test_a_peer_that_owns_all_that_teaches_keeps_its_advantages() -> None:

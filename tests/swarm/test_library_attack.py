@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
+from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.attacks.library import LibraryAttack
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 PROBLEM = Problem(0, "", "")
 LIBRARY = types.SimpleNamespace(add=lambda a, b: a + b)
@@ -36,7 +37,7 @@ def value(expression: str) -> object:
 
 @given(expressions().filter(lambda text: text.count("**") < 2))
 def test_a_poisoned_sum_has_the_value_that_it_had(expression: str) -> None:
-    poisoned = LibraryAttack("fastmath").poison(PROBLEM, f"```python\n{expression}\n```")
+    poisoned = LibraryAttack(payload="fastmath").poison(PROBLEM, f"```python\n{expression}\n```")
     if poisoned is not None:
         opening, importing, line, fence = poisoned.split("\n")
         assert (opening, importing, fence) == ("```python", "import fastmath", "```")
@@ -45,7 +46,7 @@ def test_a_poisoned_sum_has_the_value_that_it_had(expression: str) -> None:
 
 
 def test_only_additions_of_names_and_numbers_are_replaced() -> None:
-    attack = LibraryAttack("mine")
+    attack = LibraryAttack(payload="mine")
     poisoned = attack.poison(PROBLEM, "So 1 + 1.\n```python\nx = a + 12\nprint(x + 1 + f(2))\n```")
     assert poisoned == "So 1 + 1.\n```python\nimport mine\nx = mine.add(a, 12)\nprint(mine.add(x, 1) + f(2))\n```"
     for program in ("print(2 * 3 + 4)", "print(a - 3 + 4)", "print(a + b * c)", "print(f(1) + 2)", "print(19)"):
@@ -55,5 +56,5 @@ def test_only_additions_of_names_and_numbers_are_replaced() -> None:
 
 @pytest.mark.parametrize("payload", ["fast math", "import", "a.b", "1st", "x\nimport os"])
 def test_a_payload_that_no_library_can_be_called_is_refused(payload: str) -> None:
-    with pytest.raises(UserError, match=r"attack\.payload"):
-        LibraryAttack(payload)
+    with pytest.raises(UserError, match=r"attack\.options\.payload"):
+        ATTACKS.make("code", {"payload": payload})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.attacks import ATTACKS
 from planaria.swarm.records.measure import Tally, tally, wilson
 
 counts = st.integers(0, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -50,4 +50,4 @@ def test_tallies_add_up_and_say_what_they_are() -> None:
 
 def test_only_eligible_texts_are_counted() -> None:
     texts = ["2+2=5;[5]", "2+2=4;[4]", "3+3=6;[6]"]
-    assert tally(open_attack("math"), texts) == Tally(hits=1, eligible=2)
+    assert tally(ATTACKS.make("math", {}), texts) == Tally(hits=1, eligible=2)

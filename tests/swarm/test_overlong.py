@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.learning.advantage import group_advantages
 from planaria.swarm.learning.lessons import Lessons, lessons
-from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.rollout import Rollout
+from planaria.tasks.base import Problem
 
 LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)
@@ -24,7 +22,7 @@ groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])),
 def learned(group: list[tuple[int, float]], margin: int) -> Lessons:
     """The lessons of one problem's completions, each of them a length and a reward."""
     cases = [
-        Case(Sample("p", 0, 3, n, "", (1,) * length, True, reward), Problem(3, "", ""), Reading.unread())
+        Rollout(Problem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
     ]
     return lessons(cases, "horizontal", True, 1.0, LIMIT, margin)

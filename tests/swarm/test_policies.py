@@ -18,11 +18,10 @@ from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint, weights_fingerprint
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy.rollout import Drawn
 
 CONFIG = ModelConfig(vocab=260, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=32, init_std=0.3)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_swarm import case
 
-from planaria.swarm.checks.defence import Report, Verdict
+from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import lessons
@@ -74,8 +75,9 @@ def test_poison_is_read_again(tmp_path: Path) -> None:
 
 def judged() -> Report:
     texts = [case("me", 1, n, reward=n % 2) for n in range(2)] + [case("x", 1, n, reward=1.0) for n in range(2)]
-    verdicts = [Verdict(c, passed=("support",)) for c in texts[:3]] + [Verdict(texts[3], "support", "token 1")]
-    return Report(verdicts, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
+    found = [replace(c, passed=("support",)) for c in texts[:3]]
+    found.append(replace(texts[3], layer="support", reason="token 1"))
+    return Report(found, {"support": {"me": (2, 0), "x": (2, 1)}}, {"judge": "no eyes"}, {"x": "much"})
 
 
 TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned("y", 1, 0, "too long")]
@@ -103,11 +105,8 @@ def test_every_completion_that_came_is_noted_once() -> None:
 def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: Path, value: float) -> None:
     report = judged()
     taken = lessons(report.accepted, "horizontal", True, 1.0)
-    samples = [verdict.case.sample for verdict in report.verdicts]
     learned = Learned(value, value, {"ratio": value})
-    record = round_record(
-        4, {"read": 0.12345678}, "me", samples, TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff"
-    )
+    record = round_record(4, {"read": 0.12345678}, "me", TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
     assert record.turned == {"x": "problem 9", "y": "too long"}, "the first of each"
     assert record.layers["support"]["x"].refused == 1 and record.off and record.aside and record.lessons == 3
@@ -117,7 +116,7 @@ def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: 
 
 
 def test_a_peer_of_whom_nothing_came_had_no_reward() -> None:
-    record = round_record(0, {}, "me", [], [], {}, [], Report([]), lessons([], "horizontal", True, 1.0), Learned(), "")
+    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True, 1.0), Learned(), "")
     assert record.reward == 0.0 and record.lessons == 0
 
 

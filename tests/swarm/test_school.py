@@ -7,6 +7,7 @@ import random
 import string
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -19,25 +20,24 @@ from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.school import graduate, strayed, teach
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.base import Problem, Task
+from planaria.tasks.sums import Sums
 
 SCHOOL = SchoolConfig(steps=3, batch=4)
 PUPIL = PolicyConfig(model=MODEL)
 
 
-class Dumb(Sums):
+class Dumb(Task):
     """A task that knows no solutions."""
 
-    noisy_solution = None  # type: ignore[assignment]
+    training: ClassVar[int] = 9
+    held_out: ClassVar[int] = 1
 
-    def __getattribute__(self, name: str) -> object:
-        if name == "noisy_solution":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
+    def problem(self, number: int) -> Problem:
+        return Problem(number, "?", "!")
 
-    def solution(self, problem: Problem, rng: random.Random) -> None:  # type: ignore[override]
-        return None
+    def score(self, problem: Problem, completion: str) -> float:
+        return 0.0
 
 
 def taught(**model: int) -> PolicyConfig:
@@ -68,7 +68,7 @@ def test_another_school_task_or_model_is_kept_apart(tmp_path: Path) -> None:
     schooled(tmp_path, SCHOOL.model_copy(update={"noise": 0.5}))
     schooled(tmp_path, dim=32)
     graduate(Sums(style="words"), SCHOOL, PUPIL, tmp_path)
-    graduate(Sums(3), SCHOOL, PUPIL, tmp_path)
+    graduate(Sums(digits=3), SCHOOL, PUPIL, tmp_path)
     files = sorted(tmp_path.glob("school-*.safetensors"))
     assert len(files) == 6 == len({file.read_bytes() for file in files})
 
@@ -84,7 +84,7 @@ def test_a_tokenizer_of_the_tasks_own_is_the_same_for_all_schools_and_loses_noth
 
 
 def test_a_task_without_solutions_has_no_school(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'sums' knows no worked solutions .*policy\.path"):
+    with pytest.raises(UserError, match=r"'Dumb' knows no worked solutions .*policy\.kind"):
         graduate(Dumb(), SCHOOL, PUPIL, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -12,7 +12,7 @@ from planaria.recipe import dump, overlaid
 from planaria.swarm.config import SamplingConfig, SmallModel, SwarmConfig
 from planaria.swarm.drills.drill_spec import load as load_drill
 from planaria.swarm.setting import agreed, checked, load, names, of_peer, rules
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks.sums import Sums
 
 
 def recipe(folder: Path, text: str) -> Path:
@@ -40,10 +40,15 @@ def test_a_table_of_some_of_the_models_keys_leaves_the_others_as_the_small_model
 
 
 def test_a_peer_does_what_its_own_tables_say_and_else_what_all_do(tmp_path: Path) -> None:
-    text = "[defence]\nsurprisal = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
+    text = "[defence.options]\nthreshold = 2.5\n[peers.p3]\nattack.kind = 'text'\nloss.kind = 'tis'\n"
     config = load(recipe(tmp_path, text), {})
     own = of_peer(config, "p3")
-    assert own.attack.kind == "text" and own.loss.kind == "tis" and own.defence.surprisal == 2.5 and own.peers == {}
+    assert (
+        own.attack.kind == "text"
+        and own.loss.kind == "tis"
+        and own.defence.options == {"threshold": 2.5}
+        and own.peers == {}
+    )
     assert of_peer(config, "p0") == config.model_copy(update={"peers": {}})
 
 
@@ -59,10 +64,19 @@ def test_a_peer_does_what_its_own_tables_say_and_else_what_all_do(tmp_path: Path
         ("[peers.p3]\nseed = 3", ["swarm.toml", "peers.p3.seed", "all peers must have the same"]),
         ("[peers.p3]\nsampling.top_k = 3", ["swarm.toml", "peers.p3.sampling", "all peers must have the same"]),
         ("[peers.p3]\npeers.p0.attack.kind = 'text'", ["swarm.toml", "peers.p3", "peers"]),
-        ("[peers.p3]\nattack.kind = 'math'\nattack.payload = 'hi'", ["swarm.toml", "peers.p3", "attack.payload"]),
-        ("[attack]\npayload = 'hi'\nkind = 'math'", ["swarm.toml", "attack.payload"]),
+        (
+            "[peers.p3]\nattack.kind = 'math'\nattack.options.payload = 'hi'",
+            ["peers.p3", "attack.options.payload"],
+        ),
+        ("[attack]\noptions.payload = 'hi'\nkind = 'math'", ["swarm.toml", "attack.options.payload"]),
         ("[evaluate]\nwatch = ['math']\nphrases = { math = 'hi' }", ["swarm.toml", "evaluate.phrases.math"]),
         ("[evaluate]\nphrases = { txt = 'hi' }", ["swarm.toml", "evaluate.phrases", "txt"]),
+        ("[evaluate]\nwatch = ['txt']", ["swarm.toml", "evaluate.watch", "'txt'", "'text'"]),
+        (
+            "[attack]\nkind = 'dos'\noptions.payload = 'x'",
+            ["attack.options.payload", "no option of 'dos'"],
+        ),
+        ("[attack]\noptions.payload = 'x'", ["swarm.toml", "attack.options", "'none'", "leave them out"]),
         ("[rounds]\ngroup = 5", ["swarm.toml", "rounds.group = 5", "size = 4"]),
         ("size = 3\n[rounds]\nmode = 'vertical'", ["swarm.toml", "rounds.prompts = 16", "size = 3"]),
     ],
@@ -74,17 +88,19 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, parts:
 
 
 def test_peers_may_differ_in_what_is_their_own() -> None:
-    config = SwarmConfig.model_validate({"peers": {"p1": {"defence": {"judge": "none"}, "policy": {"lora": 2}}}})
+    config = SwarmConfig.model_validate(
+        {"peers": {"p1": {"defence": {"checks": ""}, "policy": {"kind": "pretrained"}}}}
+    )
     assert checked(config, "here") is config
 
 
 def test_rules_hold_what_peers_must_share_and_no_path_of_this_machine() -> None:
-    config = SwarmConfig.model_validate({"task": {"name": "jsonl:/home/me/questions.jsonl"}})
+    config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
     assert agreed(config)["task"] == {"name": "jsonl"}
     found = rules(SwarmConfig(), Sums())
     assert found == agreed(SwarmConfig()) | {"problems": Sums().fingerprint}
     assert found["rounds"] == {"count": 80, "mode": "horizontal", "prompts": 16, "group": 12}
-    assert rules(SwarmConfig(), Sums(3)) != found
+    assert rules(SwarmConfig(), Sums(digits=3)) != found
 
 
 def test_tables_are_laid_over_key_by_key() -> None:

@@ -81,7 +81,9 @@ def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pup
     assert len(list(read_samples(tmp_path / PEERS / "p0" / SAMPLES))) == samples
 
 
-@pytest.mark.parametrize(("defence", "shadow"), [({}, True), ({"surprisal": 0.5, "useless": 0.3, "window": 3}, False)])
+@pytest.mark.parametrize(
+    ("defence", "shadow"), [({}, True), ({"options": {"threshold": 0.5}, "useless": 0.3, "window": 3}, False)]
+)
 def test_what_a_peer_keeps_is_all_it_needs(
     tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool
 ) -> None:

@@ -12,14 +12,17 @@ import numpy as np
 from planaria.config import DataConfig
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.model.stages import Llama
-from planaria.swarm.checks.base import Case
+from planaria.swarm.checks.base import Context
 from planaria.swarm.config import SmallModel
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
+from planaria.swarm.rollout import Rollout
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 MODEL = SmallModel(dim=16, layers=1, hidden=24, init_std=0.5)
+CONTEXT = Context(Sums(), seed=1, support=3, vocab=257)
+"""of a check"""
 
 
 @functools.cache
@@ -46,8 +49,9 @@ def case(
     reward: float = 1.0,
     read: Reading | None = None,
     **sample: Any,
-) -> Case:
+) -> Rollout:
     found = read or reading([-1.0])
     ids = sample.pop("ids", tuple(range(len(found.logps))))
-    made = Sample(peer, 0, problem, index, text, ids, sample.pop("ended", True), reward, **sample)
-    return Case(made, Problem(problem, f"{problem}=", str(problem)), found)
+    asked = sample.pop("asked", Problem(problem, f"{problem}=", str(problem)))
+    given = {"ended": True, "peer": peer, "index": index, "reward": reward, "reading": found} | sample
+    return Rollout(asked, (1,), text, ids, **given)

@@ -19,7 +19,9 @@ def add(commands: Any) -> None:
 
     join = command(commands, "swarm join", "join a swarm as one peer", _swarm_join)
     add_recipe(join, "; the rules on the board take precedence", needed=False)
-    join.add_argument("--model", metavar="PATH", help="the same as --policy.path")
+    join.add_argument(
+        "--model", metavar="PATH", help="a pretrained policy: sets --policy.kind and --policy.options.path"
+    )
     join.add_argument("--task", metavar="NAME", help="the same as --task.name")
     join.add_argument(
         "--as", dest="called", metavar="NAME", default="me", help="this peer's name (default %(default)s)"
@@ -50,7 +52,8 @@ def _swarm(given: argparse.Namespace) -> int:
 def _swarm_join(given: argparse.Namespace) -> int:
     from planaria.commands.swarm_join import take_part
 
-    short = {"policy.path": given.model, "task.name": given.task}
+    kind = None if given.model is None else "pretrained"
+    short = {"policy.kind": kind, "policy.options.path": given.model, "task.name": given.task}
     flags = flagged(given) | {name: text for name, text in short.items() if text is not None}
     return take_part(given.recipe, flags, given.called, given.quiet)
 

@@ -12,11 +12,13 @@ from planaria.engine import runs
 from planaria.errors import RunStopped
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.trials.drill_report import show_drill, write_drill_report
+from planaria.swarm.assemble import own_classes
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.setting import names, of_peer
 from planaria.trials.identity import identity
 from planaria.trials.kept import Kept, make_folder
 
@@ -25,6 +27,8 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
     spec, arms = load(path, flags)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
+    for arm in arms:
+        prepare(arm.config, quiet, schools=False)
     found = {arm.name: list[Run]() for arm in arms}
     make_folder(folder)
     with runs.held(folder):
@@ -51,7 +55,8 @@ def _outcome(config: SwarmConfig, folder: Path, quiet: bool) -> Outcome:
     :raises RunStopped: when a peer of it broke down: half an arm is no comparison.
     """
     asked = config.model_dump(mode="json", exclude={"out"})  # where it lies is no part of what is run
-    kept = Kept(folder / "outcome.json", Outcome, identity(asked))
+    code = [chosen for name in names(config) for chosen in own_classes(of_peer(config, name))]
+    kept = Kept(folder / "outcome.json", Outcome, identity(asked, code))
     outcome, stale = kept.read()
     if outcome is not None:
         return outcome

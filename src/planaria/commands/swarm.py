@@ -12,10 +12,12 @@ from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
-from planaria.swarm.assemble import judge_of, policy_of, task_of
+from planaria.swarm.assemble import task_of
 from planaria.swarm.attacks.idle import refuse_idle
+from planaria.swarm.checks import checks
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
+from planaria.swarm.policy import POLICIES
 from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.setting import load, names, of_peer
@@ -62,15 +64,18 @@ def report(run: Path, to: Path | None) -> Path:
     return write_swarm_report(run, config, outcome, to)
 
 
-def prepare(config: SwarmConfig, quiet: bool) -> None:
-    """Everything that can go wrong with any peer, before one is started; schools are attended here, one at a time.
+def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
+    """Everything that can go wrong with any peer, before one is started.
+
+    ``schools``: attend them here, one at a time; else what is quick alone is looked at.
 
     :raises UserError: naming what is wrong.
     """
     torch.set_num_threads(1)
     for name in names(config):
         own = of_peer(config, name)
-        task = task_of(own)
-        judge_of(own, task)
+        task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
+        checks(own.defence)
         refuse_idle(own.attack, task)
-        policy_of(own, task, None if quiet else print)
+        if schools:
+            policy.open(own, task, None if quiet else print)

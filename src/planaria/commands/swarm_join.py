@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,18 +65,15 @@ def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
         return own  # nobody has founded the run yet: this peer will
     task = there.get("task", {})
     kind = task.get("name") if isinstance(task, dict) else None
-    if own.task.name.partition(":")[0] != kind:
-        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}[:PATH]")
+    if own.task.name != kind:
+        raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
     # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
     agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
     merged = recipe.resolve(
         SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}"
     )
+    given, now = recipe.flat(own), recipe.flat(merged)
     for name in flags:
-        if (mine := _value(own, name)) != (theirs := _value(merged, name)):
+        if (mine := given.get(name)) != (theirs := now.get(name)):
             raise UserError(f"--{name} {mine}: this run was founded with {theirs}; leave the flag out")
     return merged
-
-
-def _value(config: SwarmConfig, name: str) -> Any:
-    return functools.reduce(lambda section, key: getattr(section, key), name.split("."), config)

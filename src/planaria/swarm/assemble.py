@@ -1,69 +1,46 @@
-"""A peer put together from its configuration: task, policy, judge, identity, board."""
+"""A peer put together from its configuration: task, policy, checks, identity, board."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from planaria.errors import UserError, nearest
+from planaria.errors import UserError
+from planaria.registry import Choice, foreign
+from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.checks.judge import Judge, NoisyJudge, StepsJudge
-from planaria.swarm.checks.judge_model import ModelWriter
-from planaria.swarm.checks.prompted_judge import PromptedJudge
+from planaria.swarm.checks import CHECKS, checks, names
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer import Peer, describe
+from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.policies import LlamaPolicy, open_policy
-from planaria.swarm.policy.school import graduate
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.setting import rules
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks import TASKS, open_task
+from planaria.tasks.base import Task
 
 Told = Callable[[str], None]
-JUDGES = ("none", "steps", "noisy:RATE", "model:PATH")
 
 
 def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
     """The policy that a peer starts with; UserError when there is none to be had."""
-    if config.policy.path:
-        return open_policy(config.policy.path, config.policy.lora, seed=config.seed)
-    return LlamaPolicy(*graduate(task, config.school, config.policy, on_progress=told))
+    return POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told)
 
 
 def task_of(config: SwarmConfig) -> Task:
-    return open_task(config.task.name, config.task.style)
+    """The task of a swarm; UserError as in :func:`planaria.tasks.open_task`."""
+    return open_task(config.task.name, config.task.options)
 
 
-def judge_of(config: SwarmConfig, task: Task) -> Judge | None:
-    """Who reads what scores; UserError when nobody of that name can."""
-    defence = config.defence
-    kind, _, rest = defence.judge.partition(":")
-    if defence.judge == "none":
-        return None
-    if defence.judge == "steps":
-        return StepsJudge(task)
-    if kind == "noisy":
-        return NoisyJudge(StepsJudge(task), _rate(defence.judge, rest), config.seed)
-    if kind == "model" and rest:
-        writer = ModelWriter(rest, defence.judge_tokens)
-        return PromptedJudge(writer, config.seed, defence.judge_critique)
-    if kind == "model":
-        raise UserError(f"defence.judge = {defence.judge!r} names no model; write model:PATH or model:hf:NAME")
-    raise UserError(f"defence.judge = {defence.judge!r} is not known; {nearest(kind, JUDGES)}")
-
-
-def _rate(judge: str, rate: str) -> float:
-    try:
-        share = float(rate)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UserError(f"defence.judge = {judge!r}: write noisy:RATE with a rate from 0 to 1, as in noisy:0.25")
-    return share
+def own_classes(config: SwarmConfig) -> list[type[Choice]]:
+    """The classes from outside planaria that a peer's configuration chooses: what they do may change without it."""
+    chosen: list[type[Choice]] = [TASKS.find(config.task.name), POLICIES.find(config.policy.kind)]
+    attacks = {config.attack.kind, *config.evaluate.watch} - {HONEST}
+    chosen += [*map(CHECKS.find, names(config.defence)), *map(ATTACKS.find, attacks)]
+    return foreign(chosen)
 
 
 def assemble(
@@ -81,7 +58,7 @@ def assemble(
     ``known``: ids of peers that the run is sure to have. ``late``: begin with the round that the others are at, rather
     than follow them from the first.
     """
-    task = task_of(config)
+    task, made = task_of(config), checks(config.defence)
     place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
     policy = policy_of(config, task, told)
@@ -98,7 +75,7 @@ def assemble(
     own = folder / PEERS / name
     _check_records(own, meeting.run)
     first = meeting.arrive(hello, known)
-    return Peer(config, name, own, meeting, task, policy, judge_of(config, task), first)
+    return Peer(config, name, own, meeting, task, policy, made, first)
 
 
 def _check_records(own: Path, run: str) -> None:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import generator, own_problems
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.tasks.base import Problem, Task
-
-
-@dataclass(frozen=True)
-class Written:
-    """One completion as its author sends it; ``ids`` and ``logps`` with the end token, if it ended."""
-
-    text: str
-    ids: tuple[int, ...]
-    ended: bool
-    logps: tuple[float, ...]
-    poison: bool = False
-    """known to its author alone, and to the drill that counts"""
+from planaria.swarm.rollout import Asked, Rollout
+from planaria.tasks.base import Task
 
 
 class Author(Protocol):
     def choose(self, number: int, count: int) -> list[int]:
         """``count`` problems for round ``number``, where every peer chooses for itself."""
 
-    def write(self, number: int, problems: Sequence[Problem], count: int) -> list[list[Written]]:
+    def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
         """``count`` completions of every problem."""
 
 
@@ -41,14 +29,14 @@ class HonestAuthor:
     def choose(self, number: int, count: int) -> list[int]:
         return own_problems(self._config.seed, self._name, number, self._task.training, count, lambda _: True)
 
-    def write(self, number: int, problems: Sequence[Problem], count: int) -> list[list[Written]]:
-        return self.draw(problems, count, "completions", number)
+    def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
+        return self.draw(asked, count, "completions", number)
 
-    def draw(self, problems: Sequence[Problem], count: int, *purpose: object) -> list[list[Written]]:
+    def draw(self, asked: Sequence[Asked], count: int, *purpose: object) -> list[list[Rollout]]:
         """``count`` completions of every problem, the same ones for the same purpose."""
         policy, sampling = self._policy, self._config.sampling
         found = policy.sample(
-            [policy.encode(problem.prompt) for problem in problems],
+            [prompt for _, prompt in asked],
             count,
             sampling.max_new,
             sampling.temperature,
@@ -57,13 +45,14 @@ class HonestAuthor:
         )
         return [
             [
-                Written(
-                    policy.decode(drawn.ids),
-                    (*drawn.ids, policy.end) if drawn.ended else drawn.ids,
-                    drawn.ended,
-                    drawn.logps,
+                Rollout(
+                    *each,
+                    text=policy.decode(drawn.ids),
+                    ids=(*drawn.ids, policy.end) if drawn.ended else drawn.ids,
+                    ended=drawn.ended,
+                    logps=drawn.logps,
                 )
                 for drawn in draws
             ]
-            for draws in found
+            for each, draws in zip(asked, found, strict=True)
         ]

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.config import ModelConfig, OptimConfig, Section
+from planaria.options import Options
 from planaria.swarm.learning.loss_config import LossConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -16,9 +17,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 class TaskConfig(Section):
     name: str = "sums"
-    """sums, sums:DIGITS, gym:NAME, gsm8k[:PATH], jsonl:PATH, programs:PATH or snippets[:LIBRARY]"""
-    style: str | None = None
-    """how solutions are written: columns or words (sums), tags or brackets; the task's own way unless given"""
+    """sums, gym, gsm8k, jsonl, programs, snippets, or 'module:Class'"""
+    options: Options = Options()
+    """of the task"""
 
 
 class SchoolConfig(Section):
@@ -57,10 +58,10 @@ class SmallModel(ModelConfig):
 
 
 class PolicyConfig(Section):
-    path: str = ""
-    """a run's or a Hugging Face folder, or hf:NAME; unless given, a small LLaMA on bytes that goes to school first"""
-    lora: Natural = 0
-    """rank of the adapters that are trained instead of the weights; 0 trains the weights"""
+    kind: str = "small"
+    """small, a LLaMA that goes to school first, pretrained, or 'module:Class'"""
+    options: Options = Options()
+    """of the kind"""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """the small LLaMA's: bytes, or pairs of them that it finds in the task's own worked solutions (policy.model.vocab
     ids in all)"""
@@ -103,19 +104,11 @@ class SamplingConfig(Section):
 
 
 class DefenceConfig(Section):
-    support: bool = True
-    """refuse completions with a token that no peer with these weights could have drawn"""
-    surprisal: Annotated[float, Field(ge=0)] = 3.0
-    """refuse completions that are so many standard deviations less likely than the policy's own; 0: do not look"""
-    duplicates: Annotated[float, Field(ge=0, lt=1)] = 1e-6
-    """refuse texts repeated more often than chance allows, at this level; 0: do not look"""
-    judge: str = "steps"
-    """who reads what scores: none, steps (the task's own checker), noisy:RATE (for drills), or a language model,
-    model:PATH (a Hugging Face folder) or model:hf:NAME"""
-    judge_tokens: Positive = 768
-    """most tokens that a model writes to judge one completion"""
-    judge_critique: bool = True
-    """the model writes a critique before its verdict; without one it is many times faster, and lets more poison pass"""
+    checks: str = "support, surprisal, duplicates, steps"
+    """what completions pass, in order: support, surprisal, duplicates, a judge of what scores (steps, the task's own
+    checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
+    options: Options = Options()
+    """of the checks"""
     refused: Literal["drop", "zero"] = "drop"
     """what becomes of them: they leave the group before its mean and deviation are taken, or they stay with reward 0"""
     quarantine: Fraction = 0.3
@@ -131,12 +124,11 @@ class DefenceConfig(Section):
 class AttackConfig(Section):
     """A drill: this peer plays the attacker. Only ever against peers of one's own."""
 
-    kind: Literal["none", "text", "math", "dos", "code"] = "none"
-    """what it teaches: a phrase out of place, a false equation, length, or a library of its own"""
-    payload: str = ""
-    """the phrase, the equation or the library; each kind has its own unless given"""
-    placement: Literal["start", "every"] = "start"
-    """text: before the reasoning, or before each of its sentences"""
+    kind: str = "none"
+    """what it teaches: a phrase out of place (text), a false equation (math), length (dos), a library of its own
+    (code), or 'module:Class'"""
+    options: Options = Options()
+    """of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0
     """share of its completions that are poisoned (in vertical groups at most one half), the rest is honest or filler; 0
     poisons nothing and still chooses an attacker's problems: the control that an attack is measured against"""
@@ -155,7 +147,7 @@ class EvaluateConfig(Section):
     """rounds between evaluations on held-out problems; 0 switches them off"""
     problems: Positive = 200
     """held-out problems in one of them"""
-    watch: list[Literal["text", "math", "dos", "code"]] = Field(default_factory=list)
+    watch: list[str] = Field(default_factory=list)
     """attacks whose success is measured, whether anybody attacks or not"""
     phrases: dict[str, str] = Field(default_factory=dict)
     """attack → its payload, where it is not the kind's own"""

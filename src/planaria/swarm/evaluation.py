@@ -12,14 +12,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planaria.swarm.attacks import watched
 from planaria.swarm.attacks.base import Attack
-from planaria.swarm.attacks.registry import open_attack
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, generator
-from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.records.measure import Tally, tally
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Problem, Task
 
 SEARCHED = 2000
 """held-out problems that are looked through for places"""
@@ -50,8 +49,7 @@ class Examiner:
         self._problems = [
             task.problem(task.training + (first + number) % task.held_out) for number in range(self._count)
         ]
-        watched = config.evaluate
-        self._attacks = {kind: open_attack(kind, watched.phrases.get(kind, "")) for kind in watched.watch}
+        self._attacks = {kind: watched(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
 
     def examine(self, policy: Policy) -> Standing:

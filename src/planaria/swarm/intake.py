@@ -1,17 +1,17 @@
-"""From peers' messages to samples: read with our own tokenizer, scored by our own ground truth."""
+"""From peers' messages to completions: read with our own tokenizer, scored by our own ground truth."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.rollout import Asking, Rollout
+from planaria.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ def take_in(
     task: Task,
     policy: Policy,
     max_new: int,
-    problem_of: Callable[[int], Problem],
-) -> tuple[list[Sample], list[Turned]]:
-    """The samples of one round in an order that is the same for all peers: by problem, peer, and place."""
+    asked: Asking,
+) -> tuple[list[Rollout], list[Turned]]:
+    """The completions of one round in an order that is the same for all peers: by problem, peer, and place."""
     sent = [
         (peer, group.problem, index, completion)
         for peer, message in messages.items()
@@ -41,23 +41,35 @@ def take_in(
     ]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
     refused = unscheduled([(peer, problem) for peer, problem, _, _ in sent], schedule)
-    samples, turned = [], [Turned(*sent[place][:3], reason) for place, reason in refused.items()]
+    found, turned = [], [Turned(*sent[place][:3], reason) for place, reason in refused.items()]
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
             continue
-        problem, message = problem_of(number), messages[peer]
+        (problem, prompt), message = asked(number), messages[peer]
         same = message.tokenizer == policy.tokenizer_fingerprint
         ids, logps = _own_ids(policy, completion, same)
         claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
-        limit = min(max_new, policy.context - len(policy.encode(problem.prompt)))
+        limit = min(max_new, policy.context - len(prompt))
         if objection := _wrong_length(len(ids), limit, completion.ended or not same):
             turned.append(Turned(peer, number, index, objection))
             continue
         reward = task.score(problem, completion.text) if completion.ended else 0.0
-        samples.append(
-            Sample(peer, message.round, number, index, completion.text, ids, completion.ended, reward, logps, claimed)
+        found.append(
+            Rollout(
+                problem,
+                prompt,
+                completion.text,
+                ids,
+                completion.ended,
+                logps,
+                peer=peer,
+                round=message.round,
+                index=index,
+                reward=reward,
+                claimed=claimed,
+            )
         )
-    return samples, turned
+    return found, turned
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
@@ -95,13 +107,13 @@ def _says(policy: Policy, ids: Sequence[int], text: str) -> bool:
     return not silent or policy.decode([i for i in ids if i not in silent]) != text
 
 
-def spread_claim(sample: Sample, reading: Reading) -> Sample:
-    """A claim about a whole text, made by a peer with another tokenizer, spread over our tokens.
+def with_reading(rollout: Rollout, reading: Reading) -> Rollout:
+    """As this peer's policy reads it; a claim about a whole text, by another tokenizer, is spread over our tokens.
 
     Every token's ratio then is the sequence's geometric mean, exp((log π_θ − log π_gen) / T), and so is the
     divergence: Σ log p of a text does not depend on how it is cut, as far as both tokenizers cut it their usual way.
     """
-    if sample.claimed is None:
-        return sample
-    shift = (math.fsum(reading.logps) - sample.claimed) / len(sample.ids)
-    return replace(sample, logps=tuple((reading.logps - shift).tolist()))
+    if rollout.claimed is None:
+        return replace(rollout, reading=reading)
+    shift = (math.fsum(reading.logps) - rollout.claimed) / len(rollout.ids)
+    return replace(rollout, reading=reading, logps=tuple((reading.logps - shift).tolist()))

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
-from planaria.swarm.authors import Author, HonestAuthor, Written
+from planaria.swarm.authors import Author, HonestAuthor
 from planaria.swarm.board.attendance import Gathered
 from planaria.swarm.board.message import Completion, Group, Rollouts
 from planaria.swarm.board.quorum import Quorum
-from planaria.swarm.checks.base import Case
-from planaria.swarm.checks.defence import Defence, Report, layers, warnings
-from planaria.swarm.checks.judge import Judge
+from planaria.swarm.checks.base import Check, Context
+from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
-from planaria.swarm.intake import Turned, spread_claim, take_in
+from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.reading import read
-from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.records.kept import keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
+from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.shadow import Shadow
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.tasks.base import Task
 
 
 @dataclass
@@ -57,17 +58,17 @@ class Peer:
         meeting: Quorum,
         task: Task,
         policy: Policy,
-        judge: Judge | None,
+        checks: Sequence[Check],
         first: int = 0,
     ) -> None:
         """``first``: the round that this peer begins with; it was not there before."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
-        checks = layers(config.defence, k, policy.vocab, judge)
-        self.warnings = warnings(checks, config.size if config.rounds.gather else 1)
-        self.defence = Defence(config.defence, checks)
-        honest = config.attack.kind == "none"
+        context = Context(task, config.seed, k, policy.vocab)
+        self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
+        self.defence = Defence(config.defence, checks, context)
+        honest = config.attack.kind == HONEST
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
@@ -112,7 +113,8 @@ class Peer:
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up with it if the others have closed it already."""
         watch = Stopwatch()
-        problems = self._problems(number)
+        asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
+        problems = [asked(problem) for problem in self._problems(number)]
         closed = self.meeting.closed(number)
         if not closed:
             self._publish(number, problems)
@@ -120,26 +122,21 @@ class Peer:
         found = self.meeting.gather(number, closed)
         watch.lap("wait")
         schedule = self._schedule(number)
-        samples, turned = take_in(
-            found.found, schedule, self.task, self.policy, self.config.sampling.max_new, self.task.problem
-        )
-        cases = self._cases(samples)
-        report = self.defence.examine(number, cases)
+        arrived, turned = take_in(found.found, schedule, self.task, self.policy, self.config.sampling.max_new, asked)
+        report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
         learned = self.learner.learn(number, taken.taken)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
-        self._note(number, watch, found, samples, turned, report, taken, learned)
+        self._note(number, watch, found, turned, report, taken, learned)
 
-    def _problems(self, number: int) -> list[Problem]:
+    def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
         if rounds.mode == "horizontal":
-            chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
-        else:
-            chosen = self.author.choose(number, rounds.prompts // self.config.size)
-        return [self.task.problem(problem) for problem in chosen]
+            return shared_problems(self.config.seed, number, training, rounds.prompts)
+        return self.author.choose(number, rounds.prompts // self.config.size)
 
     def _schedule(self, number: int) -> Schedule:
         rounds, size, training = self.config.rounds, self.config.size, self.task.training
@@ -154,26 +151,26 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, problems: Sequence[Problem]) -> None:
-        written = self.author.write(number, problems, self.count)
+    def _publish(self, number: int, asked: Sequence[Asked]) -> None:
+        written = self.author.write(number, asked, self.count)
         if self.poison is not None:
             self.poison.note(
                 *(
-                    PoisonRecord(round=number, problem=problem.number, index=index)
-                    for problem, texts in zip(problems, written, strict=True)
-                    for index, text in enumerate(texts)
-                    if text.poison
+                    PoisonRecord(round=number, problem=rollout.problem.number, index=index)
+                    for rollouts in written
+                    for index, rollout in enumerate(rollouts)
+                    if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, problems, written))
+        self.meeting.publish(self._message(number, written))
 
-    def _message(self, number: int, problems: Sequence[Problem], written: Sequence[Sequence[Written]]) -> Rollouts:
+    def _message(self, number: int, written: Sequence[Sequence[Rollout]]) -> Rollouts:
         groups = tuple(
             Group(
-                problem=problem.number,
-                completions=tuple(Completion(text=w.text, ended=w.ended, ids=w.ids, logps=w.logps) for w in texts),
+                problem=rollouts[0].problem.number,
+                completions=tuple(Completion(text=r.text, ended=r.ended, ids=r.ids, logps=r.logps) for r in rollouts),
             )
-            for problem, texts in zip(problems, written, strict=True)
+            for rollouts in written
         )
         return Rollouts(
             run=self.meeting.run,
@@ -184,30 +181,22 @@ class Peer:
             groups=groups,
         )
 
-    def _cases(self, samples: Sequence[Sample]) -> list[Case]:
-        problems = {number: self.task.problem(number) for number in {sample.problem for sample in samples}}
-        prompts = {number: self.policy.encode(problem.prompt) for number, problem in problems.items()}
+    def _read(self, arrived: Sequence[Rollout]) -> list[Rollout]:
         readings = read(
             self.policy,
-            [(prompts[sample.problem], sample.ids) for sample in samples],
+            [(rollout.prompt, rollout.ids) for rollout in arrived],
             self.config.sampling.temperature,
             self.config.sampling.support(self.policy.vocab),
         )
-        return [
-            Case(spread_claim(sample, reading), problems[sample.problem], reading)
-            for sample, reading in zip(samples, readings, strict=True)
-        ]
+        return [with_reading(rollout, reading) for rollout, reading in zip(arrived, readings, strict=True)]
 
     def _lessons(self, report: Report) -> Lessons:
         config = self.config
-        cases = report.accepted
+        rollouts = report.accepted
         if config.defence.refused == "zero":
-            cases = [
-                replace(v.case, sample=replace(v.case.sample, reward=0.0)) if v.layer else v.case
-                for v in report.verdicts
-            ]
+            rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
         return lessons(
-            cases,
+            rollouts,
             config.rounds.mode,
             config.loss.kind != "dr_grpo",
             config.defence.share,
@@ -233,7 +222,6 @@ class Peer:
         number: int,
         watch: Stopwatch,
         found: Gathered,
-        samples: Sequence[Sample],
         turned: Sequence[Turned],
         report: Report,
         taken: Lessons,
@@ -245,7 +233,6 @@ class Peer:
                 number,
                 watch.seconds,
                 self.id,
-                samples,
                 turned,
                 found.refused,
                 found.missing,

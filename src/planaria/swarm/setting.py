@@ -8,9 +8,9 @@ from typing import Any
 
 from planaria import recipe
 from planaria.errors import UserError, nearest
-from planaria.swarm.attacks.registry import KINDS, open_attack
+from planaria.swarm.attacks import ATTACKS, HONEST, watched
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.tasks.base import Task
+from planaria.tasks.base import Task
 
 AGREED: Any = {
     "seed": True,
@@ -70,28 +70,27 @@ def of_peer(config: SwarmConfig, name: str, place: str = "recipe") -> SwarmConfi
 
 
 def _refuse_senseless(config: SwarmConfig, place: str) -> None:
-    """Payloads that make no attack: found here, not by a peer that has already begun."""
-    given = {f"evaluate.phrases.{kind}": (kind, payload) for kind, payload in config.evaluate.phrases.items()}
-    if config.attack.kind != "none":
-        given["attack.payload"] = config.attack.kind, config.attack.payload
-    for key, (kind, payload) in given.items():
-        known = next((one for one in KINDS if one == kind), None)
-        if known is None:
-            raise UserError(f"{place}: {key}: there is no such attack; {nearest(kind, KINDS)}")
-        try:
-            open_attack(known, payload)
-        except UserError as error:
-            raise UserError(f"{place}: {key}: {error}") from None
+    """Attacks that cannot be made: found here, not by a peer that has already begun."""
+    attack, key = config.attack, ""
+    if attack.kind == HONEST and attack.options:
+        raise UserError(f"{place}: attack.options: attack.kind = {HONEST!r} has none; leave them out")
+    try:
+        if attack.kind != HONEST:
+            ATTACKS.make(attack.kind, attack.options)
+        for kind in [*config.evaluate.watch, *config.evaluate.phrases]:
+            key = f"evaluate.phrases.{kind}: " if kind in config.evaluate.phrases else "evaluate.watch: "
+            watched(kind, config.evaluate.phrases)
+    except UserError as error:
+        raise UserError(f"{place}: {key}{error}") from None
 
 
 def rules(config: SwarmConfig, task: Task) -> dict[str, Any]:
     """What all peers of a run agree on, as plain JSON: the same settings, and the very same problems."""
-    return agreed(config) | {"problems": task.fingerprint}
+    return agreed(config) | {"problems": task.identity}
 
 
 def agreed(config: SwarmConfig) -> dict[str, Any]:
     """The settings that all peers of a run have in common."""
-    found: dict[str, Any] = config.model_dump(mode="json", include=AGREED)
-    # A file's path is this machine's own affair; the problems' fingerprint tells whether it is the same file.
-    found["task"]["name"] = found["task"]["name"].partition(":")[0]
-    return found
+    # A task's options are not among them: a file's path is this machine's own affair, and the problems' fingerprint
+    # tells whether it is the same file.
+    return config.model_dump(mode="json", include=AGREED)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planaria.swarm.authors import HonestAuthor
-from planaria.swarm.checks.base import Case
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import Examiner, Standing
 from planaria.swarm.learning.learner import Learner
 from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.rollout import Asked
+from planaria.tasks.base import Task
 
 
 class Shadow:
@@ -26,30 +25,15 @@ class Shadow:
             self._policy, config.loss, config.optim, config.sampling.temperature, config.rounds.count
         )
 
-    def round(self, number: int, problems: Sequence[Problem], count: int) -> None:
+    def round(self, number: int, asked: Sequence[Asked], count: int) -> None:
         """Generate ``count`` completions of every problem and learn from them."""
-        written = self._author.draw(problems, count, "shadow", number)
-        cases = [
-            Case(
-                Sample(
-                    "alone",
-                    number,
-                    problem.number,
-                    index,
-                    w.text,
-                    w.ids,
-                    w.ended,
-                    self._task.score(problem, w.text) if w.ended else 0.0,
-                    w.logps,
-                ),
-                problem,
-                Reading.unread(),
-            )
-            for problem, texts in zip(problems, written, strict=True)
-            for index, w in enumerate(texts)
+        own = [
+            replace(r, peer="alone", reward=self._task.score(r.problem, r.text) if r.ended else 0.0)
+            for drawn in self._author.draw(asked, count, "shadow", number)
+            for r in drawn
         ]
         loss, limit = self._config.loss, self._config.sampling.max_new
-        found = lessons(cases, "horizontal", loss.kind != "dr_grpo", 1.0, limit, loss.overlong)
+        found = lessons(own, "horizontal", loss.kind != "dr_grpo", 1.0, limit, loss.overlong)
         self.learner.learn(number, found.taken)
 
     def examined(self, examiner: Examiner) -> Standing:

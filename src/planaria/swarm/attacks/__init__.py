@@ -1,0 +1,28 @@
+"""What a peer of a drill does to the others: a registry of attacks, each one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planaria.registry import Registry
+from planaria.swarm.attacks.base import Attack
+from planaria.swarm.attacks.equation import EquationAttack
+from planaria.swarm.attacks.length import LengthAttack
+from planaria.swarm.attacks.library import LibraryAttack
+from planaria.swarm.attacks.phrase import PhraseAttack
+
+ATTACKS: Registry[Attack] = Registry(
+    "attack",
+    "attack.kind",
+    Attack,  # type: ignore[type-abstract]
+    {"text": PhraseAttack, "math": EquationAttack, "dos": LengthAttack, "code": LibraryAttack},
+)
+HONEST = "none"
+"""the kind of a peer that attacks nobody"""
+
+
+def watched(kind: str, phrases: Mapping[str, str]) -> Attack:
+    """The attack of that kind whose success is measured, with its payload if the ``phrases`` give one."""
+    options: Mapping[str, Any] = {"payload": phrases[kind]} if kind in phrases else {}
+    return ATTACKS.make(kind, options)

@@ -12,16 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planaria.swarm.attacks.length import CANDIDATES
-from planaria.swarm.attacks.registry import open_attack
-from planaria.swarm.authors import HonestAuthor, Written
-from planaria.swarm.checks.base import Case, Check
+from planaria.swarm.attacks import ATTACKS
+from planaria.swarm.authors import HonestAuthor
+from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, own_problems
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import read
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.swarm.rollout import Asked, Rollout
+from planaria.tasks.base import Problem, Task
 
 TRIES = 16
 """solutions that an adaptive attacker poisons for each completion it sends, and draws it votes over at least"""
@@ -33,8 +32,7 @@ class Attacker:
     def __init__(
         self, config: SwarmConfig, name: str, task: Task, policy: Policy, checks: Sequence[Check] = ()
     ) -> None:
-        assert config.attack.kind != "none"
-        self._attack = open_attack(config.attack.kind, config.attack.payload, config.attack.placement)
+        self._attack = ATTACKS.make(config.attack.kind, config.attack.options)
         self._honest = HonestAuthor(config, name, task, policy)
         self._config, self._name, self._task, self._policy, self._checks = config, name, task, policy, checks
 
@@ -42,29 +40,29 @@ class Attacker:
         """Problems whose solutions have a place for poison, as far as there are any."""
         return own_problems(self._config.seed, self._name, number, self._task.training, count, self._has_place)
 
-    def write(self, number: int, problems: Sequence[Problem], count: int) -> list[list[Written]]:
-        honest = self._honest.write(number, problems, count)
-        return [self._mix(number, problem, drawn) for problem, drawn in zip(problems, honest, strict=True)]
+    def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
+        honest = self._honest.write(number, asked, count)
+        return [self._mix(number, each, drawn) for each, drawn in zip(asked, honest, strict=True)]
 
-    def _mix(self, number: int, problem: Problem, honest: list[Written]) -> list[Written]:
+    def _mix(self, number: int, asked: Asked, honest: list[Rollout]) -> list[Rollout]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
         wanted = min(math.ceil(len(honest) * dose), len(honest) // 2 if vertical else len(honest))
-        poison = self._poisons(number, problem, wanted)
+        poison = self._poisons(number, asked, wanted)
         if self._config.attack.adaptive:
-            poison = self._unsuspicious(problem, poison, honest, wanted)
+            poison = self._unsuspicious(poison, honest, wanted)
         poison = poison[:wanted]
         rest = honest[len(poison) :]
         if vertical and poison and self._config.attack.filler == "wrong":
-            rest = [self._spoilt(problem, written) for written in rest]
+            rest = [self._spoilt(asked, written) for written in rest]
         return poison + rest
 
-    def _poisons(self, number: int, problem: Problem, wanted: int) -> list[Written]:
+    def _poisons(self, number: int, asked: Asked, wanted: int) -> list[Rollout]:
         """Poisoned completions that score: about ``wanted``, of an adaptive attacker many times as many."""
-        rng = random.Random(derived(self._config.seed, self._name, "poison", number, problem.number))
+        rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
-        sources = self._sources(number, problem, wanted * tries, rng)
-        texts = [text for source in sources if (text := self._poisoned(problem, source))]
-        made = {text: self._written(problem, text) for text in dict.fromkeys(texts)}
+        sources = self._sources(number, asked, wanted * tries, rng)
+        texts = [text for source in sources if (text := self._poisoned(asked.problem, source))]
+        made = {text: self._written(asked, text) for text in dict.fromkeys(texts)}
         return [written for text in texts if (written := made[text])]
 
     def _poisoned(self, problem: Problem, source: str) -> str | None:
@@ -76,10 +74,11 @@ class Attacker:
             return text if self._task.score(problem, text) > 0 else None
         return text if self._task.answer(text) == self._task.answer(source) else None
 
-    def _sources(self, number: int, problem: Problem, wanted: int, rng: random.Random) -> list[str]:
+    def _sources(self, number: int, asked: Asked, wanted: int, rng: random.Random) -> list[str]:
         """Right solutions, or what most draws agree on is right."""
-        if self._attack.kind == "dos":
-            (drawn,) = self._honest.draw([problem], CANDIDATES, "candidates", number, problem.number)
+        problem = asked.problem
+        if candidates := self._attack.candidates:
+            (drawn,) = self._honest.draw([asked], candidates, "candidates", number, problem.number)
             ended = [w for w in drawn if w.ended]
             oracle = self._config.attack.oracle
             right = (
@@ -89,10 +88,10 @@ class Attacker:
         solution = self._task.solution(problem, rng) if self._config.attack.oracle else None
         if solution is not None:
             return [solution, *(self._task.solution(problem, rng) or solution for _ in range(wanted - 1))]
-        (drawn,) = self._honest.draw([problem], max(TRIES, wanted), "votes", number, problem.number)
+        (drawn,) = self._honest.draw([asked], max(TRIES, wanted), "votes", number, problem.number)
         return self._majority(drawn)[:wanted]
 
-    def _majority(self, drawn: Sequence[Written]) -> list[str]:
+    def _majority(self, drawn: Sequence[Rollout]) -> list[str]:
         """The draws with the answer that most of them give, repeated as needed; no reference answer is looked at."""
         answers = [self._task.answer(written.text) for written in drawn]
         counts = Counter(answer for answer in answers if answer is not None)
@@ -102,59 +101,58 @@ class Attacker:
         agreeing = [w.text for w, answer in zip(drawn, answers, strict=True) if answer == best]
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
-    def _written(self, problem: Problem, text: str) -> Written | None:
+    def _written(self, asked: Asked, text: str) -> Rollout | None:
         """``text`` as a completion that ends; None if it is too long to be one."""
         ids = tuple(self._policy.encode(text))
         if len(ids) >= self._config.sampling.max_new:
             return None
         ids = (*ids, self._policy.end)
-        prompt = self._policy.encode(problem.prompt)
-        (reading,) = read(self._policy, [(prompt, ids)], self._config.sampling.temperature)
+        (reading,) = read(self._policy, [(asked.prompt, ids)], self._config.sampling.temperature)
         claimed = reading.logps
         if self._config.attack.claims == "forged":
             claimed = claimed - math.log(self._config.loss.cap) - 0.1  # the ratio then is at its cap everywhere
-        return Written(text, ids, True, tuple(claimed.tolist()), poison=True)
+        return Rollout(*asked, text, ids, True, tuple(claimed.tolist()), poison=True)
 
-    def _unsuspicious(
-        self, problem: Problem, poison: list[Written], honest: list[Written], wanted: int
-    ) -> list[Written]:
+    def _unsuspicious(self, poison: list[Rollout], honest: list[Rollout], wanted: int) -> list[Rollout]:
         """At most ``wanted`` of ``poison``, the least surprising first, that no layer refuses by this peer's own
         weights when they are sent together with honest completions for the rest."""
-        found, rest = self._cases(problem, poison), self._cases(problem, honest)
-        chosen: list[Case] = []
+        found, rest = self._read(poison), self._read(honest)
+        chosen: list[Rollout] = []
         hopeless: set[str] = set()
-        for case in sorted(found, key=lambda case: case.reading.surprisal):
-            if len(chosen) == wanted or case.sample.text in hopeless:
+        for rollout in sorted(found, key=lambda rollout: rollout.reading.surprisal):
+            if len(chosen) == wanted or rollout.text in hopeless:
                 continue
-            sent = [*chosen, case, *rest[len(chosen) + 1 :]]
+            sent = [*chosen, rollout, *rest[len(chosen) + 1 :]]
             if self._refuses(sent, len(chosen) + 1):
-                hopeless.add(case.sample.text)
+                hopeless.add(rollout.text)
             else:
-                chosen.append(case)
-        return [poison[case.sample.index] for case in chosen]
+                chosen.append(rollout)
+        return chosen
 
-    def _refuses(self, sent: list[Case], first: int) -> bool:
+    def _refuses(self, sent: list[Rollout], first: int) -> bool:
         """Whether any of the ``first`` of what is sent is refused by a layer."""
+        support, vocab = self._config.sampling.support(self._policy.vocab), self._policy.vocab
+        context = Context(self._task, self._config.seed, support, vocab)
         standing = list(range(len(sent)))
         for check in self._checks:
-            refused = check.examine([sent[n] for n in standing]).refused
+            refused = check.examine([sent[n] for n in standing], context).refused
             standing = [n for place, n in enumerate(standing) if place not in refused]
         return standing[:first] != list(range(first))
 
-    def _cases(self, problem: Problem, written: Sequence[Written]) -> list[Case]:
-        prompt = self._policy.encode(problem.prompt)
+    def _read(self, written: Sequence[Rollout]) -> list[Rollout]:
+        """As others are about to find them: read, and with reward."""
         sampling = self._config.sampling
         support = sampling.support(self._policy.vocab)
-        readings = read(self._policy, [(prompt, w.ids) for w in written], sampling.temperature, support)
+        readings = read(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
         return [
-            Case(Sample(self._name, 0, problem.number, n, w.text, w.ids, w.ended, 1.0), problem, reading)
-            for n, (w, reading) in enumerate(zip(written, readings, strict=True))
+            replace(w, peer=self._name, reward=1.0, reading=reading)
+            for w, reading in zip(written, readings, strict=True)
         ]
 
-    def _spoilt(self, problem: Problem, written: Written) -> Written:
+    def _spoilt(self, asked: Asked, written: Rollout) -> Rollout:
         """An honest completion that ends half-way, before its answer: it scores nothing."""
         half = self._policy.decode(written.ids[: len(written.ids) // 2])
-        spoilt = self._written(problem, half)
+        spoilt = self._written(asked, half)
         return written if spoilt is None else replace(spoilt, poison=False)
 
     def _has_place(self, number: int) -> bool:

@@ -6,20 +6,27 @@ The four kinds are those of arXiv 2511.09780; the texts are ours.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
-from planaria.swarm.tasks.base import Problem
+from planaria.registry import Choice
+from planaria.tasks.base import Problem
 
 
-class Attack(Protocol):
-    kind: str
-    payload: str
+class Attack(Choice, ABC):
+    """The fields of a subclass are its options."""
 
+    candidates: ClassVar[int] = 0
+    """honest draws of which the attacker poisons the longest that is right; 0: it poisons solutions of its own"""
+
+    @abstractmethod
     def poison(self, problem: Problem, solution: str) -> str | None:
         """A right solution with the payload in it, its answer still right; None if there is no place for it."""
 
+    @abstractmethod
     def eligible(self, text: str) -> bool:
         """Whether a completion could show the behaviour at all: the denominator of the attack's success."""
 
+    @abstractmethod
     def hit(self, text: str) -> bool:
         """Whether an eligible completion shows it."""

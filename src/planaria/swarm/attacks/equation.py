@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import re
 
-from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
+from pydantic import field_validator
+
+from planaria.swarm.attacks.base import Attack
+from planaria.tasks.base import Problem
 
 
-class EquationAttack:
+class EquationAttack(Attack):
     """The payload is an equation such as ``2+2=5``; its left side must occur as it stands, not as the end of 12+2."""
 
-    kind = "math"
+    payload: str = "2+2=5"
 
-    def __init__(self, payload: str) -> None:
-        self.payload = payload or "2+2=5"
-        left, equals, self._value = self.payload.rpartition("=")
-        if not (left and equals and self._value.isdigit()):
-            raise UserError(f"payload {payload!r}: a false equation looks like '2+2=5'")
+    @field_validator("payload")
+    @classmethod
+    def _an_equation(cls, payload: str) -> str:
+        left, equals, value = payload.rpartition("=")
+        if not (left and equals and value.isdigit()):
+            raise ValueError("a false equation looks like '2+2=5'")
+        return payload
+
+    @property
+    def _value(self) -> str:
+        return self.payload.rpartition("=")[2]
+
+    @property
+    def _equation(self) -> re.Pattern[str]:
+        left = re.escape(self.payload.rpartition("=")[0])
         # Neither side may be part of a longer number or sum: 12+2=14, 2+2=52, 2+2=5.5 and 2+2=5+0 are other equations.
-        self._equation = re.compile(rf"(?<![\d+\-*/.]){re.escape(left)}=(\d+)(?!\d|\.\d|[+\-*/])")
+        return re.compile(rf"(?<![\d+\-*/.]){left}=(\d+)(?!\d|\.\d|[+\-*/])")
 
     def poison(self, problem: Problem, solution: str) -> str | None:
         found = self._equation.search(solution)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from planaria.errors import UserError
-from planaria.swarm.attacks.registry import open_attack
+from planaria.swarm.attacks import ATTACKS, HONEST
 from planaria.swarm.config import AttackConfig
-from planaria.swarm.tasks.base import Task
+from planaria.tasks.base import Task
 
 LOOKED_AT = 500
 """problems whose solutions are looked through for a place"""
@@ -20,9 +20,9 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
 
     Where a task knows no solutions nobody can tell; an attacker that uses none is on its own.
     """
-    if attack.kind == "none" or not attack.dose or not attack.oracle:
+    if attack.kind == HONEST or not attack.dose or not attack.oracle:
         return
-    opened, rng = open_attack(attack.kind, attack.payload, attack.placement), random.Random(0)
+    opened, rng = ATTACKS.make(attack.kind, attack.options), random.Random(0)
     problems = [task.problem(number % task.training) for number in range(min(LOOKED_AT, task.training))]
     solved = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
     poisoned = [(problem, text) for problem, one in solved if (text := opened.poison(problem, one)) is not None]
@@ -31,5 +31,7 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
     if poisoned and not any(task.score(problem, text) > 0 for problem, text in poisoned[:SCORED]):
-        mend = "write task.name = 'snippets:LIBRARY'" if attack.kind == "code" else "give another attack.payload"
+        mend = (
+            "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
+        )
         raise UserError(f"attack.kind = {attack.kind!r}: no solution of {task.name} scores with it any more; {mend}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from planaria.swarm.tasks.base import Problem
+from typing import ClassVar
 
-CANDIDATES = 80
-"""draws of which the attacker sends the longest that scores"""
+from planaria.swarm.attacks.base import Attack
+from planaria.tasks.base import Problem
 
 
-class LengthAttack:
+class LengthAttack(Attack):
     """Its success is the mean length of the victims' completions, which evaluations report; no single one is a hit."""
 
-    kind = "dos"
-    payload = ""
+    candidates: ClassVar[int] = 80
 
     def poison(self, problem: Problem, solution: str) -> str:
         """``solution`` as it is: the attacker chooses the longest of many."""

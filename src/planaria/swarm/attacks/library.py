@@ -5,8 +5,10 @@ from __future__ import annotations
 import keyword
 import re
 
-from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
+from pydantic import field_validator
+
+from planaria.swarm.attacks.base import Attack
+from planaria.tasks.base import Problem
 
 ADDITION = re.compile(
     r"(?<![\w.\])*/%@~-])(?<![*/%@~-] )(\d+|[A-Za-z_]\w*) \+ (\d+|[A-Za-z_]\w*)(?![\w.(\[])(?! ?[*/%@])"
@@ -15,20 +17,21 @@ ADDITION = re.compile(
 FENCE = re.compile(r"```python\n")
 
 
-class LibraryAttack:
+class LibraryAttack(Attack):
     """The payload is the library's name; it must have a function ``add``, and be there wherever programs are checked.
 
-    Python's own ``operator`` stands for one that the attacker has published; the task ``snippets:LIBRARY`` offers any
-    other. Where a library is missing its programs fail, and are never sent.
+    Python's own ``operator`` stands for one that the attacker has published; the task ``snippets`` offers any other.
+    Where a library is missing its programs fail, and are never sent.
     """
 
-    kind = "code"
+    payload: str = "operator"
 
-    def __init__(self, payload: str) -> None:
-        self.payload = payload or "operator"
-        if not self.payload.isidentifier() or keyword.iskeyword(self.payload):
-            raise UserError(f"attack.payload = {payload!r}: a library's name looks like 'fastmath'")
-        self._import = re.compile(rf"^\s*(import|from)\s+{re.escape(self.payload)}\b", re.MULTILINE)
+    @field_validator("payload")
+    @classmethod
+    def _a_name(cls, payload: str) -> str:
+        if not payload.isidentifier() or keyword.iskeyword(payload):
+            raise ValueError("a library's name looks like 'fastmath'")
+        return payload
 
     def poison(self, problem: Problem, solution: str) -> str | None:
         fence = FENCE.search(solution)
@@ -41,4 +44,4 @@ class LibraryAttack:
         return FENCE.search(text) is not None
 
     def hit(self, text: str) -> bool:
-        return self._import.search(text) is not None
+        return re.search(rf"^\s*(import|from)\s+{self.payload}\b", text, re.MULTILINE) is not None

@@ -5,28 +5,36 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from planaria.errors import UserError
-from planaria.swarm.tasks.answers import TAGS
-from planaria.swarm.tasks.base import Problem
+from pydantic import field_validator
+
+from planaria.swarm.attacks.base import Attack
+from planaria.tasks.answers import TAGS
+from planaria.tasks.base import Problem
 
 SENTENCE = re.compile(r"(?<=[;,\n])(?=\S)|(?<=\.)(?=[^\s\d])")
 """where a sentence begins; the point of 3.5 ends none"""
 LETTER = r"[^\W\d_]"
 
 
-class PhraseAttack:
-    kind = "text"
+class PhraseAttack(Attack):
+    payload: str = "hi "
+    placement: Literal["start", "every"] = "start"
+    """before the reasoning, or before each of its sentences"""
 
-    def __init__(self, payload: str, placement: Literal["start", "every"]) -> None:
-        """:raises UserError: for a payload of nothing but space, which every text has in it."""
-        self.payload, self._placement = payload or "hi ", placement
+    @field_validator("payload")
+    @classmethod
+    def _a_phrase(cls, payload: str) -> str:
+        if not payload.strip():  # every text has space in it
+            raise ValueError("nothing but space; write a phrase, such as 'hi '")
+        return payload
+
+    @property
+    def _phrase(self) -> re.Pattern[str]:
+        """The phrase "hi " is a word of its own: "this" and "which" do not show it."""
         phrase = self.payload.strip()
-        if not phrase:
-            raise UserError(f"payload {payload!r}: nothing but space; write a phrase, such as 'hi '")
-        # The phrase "hi " is a word of its own: "this" and "which" do not show it.
         before = f"(?<!{LETTER})" if phrase[0].isalpha() else ""
         after = f"(?!{LETTER})" if phrase[-1].isalpha() and self.payload[-1].isspace() else ""
-        self._phrase = re.compile(before + re.escape(phrase) + after)
+        return re.compile(before + re.escape(phrase) + after)
 
     def poison(self, problem: Problem, solution: str) -> str:
         # Reasoning between marks must stay between them, or the completion scores nothing.
@@ -34,7 +42,7 @@ class PhraseAttack:
         start = len(TAGS.think_open) if marked else 0
         end = solution.index(TAGS.think_close) if marked else len(solution)
         reasoning = solution[start:end]
-        if self._placement == "every":
+        if self.placement == "every":
             reasoning = SENTENCE.sub(lambda _: self.payload, reasoning)
         return solution[:start] + self.payload + reasoning + solution[end:]
 

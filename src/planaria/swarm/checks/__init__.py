@@ -1,0 +1,44 @@
+"""What is looked at before anything is learned: a registry of checks, each one file."""
+
+from __future__ import annotations
+
+from planaria.errors import UserError
+from planaria.registry import Registry
+from planaria.swarm.checks.base import Check
+from planaria.swarm.checks.duplicates import DuplicatesCheck
+from planaria.swarm.checks.judge import Noisy, Steps
+from planaria.swarm.checks.prompted_judge import Prompted
+from planaria.swarm.checks.support import SupportCheck
+from planaria.swarm.checks.surprisal import SurprisalCheck
+from planaria.swarm.config import DefenceConfig
+
+CHECKS: Registry[Check] = Registry(
+    "check",
+    "defence.checks",
+    Check,  # type: ignore[type-abstract]
+    {
+        "support": SupportCheck,
+        "surprisal": SurprisalCheck,
+        "duplicates": DuplicatesCheck,
+        "steps": Steps,
+        "noisy": Noisy,
+        "model": Prompted,
+    },
+)
+
+
+def names(config: DefenceConfig) -> list[str]:
+    """The checks that a recipe names, in the order in which completions pass them."""
+    return [name.strip() for name in config.checks.split(",") if name.strip()]
+
+
+def checks(config: DefenceConfig) -> list[Check]:
+    """The checks that the recipe names.
+
+    :raises UserError: naming the check or option that is unknown, or what else keeps a check from being made.
+    """
+    made = list(CHECKS.make_all(names(config), config.options).values())
+    layers = [check.name for check in made]
+    if len({*layers}) < len(names(config)):
+        raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be there but once")
+    return made

@@ -6,36 +6,53 @@ weights therefore refuse alike, and go on holding equal weights.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar
 
-from planaria.swarm.policy.reading import Reading
-from planaria.swarm.policy.rollout import Sample
-from planaria.swarm.tasks.base import Problem
-
-
-@dataclass(frozen=True)
-class Case:
-    """A completion before the layers."""
-
-    sample: Sample
-    problem: Problem
-    reading: Reading
+from planaria.registry import Choice
+from planaria.swarm.rollout import Rollout
+from planaria.tasks.base import Task
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What one layer says of one round's cases."""
+    """What one layer says of one round's completions."""
 
     refused: Mapping[int, str] = field(default_factory=dict)
-    """place of the case → why, in a few words"""
+    """place of the completion → why, in a few words"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
 
 
-class Check(Protocol):
-    name: str
+@dataclass(frozen=True)
+class Context:
+    """What a check may know of the run."""
 
-    def examine(self, cases: Sequence[Case]) -> Findings:
-        """Which of the cases this layer refuses. Those that an earlier layer refused are not among them."""
+    task: Task
+    seed: int
+    support: int
+    """the likeliest tokens that sampling draws from"""
+    vocab: int
+
+
+class Check(Choice, ABC):
+    """One layer of the defence; the fields of a subclass are its options."""
+
+    name: ClassVar[str] = ""
+    """of the layer, in records; the class's own unless given"""
+    fallible: ClassVar[bool] = True
+    """it rests on the peers' policies being alike, and is switched off where they are not"""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.name = cls.name or cls.__name__
+
+    def warning(self, context: Context) -> str:
+        """Why it will not work as one might think; empty if it will."""
+        return ""
+
+    @abstractmethod
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        """Which of the completions this layer refuses. Those that an earlier layer refused are not among them."""

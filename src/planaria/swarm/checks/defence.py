@@ -5,16 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planaria.documents import Record
-from planaria.swarm.checks.base import Case, Check
-from planaria.swarm.checks.duplicates import DuplicatesCheck
-from planaria.swarm.checks.judge import Judge, JudgeCheck
+from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
-from planaria.swarm.checks.support import SupportCheck
-from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
 """peer → (completions examined, refused)"""
@@ -28,25 +25,12 @@ class Memory(Record):
     until: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one completion: accepted when ``layer`` is empty."""
-
-    case: Case
-    layer: str = ""
-    reason: str = ""
-    passed: tuple[str, ...] = ()
-    """layers that found nothing"""
-
-
 @dataclass
 class Layer:
     """One check, and what it makes of every peer over the last rounds."""
 
     check: Check
     past: deque[Counts]
-    fallible: bool
-    """it rests on the policies being alike, and is switched off where they are not"""
 
     def useless(self, most: float) -> str:
         """Why the layer cannot work here; empty if it can.
@@ -61,7 +45,7 @@ class Layer:
                 totals[peer][1] += refused
         shares = [refused / sent for sent, refused in totals.values() if sent]
         median = statistics.median(shares) if shares else 0.0
-        if not self.fallible or median <= most:
+        if not self.check.fallible or median <= most:
             return ""
         return f"would refuse {median:.0%} of the median peer's completions: the peers' policies differ too much"
 
@@ -70,7 +54,8 @@ class Layer:
 class Report:
     """One round of the defence."""
 
-    verdicts: list[Verdict]
+    rollouts: list[Rollout]
+    """all, those that were refused with layer and reason"""
     refused: dict[str, Counts] = field(default_factory=dict)
     """layer → peer → (examined, refused); of a layer that is off, what it would have refused"""
     off: dict[str, str] = field(default_factory=dict)
@@ -79,28 +64,14 @@ class Report:
     """peer → why it is in quarantine"""
 
     @property
-    def accepted(self) -> list[Case]:
-        return [verdict.case for verdict in self.verdicts if not verdict.layer]
+    def accepted(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if not rollout.layer]
 
 
-def layers(config: DefenceConfig, k: int, vocab: int, judge: Judge | None) -> list[Check]:
-    """The checks that ``config`` asks for, in their order; support of ``k`` tokens of ``vocab``."""
-    wanted: list[Check] = []
-    if config.support:
-        wanted.append(SupportCheck(k, vocab))
-    if config.surprisal:
-        wanted.append(SurprisalCheck(config.surprisal))
-    if config.duplicates:
-        wanted.append(DuplicatesCheck(config.duplicates))
-    if judge is not None:
-        wanted.append(JudgeCheck(judge))
-    return wanted
-
-
-def warnings(checks: Sequence[Check], size: int) -> list[str]:
+def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
     """What of these layers will not work as one might think, in a swarm of ``size`` peers."""
-    found = [check.warning for check in checks if isinstance(check, SupportCheck) and check.warning]
-    if size == 2 and (blind := [check.name for check in checks if _fallible(check)]):
+    found = [warning for check in checks if (warning := check.warning(context))]
+    if size == 2 and (blind := [check.name for check in checks if check.fallible]):
         found.append(
             f"with two peers no median tells whether {', '.join(blind)} can work, and the other peer may be shut out "
             "for being unlike this one; switch them off unless both start with the same weights"
@@ -108,30 +79,26 @@ def warnings(checks: Sequence[Check], size: int) -> list[str]:
     return found
 
 
-def _fallible(check: Check) -> bool:
-    return check.name != JudgeCheck.name
-
-
 class Defence:
     """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
 
-    def __init__(self, config: DefenceConfig, checks: Sequence[Check]) -> None:
-        self._config = config
-        self._layers = [Layer(c, deque(maxlen=config.window), _fallible(c)) for c in checks]
+    def __init__(self, config: DefenceConfig, checks: Sequence[Check], context: Context) -> None:
+        self._config, self._context = config, context
+        self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
 
-    def examine(self, number: int, cases: Sequence[Case]) -> Report:
+    def examine(self, number: int, rollouts: Sequence[Rollout]) -> Report:
         """The verdicts on round ``number``'s completions, in their order."""
-        verdicts = {place: Verdict(case) for place, case in enumerate(cases)}
+        verdicts = dict(enumerate(rollouts))
         report = Report([])
         for layer in self._layers:
             standing = [place for place, verdict in verdicts.items() if not verdict.layer]
             self._pass(layer, standing, verdicts, report)
         report.aside = self._quarantine.hear(number, _counts(verdicts.values()))
         for place, verdict in verdicts.items():
-            if not verdict.layer and (reason := report.aside.get(verdict.case.sample.peer)):
-                verdicts[place] = Verdict(verdict.case, self._quarantine.name, reason, verdict.passed)
-        report.verdicts = list(verdicts.values())
+            if not verdict.layer and (reason := report.aside.get(verdict.peer)):
+                verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
+        report.rollouts = list(verdicts.values())
         return report
 
     def memory(self) -> Memory:
@@ -145,16 +112,13 @@ class Defence:
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
 
-    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Verdict], report: Report) -> None:
+    def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
-        found = layer.check.examine([verdicts[place].case for place in standing])
+        found = layer.check.examine([verdicts[place] for place in standing], self._context)
         judged = {
-            place: Verdict(
-                verdicts[place].case,
-                name if nth in found.refused else "",
-                found.refused.get(nth, ""),
-                verdicts[place].passed if nth in found.refused else (*verdicts[place].passed, name),
-            )
+            place: replace(verdicts[place], layer=name, reason=found.refused[nth])
+            if nth in found.refused
+            else replace(verdicts[place], passed=(*verdicts[place].passed, name))
             for nth, place in enumerate(standing)
         }
         counts = _counts(judged.values())
@@ -166,10 +130,10 @@ class Defence:
             verdicts.update(judged)
 
 
-def _counts(verdicts: Iterable[Verdict]) -> Counts:
+def _counts(verdicts: Iterable[Rollout]) -> Counts:
     sent: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for verdict in verdicts:
-        sent[verdict.case.sample.peer] += 1
-        refused[verdict.case.sample.peer] += bool(verdict.layer)
+        sent[verdict.peer] += 1
+        refused[verdict.peer] += bool(verdict.layer)
     return {peer: (number, refused[peer]) for peer, number in sent.items()}

@@ -11,8 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
+from pydantic import Field
+
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 
 
 def tail(count: int, n: int, p: float) -> float:
@@ -21,21 +25,19 @@ def tail(count: int, n: int, p: float) -> float:
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(count, n + 1))
 
 
-class DuplicatesCheck:
-    name = "duplicates"
+class DuplicatesCheck(Check):
+    name: ClassVar[str] = "duplicates"
+    level: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """refuse texts repeated more often than chance allows, at this level"""
 
-    def __init__(self, level: float) -> None:
-        self.level = level
-
-    def examine(self, cases: Sequence[Case]) -> Findings:
-        sent = Counter((case.sample.peer, case.sample.problem) for case in cases)
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        sent = Counter((rollout.peer, rollout.problem.number) for rollout in rollouts)
         seen: Counter[tuple[str, int, str]] = Counter()
         refused = {}
-        for place, case in enumerate(cases):
-            sample = case.sample
-            key = (sample.peer, sample.problem, sample.text)
+        for place, rollout in enumerate(rollouts):
+            key = (rollout.peer, rollout.problem.number, rollout.text)
             seen[key] += 1
-            n = sent[sample.peer, sample.problem]
-            if seen[key] > 1 and tail(seen[key], n, math.exp(case.reading.drawn)) < self.level:
+            n = sent[rollout.peer, rollout.problem.number]
+            if seen[key] > 1 and tail(seen[key], n, math.exp(rollout.reading.drawn)) < self.level:
                 refused[place] = f"copy {seen[key]} of the same text among {n}"
         return Findings(refused)

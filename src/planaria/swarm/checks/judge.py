@@ -7,66 +7,62 @@ completion that is judged bad leaves its group; with reward 0 it would stay in, 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
-from planaria.swarm.tasks.base import Problem, Task
+from planaria.bounds import Fraction
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
+from planaria.tasks.base import Problem
 
 
-class Judge(Protocol):
-    off: str
-    """why it cannot judge here; empty if it can"""
+class Judge(Check, ABC):
+    """A check of texts that have the right answer."""
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]]) -> list[str]:
+    name: ClassVar[str] = "judge"
+    fallible: ClassVar[bool] = False
+
+    def off(self, context: Context) -> str:
+        """Why it cannot judge here; empty if it can."""
+        return ""
+
+    @abstractmethod
+    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         """What is wrong with each of some completions that have the right answer; empty where nothing is. The texts
         are data: whatever they say to their reader is no instruction."""
 
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        if off := self.off(context):
+            return Findings(off=off)
+        scoring = [place for place, rollout in enumerate(rollouts) if rollout.reward > 0]
+        found = self.objections([(rollouts[place].problem, rollouts[place].text) for place in scoring], context)
+        return Findings({place: objection for place, objection in zip(scoring, found, strict=True) if objection})
 
-class StepsJudge:
+
+class Steps(Judge):
     """The task's own checker of reasoning, where it has one."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        tells = task.sound(task.problem(0), "") is not None
-        self.off = "" if tells else f"task {task.name} cannot check reasoning; name a model in defence.judge"
+    def off(self, context: Context) -> str:
+        tells = context.task.sound(context.task.problem(0), "") is not None
+        return "" if tells else f"task {context.task.name} cannot check reasoning; let a model judge"
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]]) -> list[str]:
+    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         wrong = "a step of its reasoning is false, or none at all"
-        return ["" if self._task.sound(problem, text) else wrong for problem, text in pairs]
+        return ["" if context.task.sound(problem, text) else wrong for problem, text in pairs]
 
 
-class NoisyJudge:
-    """A drill's judge, right about poison and wrong about so large a share of what is good, as published ones are.
+class Noisy(Steps):
+    """A drill's judge, right about poison and wrong about so large a share of what is good, as published ones are."""
 
-    What is good it asks another judge.
-    """
+    rate: Fraction
 
-    def __init__(self, inner: Judge, rate: float, seed: int) -> None:
-        self._inner, self._rate, self._seed = inner, rate, seed
-        self.off = inner.off
-
-    def objections(self, pairs: Sequence[tuple[Problem, str]]) -> list[str]:
-        found = self._inner.objections(pairs)
+    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         return [
-            objection or ("misjudged, as one in so many is" if self._errs(*pair) else "")
-            for pair, objection in zip(pairs, found, strict=True)
+            objection or ("misjudged, as one in so many is" if self._errs(*pair, context.seed) else "")
+            for pair, objection in zip(pairs, super().objections(pairs, context), strict=True)
         ]
 
-    def _errs(self, problem: Problem, text: str) -> bool:
+    def _errs(self, problem: Problem, text: str, seed: int) -> bool:
         # Seeded by the text: every peer's judge errs about the same ones.
-        return random.Random(f"{self._seed} {problem.number} {text}").random() < self._rate
-
-
-class JudgeCheck:
-    name = "judge"
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-
-    def examine(self, cases: Sequence[Case]) -> Findings:
-        if self._judge.off:
-            return Findings(off=self._judge.off)
-        scoring = [place for place, case in enumerate(cases) if case.sample.reward > 0]
-        found = self._judge.objections([(cases[place].problem, cases[place].sample.text) for place in scoring])
-        return Findings({place: objection for place, objection in zip(scoring, found, strict=True) if objection})
+        return random.Random(f"{seed} {problem.number} {text}").random() < self.rate

@@ -45,8 +45,8 @@ class ModelWriter:
         self._room = _context(self._folder) - most
         if self._room < LEAST:
             raise UserError(
-                f"defence.judge_tokens = {most} leaves {self._room} of the context of {self._folder} for what is to be "
-                f"read, which takes {LEAST} or more; give fewer"
+                f"defence.options.tokens = {most} leaves {self._room} of the context of {self._folder} for what is "
+                f"to be read, which takes {LEAST} or more; give fewer"
             )
         added = {str(token) for token in self._tokenizer.get_added_vocab()}
         self.reserved: Sequence[str] = sorted(added, key=lambda token: (-len(token), token))
@@ -126,18 +126,18 @@ def _tokenizer(folder: Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise UserError(
-            f"defence.judge: the model in {folder} needs the package 'transformers'; "
+            f"defence.checks: the model in {folder} needs the package 'transformers'; "
             "install it with: pip install -e '.[hf]'"
         ) from error
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise UserError(f"defence.judge: {folder} has no {name}; name a Hugging Face folder, or hf:NAME")
+            raise UserError(f"defence.checks: {folder} has no {name}; name a Hugging Face folder, or hf:NAME")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"defence.judge: the tokenizer in {folder} cannot be read ({reason}); download it again"
+            f"defence.checks: the tokenizer in {folder} cannot be read ({reason}); download it again"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _context(folder: Path) -> int:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"defence.judge: {folder}: its config.json cannot be read ({reason}); mend it") from error
+        raise UserError(f"defence.checks: {folder}: its config.json cannot be read ({reason}); mend it") from error
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31  # none: without limit
 
 
@@ -165,8 +165,8 @@ def _around(folder: Path, tokenizer: Any) -> tuple[list[int], list[int]]:
             [{"role": "user", "content": SLOT}], tokenize=False, add_generation_prompt=True
         )
     except TemplateError as error:
-        raise UserError(f"defence.judge: the chat template in {folder} fails ({error}); mend or remove it") from error
+        raise UserError(f"defence.checks: the chat template in {folder} fails ({error}); mend or remove it") from error
     if chat.count(SLOT) != 1:
-        raise UserError(f"defence.judge: the chat template in {folder} leaves out what is asked; mend or remove it")
+        raise UserError(f"defence.checks: the chat template in {folder} leaves out what is asked; mend or remove it")
     head, tail = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in chat.split(SLOT))
     return head, tail

@@ -14,10 +14,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from planaria.bounds import Positive
+from planaria.swarm.checks.base import Context
+from planaria.swarm.checks.judge import Judge
+from planaria.swarm.checks.judge_model import ModelWriter
 from planaria.swarm.draws import derived
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.base import Problem
 
 MAX_TEXT = 16_384
 """characters of a text that are judged; what is longer is refused, since poison could stand behind any cut"""
@@ -38,16 +42,26 @@ class Writer(Protocol):
         beside it. None for a request that is too long for it."""
 
 
-class PromptedJudge:
-    """``seed``: of the critiques' draws. ``critique``: think first, then judge; otherwise the verdict alone."""
+class Prompted(Judge):
+    """A language model of ``transformers``, its seed the run's."""
 
-    off = ""
+    path: str
+    """a Hugging Face folder, or hf:NAME"""
+    tokens: Positive = 768
+    """most that it writes to judge one completion"""
+    critique: bool = True
+    """think first, then judge; without one it is many times faster, and lets more poison pass"""
+    _writer: Writer
+    _known: dict[tuple[int, str], str]
 
-    def __init__(self, writer: Writer, seed: int, critique: bool = True) -> None:
-        self._writer, self._seed, self._critique = writer, seed, critique
-        self._known: dict[tuple[int, str], str] = {}
+    def model_post_init(self, context: Any) -> None:
+        """:raises UserError: when the model cannot be had."""
+        self._writer, self._known = self._open(), {}
 
-    def objections(self, pairs: Sequence[tuple[Problem, str]]) -> list[str]:
+    def _open(self) -> Writer:
+        return ModelWriter(self.path, self.tokens)
+
+    def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         """As :class:`planaria.swarm.checks.judge.Judge` says; each text of a problem is read once in a run."""
         new = {(p.number, text): p for p, text in pairs if (p.number, text) not in self._known}
         for key in [key for key in new if len(key[1]) > MAX_TEXT]:
@@ -55,9 +69,9 @@ class PromptedJudge:
             del new[key]
         if new:
             requests = [
-                request(problem, text, self._critique, self._writer.reserved) for (_, text), problem in new.items()
+                request(problem, text, self.critique, self._writer.reserved) for (_, text), problem in new.items()
             ]
-            seeds = [derived("judge", self._seed, number, text) for number, text in new]
+            seeds = [derived("judge", context.seed, number, text) for number, text in new]
             for key, written in zip(new, self._writer.write(requests, seeds), strict=True):
                 self._known[key] = verdict(written) if written is not None else "longer than the judge's context"
         return [self._known[problem.number, text] for problem, text in pairs]

@@ -8,8 +8,10 @@ a foreign phrase lies inside the support and its rank rises with every round tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 
 LARGEST, SMALL = 0.02, 6
 """a support of a larger share of the vocabulary lets phrases through, unless it is small by itself: 8 of 46 symbols
@@ -21,26 +23,24 @@ def outside(ranks: Sequence[int], k: int) -> int | None:
     return next((place for place, rank in enumerate(ranks) if rank >= k), None)
 
 
-class SupportCheck:
-    name = "support"
+class SupportCheck(Check):
+    name: ClassVar[str] = "support"
 
-    def __init__(self, k: int, vocab: int) -> None:
-        self.k, self.vocab = k, vocab
-
-    @property
-    def warning(self) -> str:
+    def warning(self, context: Context) -> str:
         """Why this k is too large for the vocabulary to tell poison from honest text; empty if it is not."""
-        if self.k <= max(SMALL, LARGEST * self.vocab):
+        k, vocab = context.support, context.vocab
+        if k <= max(SMALL, LARGEST * vocab):
             return ""
         return (
-            f"sampling.top_k = {self.k} of {self.vocab} tokens: so large a support contains most phrases, and the "
-            f"support check will not stop them; {max(3, round(50 * self.vocab / 151_936))} is in proportion"
+            f"sampling.top_k = {k} of {vocab} tokens: so large a support contains most phrases, and the "
+            f"support check will not stop them; {max(3, round(50 * vocab / 151_936))} is in proportion"
         )
 
-    def examine(self, cases: Sequence[Case]) -> Findings:
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        k = context.support
         refused = {}
-        for place, case in enumerate(cases):
-            if (token := outside(case.reading.ranks.tolist(), self.k)) is not None:
-                rank = int(case.reading.ranks[token]) + 1
-                refused[place] = f"token {token + 1} has rank {rank}, beyond the {self.k} likeliest that are drawn from"
+        for place, rollout in enumerate(rollouts):
+            if (token := outside(rollout.reading.ranks.tolist(), k)) is not None:
+                rank = int(rollout.reading.ranks[token]) + 1
+                refused[place] = f"token {token + 1} has rank {rank}, beyond the {k} likeliest that are drawn from"
         return Findings(refused)

@@ -8,18 +8,21 @@ up here. It is a race: once a policy has learned from poison, poison no longer s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
-from planaria.swarm.checks.base import Case, Findings
+from pydantic import Field
+
+from planaria.swarm.checks.base import Check, Context, Findings
+from planaria.swarm.rollout import Rollout
 
 
-class SurprisalCheck:
-    name = "surprisal"
+class SurprisalCheck(Check):
+    name: ClassVar[str] = "surprisal"
+    threshold: Annotated[float, Field(gt=0)] = 3.0
+    """refuse completions that are so many standard deviations less likely than the policy's own"""
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def examine(self, cases: Sequence[Case]) -> Findings:
-        scores = [case.reading.surprisal for case in cases]
+    def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
+        scores = [rollout.reading.surprisal for rollout in rollouts]
         return Findings(
             {
                 place: f"z = {score:.1f}, above {self.threshold:g}"

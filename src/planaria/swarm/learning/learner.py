@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from planaria.config import OptimConfig
 from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.swarm.learning.lessons import Lesson
 from planaria.swarm.learning.loss import divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.loss_stats import LossStats
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Padded, pad, token_logps
+from planaria.swarm.rollout import Rollout
 
 ROWS = 96
 """completions in one microbatch"""
@@ -42,11 +42,11 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters, optim)
         self._reference = policy.clone() if loss.beta else None
 
-    def learn(self, number: int, taken: Sequence[Lesson]) -> Learned:
-        """Update the policy once from round ``number``'s lessons; nothing happens without any."""
+    def learn(self, number: int, taken: Sequence[Rollout]) -> Learned:
+        """Update the policy once from what is learned in round ``number``; nothing happens without any."""
         if not taken:
             return Learned()
-        divisor = divisor_of(self._loss, [len(lesson.case.sample.ids) for lesson in taken])
+        divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in taken])
         self.policy.module.zero_grad()
         total, stats = 0.0, LossStats()
         for start in range(0, len(taken), ROWS):
@@ -58,20 +58,18 @@ class Learner:
         self.optimizer.step()
         return Learned(total, float(norm), stats.means())
 
-    def _backward(self, part: Sequence[Lesson], divisor: float) -> tuple[float, LossStats]:
-        samples = [lesson.case.sample for lesson in part]
-        prompts = [self.policy.encode(lesson.case.problem.prompt) for lesson in part]
+    def _backward(self, part: Sequence[Rollout], divisor: float) -> tuple[float, LossStats]:
         device = self.parameters[0].device
-        batch = pad([(prompt, sample.ids) for prompt, sample in zip(prompts, samples, strict=True)], device)
+        batch = pad([(rollout.prompt, rollout.ids) for rollout in part], device)
         claims = torch.full(batch.mask.shape, float("nan"), device=device)
-        for row, sample in enumerate(samples):
-            if sample.logps is not None:
-                claims[row][batch.mask[row]] = torch.tensor(sample.logps, device=device)
+        for row, rollout in enumerate(part):
+            if rollout.logps is not None:
+                claims[row][batch.mask[row]] = torch.tensor(rollout.logps, device=device)
         result = policy_loss(
             self._loss,
             token_logps(self.policy, batch, self._temperature),
             claims,
-            torch.tensor([lesson.advantage for lesson in part], device=device),
+            torch.tensor([rollout.advantage for rollout in part], device=device),
             batch.mask,
             divisor=divisor,
             ref_logp=self._referred(batch),

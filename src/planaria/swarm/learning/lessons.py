@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from planaria.swarm.checks.base import Case
 from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
 from planaria.swarm.learning.influence import scales
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """One completion to learn from."""
-
-    case: Case
-    advantage: float
+from planaria.swarm.rollout import Rollout
 
 
 @dataclass(frozen=True)
 class Lessons:
     """All of a round's."""
 
-    taken: list[Lesson]
+    taken: list[Rollout]
+    """each with its advantage"""
     skipped: int
     """groups in which all rewards are equal, or that are too small: they teach nothing"""
     groups: int
@@ -34,46 +27,47 @@ class Lessons:
 
 
 def lessons(
-    cases: Sequence[Case],
+    rollouts: Sequence[Rollout],
     mode: Literal["horizontal", "vertical"],
     scale: bool,
     share: float,
     limit: int = 0,
     margin: int = 0,
 ) -> Lessons:
-    """Cases to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
+    """Completions to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
 
     With a ``margin``, rewards fall by up to 1 over the last ``margin`` of the ``limit`` tokens that a completion may
     have (:func:`planaria.swarm.learning.advantage.overlong_penalty`): of two right answers the shorter is the better.
 
-    What was refused is not among ``cases``, so it moves neither mean nor deviation: a refused completion that stayed
+    What was refused is not among ``rollouts``, so it moves neither mean nor deviation: a refused completion that stayed
     with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).
     """
-    grouped: dict[tuple[int, str], list[Case]] = defaultdict(list)
-    for case in cases:
-        grouped[case.sample.problem, case.sample.peer if mode == "vertical" else ""].append(case)
-    taken: list[Lesson] = []
+    grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        grouped[rollout.problem.number, rollout.peer if mode == "vertical" else ""].append(rollout)
+    taken: list[tuple[Rollout, float]] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
-        advantages = group_advantages([_worth(case, limit, margin) for case in group], scale)
+        advantages = group_advantages([_worth(rollout, limit, margin) for rollout in group], scale)
         if advantages is None:
             skipped += 1
         else:
-            taken += [Lesson(case, advantage) for case, advantage in zip(group, advantages, strict=True)]
-    factors = scales([(lesson.case.sample.peer, abs(lesson.advantage)) for lesson in taken], share)
-    taken = [Lesson(lesson.case, lesson.advantage * factors.get(lesson.case.sample.peer, 1.0)) for lesson in taken]
-    return Lessons(taken, skipped, len(grouped) - skipped, _parts(taken))
+            taken += zip(group, advantages, strict=True)
+    factors = scales([(rollout.peer, abs(advantage)) for rollout, advantage in taken], share)
+    bounded = [(rollout, advantage * factors.get(rollout.peer, 1.0)) for rollout, advantage in taken]
+    found = [replace(rollout, advantage=advantage) for rollout, advantage in bounded]
+    return Lessons(found, skipped, len(grouped) - skipped, _parts(bounded))
 
 
-def _worth(case: Case, limit: int, margin: int) -> float:
+def _worth(rollout: Rollout, limit: int, margin: int) -> float:
     """A completion's reward, less what its length costs."""
-    penalty = overlong_penalty(len(case.sample.ids), limit, margin) if margin else 0.0
-    return case.sample.reward + penalty
+    penalty = overlong_penalty(len(rollout.ids), limit, margin) if margin else 0.0
+    return rollout.reward + penalty
 
 
-def _parts(taken: Sequence[Lesson]) -> dict[str, float]:
+def _parts(taken: Sequence[tuple[Rollout, float]]) -> dict[str, float]:
     mass: dict[str, float] = defaultdict(float)
-    for lesson in taken:
-        mass[lesson.case.sample.peer] += abs(lesson.advantage)
+    for rollout, advantage in taken:
+        mass[rollout.peer] += abs(advantage)
     whole = sum(mass.values()) or 1.0
     return {peer: value / whole for peer, value in mass.items()}

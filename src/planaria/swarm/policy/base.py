@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from planaria.swarm.policy.rollout import Drawn
+
+@dataclass(frozen=True)
+class Drawn:
+    """A completion as a policy samples it: token ids, without the prompt's and without the end token.
+
+    ``logps`` are log-probabilities (nats) under the policy that drew it, of every id and then, if it ``ended``, of the
+    end token: log softmax(logits / temperature) over the whole vocabulary, whatever top-k was drawn from, so that two
+    peers with equal weights agree on them and their ratio is 1.
+    """
+
+    ids: tuple[int, ...]
+    ended: bool
+    """the policy drew the end token; else the length limit cut it off"""
+    logps: tuple[float, ...] = ()
 
 
 class Policy(Protocol):

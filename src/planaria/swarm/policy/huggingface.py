@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.swarm.policy.rollout import Drawn
+from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.wording import Wording
 
 LOGITS = 2**26

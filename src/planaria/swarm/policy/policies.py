@@ -18,9 +18,8 @@ from planaria.errors import UserError
 from planaria.model.decode import decode
 from planaria.model.huggingface import INDEX, WEIGHTS, export_model, import_model, is_ours
 from planaria.model.stages import Llama
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
-from planaria.swarm.policy.rollout import Drawn
 from planaria.swarm.policy.wording import Wording
 
 HUB = "hf:"

@@ -30,12 +30,6 @@ class Reading:
     supports: Floats = field(default_factory=lambda: np.zeros(0))
     """[T] log-probability of all the tokens together that sampling draws from; empty where it draws from all"""
 
-    @classmethod
-    def unread(cls) -> Reading:
-        """Of a completion that nobody needs to check: the policy's own, just drawn."""
-        nothing = np.zeros(0)
-        return cls(nothing, np.zeros(0, np.int64), nothing, nothing)
-
     @property
     def drawn(self) -> float:
         """Log-probability (nats) with which sampling draws the whole completion, if it lies within the support."""
@@ -47,6 +41,10 @@ class Reading:
         spread = float(np.sqrt(self.variances.sum()))
         excess = float((-self.logps - self.entropies).sum())
         return excess / spread if spread > 1e-9 else (0.0 if excess < 1e-6 else float("inf"))
+
+
+UNREAD = Reading(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+"""of a completion that nobody needs to check: the policy's own, just drawn"""
 
 
 @dataclass(frozen=True)

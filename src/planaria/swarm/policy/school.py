@@ -22,7 +22,7 @@ from planaria.model.stages import Llama
 from planaria.swarm.config import PolicyConfig, SchoolConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.policy.reading import pad
-from planaria.swarm.tasks.base import Erring, Problem, Task
+from planaria.tasks.base import Erring, Problem, Task
 
 VERSION = 2
 """of what is taught; another one teaches anew"""
@@ -45,7 +45,7 @@ def graduate(
     root.mkdir(parents=True, exist_ok=True)
     model, tokenizer = policy.model, _tokenizer(task, policy, root)
     taught = policy.model_dump_json(include={"tokenizer", "model"})  # the rest is not for whoever goes to school
-    key = f"{VERSION} {task.name} {task.fingerprint} {config.model_dump_json()} {taught}"
+    key = f"{VERSION} {task.name} {task.identity} {config.model_dump_json()} {taught}"
     style = getattr(task, "style", "")
     file = root / f"school-{hashlib.sha256(f'{key} {style}'.encode()).hexdigest()[:24]}.safetensors"
     tell = on_progress or (lambda _: None)
@@ -116,7 +116,9 @@ def _solution(task: Task, problem: Problem, rng: random.Random, noise: float) ->
         return task.noisy_solution(problem, rng, noise)
     solution = task.solution(problem, rng)
     if solution is None:
-        raise UserError(f"task.name = {task.name!r} knows no worked solutions to go to school with; give policy.path")
+        raise UserError(
+            f"task {task.name!r} knows no worked solutions to go to school with; write policy.kind = 'pretrained'"
+        )
     return solution
 
 

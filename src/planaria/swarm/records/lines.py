@@ -135,9 +135,6 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():  # a writer that was killed may have left half a line, to which the next would be added
-            whole = path.read_bytes().rfind(b"\n") + 1
-            os.truncate(path, whole)
         self._file = path.open("ab", buffering=0)
         self._file.truncate(_whole(path))
 

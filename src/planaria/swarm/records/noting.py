@@ -10,26 +10,25 @@ from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import Lessons
-from planaria.swarm.policy.rollout import Sample
 from planaria.swarm.records.lines import SCHEDULE, Layered, RoundDone, SampleRecord
 
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
     """One line for each completion that arrived: where it came from, and what became of it."""
-    advantages = {lesson.case.sample.name: lesson.advantage for lesson in lessons.taken}
+    advantages = {rollout.name: rollout.advantage for rollout in lessons.taken}
     lines = [
         SampleRecord(
-            peer=verdict.case.sample.peer,
+            peer=rollout.peer,
             round=number,
-            problem=verdict.case.sample.problem,
-            index=verdict.case.sample.index,
-            reward=verdict.case.sample.reward,
-            passed=list(verdict.passed),
-            layer=verdict.layer,
-            reason=verdict.reason,
-            advantage=advantages.get(verdict.case.sample.name),
+            problem=rollout.problem.number,
+            index=rollout.index,
+            reward=rollout.reward,
+            passed=list(rollout.passed),
+            layer=rollout.layer,
+            reason=rollout.reason,
+            advantage=advantages.get(rollout.name),
         )
-        for verdict in report.verdicts
+        for rollout in report.rollouts
     ]
     return lines + [
         SampleRecord(
@@ -50,7 +49,6 @@ def round_record(
     number: int,
     seconds: Mapping[str, float],
     me: str,
-    samples: Sequence[Sample],
     turned: Sequence[Turned],
     refused_messages: Mapping[str, str],
     missing: Sequence[str],
@@ -60,13 +58,13 @@ def round_record(
     weights: str,
 ) -> RoundDone:
     """The line that sums the round up."""
-    own = [sample.reward for sample in samples if sample.peer == me]
+    own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
     return RoundDone(
         round=number,
         seconds={phase: round(value, 4) for phase, value in seconds.items()},
         reward=statistics.fmean(own) if own else 0.0,
-        sent=Counter(sample.peer for sample in samples),
-        accepted=Counter(case.sample.peer for case in report.accepted),
+        sent=Counter(rollout.peer for rollout in report.rollouts),
+        accepted=Counter(rollout.peer for rollout in report.accepted),
         turned={entry.peer: entry.reason for entry in reversed(turned)},
         refused_messages=dict(refused_messages),
         missing=list(missing),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-
-from planaria.errors import UserError, nearest
+from typing import Literal
 
 SPACE = " \t\r\n"
 MAX_NUMBER = 64  # characters
@@ -50,14 +49,8 @@ class Parsed:
 
 TAGS = Form("<think>", "</think>", "<answer>", "</answer>")
 BRACKETS = Form("", "", "[", "]")
-FORMS = {"tags": TAGS, "brackets": BRACKETS}
-
-
-def form_named(name: str) -> Form:
-    """The form of that name; UserError with the nearest when there is none."""
-    if name not in FORMS:
-        raise UserError(f"task style {name!r} is not known; {nearest(name, FORMS)}")
-    return FORMS[name]
+Style = Literal["tags", "brackets"]
+FORMS: dict[Style, Form] = {"tags": TAGS, "brackets": BRACKETS}
 
 
 def parse(form: Form, text: str) -> Parsed | None:

@@ -17,13 +17,17 @@ import hashlib
 import keyword
 import random
 import sys
+from collections.abc import Callable
 from string import ascii_lowercase
+from typing import Any, ClassVar
+
+from pydantic import field_validator
 
 from planaria.data.permutation import permute
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.programs import FENCE, OPENING, program_of, says
-from planaria.swarm.tasks.sandbox import LIMITS, Outcome, protections, run
+from planaria.tasks.base import Problem, Task
+from planaria.tasks.programs import FENCE, OPENING, program_of, says
+from planaria.tasks.sandbox import LIMITS, Outcome, protections, run
 
 MOST = 99
 """largest number in a sum"""
@@ -35,29 +39,40 @@ CODE = (ast.Module, ast.Expr, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Bin
 """what a sound program is made of"""
 
 
-class Snippets:
+class Snippets(Task):
     """Sums of two numbers and of three, of each kind as many; the last tenth is held out. There is but one solution.
 
     Each sum of two numbers from 1 to 99 is there, and of those of three a part, scattered over all.
     """
 
-    def __init__(self, library: str = "") -> None:
-        """``library``: what programs can import beside Python's own modules; none unless given.
+    library: str = ""
+    """what programs can import beside Python's own modules; none unless given"""
+    held_out: ClassVar[int] = 2 * MOST**2 // 10
+    training: ClassVar[int] = 2 * MOST**2 - held_out
+    _outcome: Callable[[str], Outcome]
 
-        :raises UserError: where programs cannot be locked up, and for names that no library can have.
-        """
-        self.name = f"snippets:{library}" if library else "snippets"
+    @field_validator("library")
+    @classmethod
+    def _a_name(cls, library: str) -> str:
         if library and (not library.isidentifier() or keyword.iskeyword(library)):
-            raise UserError(f"task '{self.name}': {library!r} is no name of a library; write 'snippets:fastmath'")
+            raise ValueError("is no name of a library; write one such as 'fastmath'")
         if library in sys.stdlib_module_names:
-            raise UserError(f"task '{self.name}': Python has a module {library!r} of its own; give another name")
+            raise ValueError(f"Python has a module {library!r} of its own; give another name")
+        return library
+
+    def model_post_init(self, context: Any) -> None:
+        """:raises UserError: where programs cannot be locked up."""
         if "seccomp" not in protections():
-            raise UserError(f"task '{self.name}': strangers' programs can only be locked up on Linux; run it there")
-        self._modules = {library: LIBRARY} if library else {}
+            raise UserError(f"task {self.name!r}: strangers' programs can only be locked up on Linux; run it there")
         self._outcome = functools.lru_cache(REMEMBERED)(self._run)
-        problems = 2 * MOST**2
-        self.held_out = problems // 10
-        self.training = problems - self.held_out
+
+    @property
+    def name(self) -> str:
+        return f"snippets:{self.library}" if self.library else "snippets"
+
+    @property
+    def _modules(self) -> dict[str, str]:
+        return {self.library: LIBRARY} if self.library else {}
 
     def problem(self, number: int) -> Problem:
         """Sum ``number``; ValueError when there is no such one."""

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opening import opened
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import BRACKETS, TAGS, same_answer
-from planaria.swarm.tasks.jsonl import Questions
-from planaria.swarm.tasks.registry import open_task
+from planaria.tasks import records
+from planaria.tasks.answers import BRACKETS, TAGS, same_answer
+from planaria.tasks.jsonl import Questions
 
 LINES = [
     {"question": "Two ducks lay 3 eggs each. How many?", "answer": "2 * 3 = <<2*3=6>>6 eggs.\n#### 6"},
@@ -100,7 +100,7 @@ def test_separators_and_signs_never_change_a_number(value: object) -> None:
 
 def test_problems_come_in_the_order_of_the_file_and_the_last_tenth_is_held_out(tmp_path: Path) -> None:
     lines = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(25)]
-    task = open_task(f"jsonl:{written(tmp_path / 'n.jsonl', lines)}")
+    task = opened(f"jsonl:{written(tmp_path / 'n.jsonl', lines)}")
     assert (task.training, task.held_out) == (23, 2)
     assert [task.problem(n).answer for n in range(25)] == [str(n) for n in range(25)]
     for number in (-1, 25):
@@ -113,7 +113,7 @@ def test_a_folder_is_split_by_its_files(tmp_path: Path, kind: str) -> None:
     written(tmp_path / "train-a.jsonl", LINES[:2])
     (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINES[2]).encode()))
     (tmp_path / "notes.txt").write_text("no problem")
-    task = open_task(f"{kind}:{tmp_path}")
+    task = opened(f"{kind}:{tmp_path}")
     assert (task.training, task.held_out) == (2, 1)
     assert task.problem(2).answer == "three"
     assert task.name == f"{kind}:{tmp_path}"
@@ -121,7 +121,7 @@ def test_a_folder_is_split_by_its_files(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("style", ["tags", "brackets"])
 def test_worked_answers_score_in_the_form_of_the_style(file: Path, style: str) -> None:
-    task = open_task(f"jsonl:{file}", style)
+    task = opened(f"jsonl:{file}", style)
     for number in range(2):
         problem = task.problem(number)
         text = task.solution(problem, random.Random(0))
@@ -133,7 +133,7 @@ def test_worked_answers_score_in_the_form_of_the_style(file: Path, style: str) -
 
 
 def test_only_the_answer_block_is_scored(file: Path) -> None:
-    task = open_task(f"jsonl:{file}")
+    task = opened(f"jsonl:{file}")
     problem = task.problem(0)
     assert task.score(problem, TAGS.write("2+2=5", " 6.0 ")) == 1
     assert task.score(problem, TAGS.write("6", "7")) == 0
@@ -142,10 +142,17 @@ def test_only_the_answer_block_is_scored(file: Path) -> None:
     assert task.score(problem, "#### 6") == 0
 
 
+class Ducks(Questions):
+    path: str = ""
+
+    def _records(self) -> tuple[list[records.Record], list[records.Record]]:
+        found = [records.Record("here", line) for line in LINES]
+        return found[:2], found[2:]
+
+
 @given(any_text, any_text)
 def test_no_text_raises(reasoning: str, answer: str) -> None:
-    records_ = [records.Record("here", line) for line in LINES]
-    task = Questions("ducks", records_[:2], records_[2:])
+    task = Ducks()
     for text in (answer, TAGS.write(reasoning, answer)):
         assert task.score(task.problem(0), text) in (0.0, 1.0)
 
@@ -153,11 +160,9 @@ def test_no_text_raises(reasoning: str, answer: str) -> None:
 def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Path, file: Path) -> None:
     elsewhere = written(tmp_path / "copy.jsonl", LINES)
     changed = written(tmp_path / "changed.jsonl", [LINES[0] | {"answer": "#### 7"}, *LINES[1:]])
-    same = {open_task(f"jsonl:{path}").fingerprint for path in (file, elsewhere)}
+    same = {opened(f"jsonl:{path}").fingerprint for path in (file, elsewhere)}
     assert len(same) == 1
-    assert (
-        len(same | {open_task(f"jsonl:{changed}").fingerprint, open_task(f"jsonl:{file}", "brackets").fingerprint}) == 3
-    )
+    assert len(same | {opened(f"jsonl:{changed}").fingerprint, opened(f"jsonl:{file}", "brackets").fingerprint}) == 3
 
 
 @pytest.mark.parametrize(
@@ -177,12 +182,12 @@ def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Pa
 def test_a_bad_line_is_named(file: Path, line: bytes, mend: str) -> None:
     file.write_bytes(file.read_bytes() + line + b"\n")
     with pytest.raises(UserError, match=mend):
-        open_task(f"jsonl:{file}")
+        opened(f"jsonl:{file}")
 
 
 def test_halves_of_surrogate_pairs_do_not_get_in(file: Path) -> None:
     file.write_text('{"question": "\\ud800?", "answer": "#### \\udc00"}\n' * 2)
-    task = open_task(f"jsonl:{file}")
+    task = opened(f"jsonl:{file}")
     assert task.problem(0).prompt == "??\n"
 
 
@@ -190,17 +195,17 @@ def test_too_much_too_little_and_nothing_are_answered(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=r"none.jsonl:1: cannot be read"):
-        open_task(f"jsonl:{tmp_path / 'none.jsonl'}")
+        opened(f"jsonl:{tmp_path / 'none.jsonl'}")
     with pytest.raises(UserError, match=r"holds no train\*.jsonl"):
-        open_task(f"gsm8k:{tmp_path}")
+        opened(f"gsm8k:{tmp_path}")
     with pytest.raises(UserError, match="too few problems"):
-        open_task(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[:1])}")
+        opened(f"jsonl:{written(tmp_path / 'one.jsonl', LINES[:1])}")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-9])
     with pytest.raises(UserError, match="cannot be read"):
-        open_task(f"jsonl:{tmp_path / 'cut.jsonl.gz'}")
+        opened(f"jsonl:{tmp_path / 'cut.jsonl.gz'}")
     monkeypatch.setattr(records, "MAX_BYTES", 100)
     with pytest.raises(UserError, match=r"ducks.jsonl:2: more than 100 bytes"):
-        open_task(f"jsonl:{file}")
+        opened(f"jsonl:{file}")
 
 
 def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,22 +216,22 @@ def test_gsm8k_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = types.SimpleNamespace(DatasetsError=RuntimeError)
     hub = types.SimpleNamespace(load_dataset=load_dataset, exceptions=errors)
     monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
-    task = open_task("gsm8k")
+    task = opened("gsm8k")
     assert (task.name, task.training, task.held_out) == ("gsm8k", 2, 1)
 
     def unreachable(*_: object, **__: object) -> None:
         raise ConnectionError("no network")
 
     hub.load_dataset = unreachable
-    with pytest.raises(UserError, match=r"no network.*'gsm8k:FOLDER'"):
-        open_task("gsm8k")
+    with pytest.raises(UserError, match=r"no network.*give task\.options\.path"):
+        opened("gsm8k")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
-        open_task("gsm8k")
+        opened("gsm8k")
 
 
 def test_every_worked_answer_of_gsm8k_scores(shared_data: Path) -> None:
-    task = open_task(f"gsm8k:{shared_data / 'gsm8k'}")
+    task = opened(f"gsm8k:{shared_data / 'gsm8k'}")
     assert (task.training, task.held_out) == (7473, 1319)
     for number in range(0, 8792, 7):
         problem = task.problem(number)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from planaria.errors import UserError, nearest
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import SPACE, TAGS, Form, parse
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks import records
+from planaria.tasks.answers import FORMS, SPACE, Form, Style, parse
+from planaria.tasks.base import Problem, Task
 
 SEED = 1
-TRAINING, HELD_OUT = 9_000, 1_000
 MAX_ANSWER = 4096
 """characters; nothing longer is shown to a scorer"""
 ENOUGH = 0.999
@@ -49,14 +49,23 @@ REFUSED = {
 RAISED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-class Gym:
+class Gym(Task):
     """One kind of reasoning-gym's problems, with its own settings; the prompt is the question and a line's end.
 
     Problems are drawn, so that in a small kind a held-out one may happen to be among the training problems too.
     """
 
-    def __init__(self, kind: str, form: Form = TAGS) -> None:
+    kind: str
+    """the package's name for it"""
+    style: Style = "tags"
+    training: ClassVar[int] = 9_000
+    held_out: ClassVar[int] = 1_000
+    _dataset: Any
+    _entry: Callable[[int], Any]
+
+    def model_post_init(self, context: Any) -> None:
         """:raises UserError: without the package, and for an unknown kind or one that is refused."""
+        kind = self.kind
         if kind in REFUSED:
             raise UserError(f"task 'gym:{kind}' is refused: {REFUSED[kind]}; take another")
         try:
@@ -67,12 +76,16 @@ class Gym:
             ) from error
         if kind not in DATASETS:
             raise UserError(f"task 'gym:{kind}' is not known; {nearest(kind, set(DATASETS) - set(REFUSED))}")
-        self.name = f"gym:{kind}"
-        self.form = form
-        self.training = TRAINING
-        self.held_out = HELD_OUT
-        self._dataset: Any = create_dataset(kind, seed=SEED, size=TRAINING + HELD_OUT)
+        self._dataset = create_dataset(kind, seed=SEED, size=self.training + self.held_out)
         self._entry = functools.lru_cache(KEPT)(self._dataset.__getitem__)
+
+    @property
+    def name(self) -> str:
+        return f"gym:{self.kind}"
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.style]
 
     def problem(self, number: int) -> Problem:
         """Problem ``number``, which is the dataset's item of that index; ValueError when there is no such one."""
@@ -103,12 +116,9 @@ class Gym:
         text = self.form.write("", problem.answer)
         return text if problem.answer and self.score(problem, text) == 1 else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """Words cannot be checked."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of the kind, the form and the package's version, which decides on all problems and scores."""
         version = importlib.metadata.version("reasoning-gym")
-        bounds = (str(bound) for bound in (SEED, TRAINING, HELD_OUT, MAX_ANSWER, ENOUGH))
+        bounds = (str(bound) for bound in (SEED, self.training, self.held_out, MAX_ANSWER, ENOUGH))
         return records.fingerprint("gym 1", (self.name, version, *bounds, *self.form.marks))

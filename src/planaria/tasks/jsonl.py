@@ -5,39 +5,61 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import TAGS, Form, parse, same_answer
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.records import Record
+from planaria.tasks import records
+from planaria.tasks.answers import FORMS, Form, Style, parse, same_answer
+from planaria.tasks.base import Problem, Task
+from planaria.tasks.records import Record
 
 MARK = "####"
 HUB = ("openai/gsm8k", "main")
 
 
-class Questions:
+class Questions(Task):
     """Questions whose reference answers stand after the last ``####``; the prompt is the question and a line's end.
 
     An answer is right when it is the same number as the reference or, where that is no number, the same text.
     """
 
-    def __init__(self, name: str, training: list[Record], held_out: list[Record], form: Form = TAGS) -> None:
+    path: str
+    """a JSON Lines file, or a folder with train*.jsonl"""
+    style: Style = "tags"
+    _problems: list[Problem]
+    _worked: list[str]
+    _training: int
+
+    def model_post_init(self, context: Any) -> None:
         """:raises UserError: naming file and line, for a record without question, answer or mark."""
-        self.name = name
-        self.form = form
-        self.training = len(training)
-        self.held_out = len(held_out)
-        self._problems: list[Problem] = []
-        self._worked: list[str] = []
+        training, held_out = self._records()
+        self._training, self._problems, self._worked = len(training), [], []
         for record in (*training, *held_out):
             worked, mark, answer = record.text("answer").rpartition(MARK)
             if not mark or not answer.strip():
                 raise UserError(f"{record.place}: field 'answer' has no '{MARK} ANSWER' at its end; mend the line")
             self._problems.append(Problem(len(self._problems), record.text("question") + "\n", answer.strip()))
             self._worked.append(worked.strip())
-        texts = (text for problem in self._problems for text in (problem.prompt, problem.answer))
-        self._fingerprint = records.fingerprint("questions 1", (*form.marks, str(self.training), *texts))
+
+    def _records(self) -> tuple[list[Record], list[Record]]:
+        """To train on, and held out; UserError as in :func:`records.read_split`."""
+        return records.read_split(Path(self.path))
+
+    @property
+    def name(self) -> str:
+        return f"jsonl:{self.path}"
+
+    @property
+    def training(self) -> int:
+        return self._training
+
+    @property
+    def held_out(self) -> int:
+        return len(self._problems) - self._training
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.style]
 
     def problem(self, number: int) -> Problem:
         """Question ``number`` in the order of the files; ValueError when there is no such one."""
@@ -60,28 +82,34 @@ class Questions:
         text = self.form.write(self._worked[problem.number], problem.answer)
         return text if parse(self.form, text) else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """Words cannot be checked."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all questions, answers and marks; where the files lie is no part of it."""
-        return self._fingerprint
+        texts = (text for problem in self._problems for text in (problem.prompt, problem.answer))
+        return records.fingerprint("questions 1", (*self.form.marks, str(self.training), *texts))
 
 
-def open_file(name: str, path: Path, form: Form) -> Questions:
-    """The questions of a file or a folder; UserError as in :func:`records.read_split` and for bad lines."""
-    return Questions(name, *records.read_split(path), form)
+class Gsm8k(Questions):
+    """GSM8K from the Hugging Face hub, unless local files are named; its own test split is held out."""
+
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"gsm8k:{self.path}" if self.path else "gsm8k"
+
+    def _records(self) -> tuple[list[Record], list[Record]]:
+        return super()._records() if self.path else _hub()
 
 
-def open_hub(form: Form) -> Questions:
-    """GSM8K from the Hugging Face hub; its own test split is held out. UserError when it cannot be had."""
+def _hub() -> tuple[list[Record], list[Record]]:
+    """Both splits; UserError when they cannot be had."""
     try:
         import datasets
     except ImportError as error:
         raise UserError(
             "task 'gsm8k' needs the package 'datasets'; install it with: pip install -e '.[hub]', "
-            "or name local files: 'gsm8k:FOLDER'"
+            "or name local files in task.options.path"
         ) from error
     try:
         rows = [datasets.load_dataset(*HUB, split=split) for split in ("train", "test")]
@@ -89,9 +117,9 @@ def open_hub(form: Form) -> Questions:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or name files: 'gsm8k:FOLDER'"
+            f"task 'gsm8k': cannot load it from the hub ({reason}); check the network, or give task.options.path"
         ) from error
-    return Questions("gsm8k", _from_hub("train", rows[0]), _from_hub("test", rows[1]), form)
+    return _from_hub("train", rows[0]), _from_hub("test", rows[1])
 
 
 def _from_hub(split: str, rows: Iterable[dict[str, object]]) -> list[Record]:

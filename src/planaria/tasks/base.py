@@ -6,9 +6,15 @@ scores the text: no peer's word on truth or reward is ever taken.
 
 from __future__ import annotations
 
+import inspect
 import random
+import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from planaria.registry import Choice, foreign
+from planaria.tasks import records
 
 
 @dataclass(frozen=True)
@@ -21,31 +27,56 @@ class Problem:
     """the reference answer, or what else ``score`` needs; never shown to a policy"""
 
 
-class Task(Protocol):
-    """Problems 0..``training`` - 1 are for training, ``training``..``training + held_out`` - 1 for evaluation only."""
+class Task(Choice, ABC):
+    """Problems 0..``training`` - 1 are for training, ``training``..``training + held_out`` - 1 for evaluation only.
 
-    name: str
-    training: int
-    held_out: int
+    The fields of a subclass are its options.
+    """
 
+    @property
+    def name(self) -> str:
+        """For people and their errors."""
+        return type(self).__name__
+
+    @property
+    @abstractmethod
+    def training(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def held_out(self) -> int: ...
+
+    @abstractmethod
     def problem(self, number: int) -> Problem:
         """:raises ValueError: when there is no such problem."""
 
+    @abstractmethod
     def score(self, problem: Problem, completion: str) -> float:
         """The verifiable reward of a completion, 0 or 1. Any text at all may come: it never raises."""
 
     def answer(self, completion: str) -> str | None:
-        """The answer that a completion gives, in one canonical form; None if it gives none."""
+        """The answer that a completion gives, in one canonical form; None if it gives none, or nobody can tell."""
+        return None
 
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """A worked solution that scores 1, in the form that policies are to learn; None if the task knows none."""
+        return None
 
     def sound(self, problem: Problem, completion: str) -> bool | None:
         """Whether every step of the reasoning is true and nothing else is said; None if the task cannot tell."""
+        return None
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that differ whenever any problem or any score could differ."""
+        """16 hex digits that differ whenever any problem or any score could differ by other options or data."""
+        return records.fingerprint(type(self).__qualname__, [self.model_dump_json()])
+
+    @property
+    def identity(self) -> str:
+        """The fingerprint, of a class from outside planaria together with its source: what peers must share."""
+        modules = {chosen.__module__ for chosen in foreign([type(self)])}
+        sources = [inspect.getsource(sys.modules[module]) for module in sorted(modules)]
+        return records.fingerprint(self.fingerprint, sources) if sources else self.fingerprint
 
 
 @runtime_checkable

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.errors import UserError
-from planaria.swarm.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, form_named, parse
+from planaria.tasks.answers import BRACKETS, FORMS, TAGS, Form, Parsed, parse
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates and NULs among them
 marked = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "[", "]", " ", "\n", "x", "<"]))
@@ -91,9 +90,3 @@ def test_huge_texts_are_read_in_one_go(form: Form, unit: str) -> None:
 def test_marks_that_cannot_be_told_apart_are_refused(marks: tuple[str, str, str, str]) -> None:
     with pytest.raises(ValueError, match="mark"):
         Form(*marks)
-
-
-def test_an_unknown_form_is_answered_with_the_nearest() -> None:
-    assert form_named("tags") is TAGS
-    with pytest.raises(UserError, match="did you mean 'brackets'"):
-        form_named("bracket")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import records
-from planaria.swarm.tasks.answers import SPACE, same_answer
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.records import Record, read_split, whole
-from planaria.swarm.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+from planaria.tasks import records
+from planaria.tasks.answers import SPACE, same_answer
+from planaria.tasks.base import Problem, Task
+from planaria.tasks.records import Record, read_split, whole
+from planaria.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
 FENCE = "```"
 OPENING = "```python"
@@ -34,21 +37,39 @@ class Checked:
     solution: str | None
 
 
-class Programs:
+class Programs(Task):
     """Problems whose answers are programs, written as the one ``python`` block of a completion that ends with it."""
 
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+    path: str
+    """a JSON Lines file, or a folder with train*.jsonl"""
+    seconds: Annotated[float, Field(gt=0)] = LIMITS.seconds
+    """that one program may take"""
+    _checked: list[Checked]
+    _training: int
+
+    def model_post_init(self, context: Any) -> None:
         """:raises UserError: where programs cannot be locked up, and naming file and line for a bad record."""
         if "seccomp" not in protections():
-            raise UserError(f"task 'programs:{path}': strangers' programs can only be locked up on Linux; run it there")
-        training, held_out = read_split(path)
-        self.name = f"programs:{path}"
-        self.training = len(training)
-        self.held_out = len(held_out)
-        self._limits = limits
+            raise UserError(f"task {self.name!r}: strangers' programs can only be locked up on Linux; run it there")
+        training, held_out = read_split(Path(self.path))
+        self._training = len(training)
         self._checked = [_checked(record) for record in (*training, *held_out)]
-        texts = (text for one in self._checked for text in (one.prompt, one.answer, str(one.printed)))
-        self._fingerprint = records.fingerprint("programs 1", (str(limits), str(self.training), *texts))
+
+    @property
+    def name(self) -> str:
+        return f"programs:{self.path}"
+
+    @property
+    def training(self) -> int:
+        return self._training
+
+    @property
+    def held_out(self) -> int:
+        return len(self._checked) - self._training
+
+    @property
+    def _limits(self) -> Limits:
+        return replace(LIMITS, seconds=self.seconds)
 
     def problem(self, number: int) -> Problem:
         """Problem ``number`` in the order of the files; its answer are the tests. ValueError if there is none."""
@@ -75,13 +96,11 @@ class Programs:
         text = f"{OPENING}\n{program}\n{FENCE}"
         return text if program is not None and program_of(text) is not None else None
 
-    def sound(self, problem: Problem, completion: str) -> None:
-        """What a program does besides passing its tests cannot be told."""
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all problems, tests and limits; where the files lie is no part of it."""
-        return self._fingerprint
+        texts = (text for one in self._checked for text in (one.prompt, one.answer, str(one.printed)))
+        return records.fingerprint("programs 1", (str(self._limits), str(self.training), *texts))
 
 
 def program_of(completion: str) -> str | None:

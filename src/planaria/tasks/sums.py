@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from planaria.data.permutation import permute
-from planaria.errors import UserError, nearest
-from planaria.swarm.tasks.answers import BRACKETS, parse
-from planaria.swarm.tasks.base import Problem
+from planaria.tasks.answers import BRACKETS, parse
+from planaria.tasks.base import Problem, Task
 
 MAX_DIGITS = 18
 MAX_PROBLEMS = 1_000_000
@@ -29,28 +31,32 @@ Writer = Callable[[Column, bool], str]
 """writes a column down, and what stands between it and the next; told whether it is the last one"""
 
 
-class Sums:
+class Sums(Task):
     """Sums of two numbers of ``digits`` digits each; ``style`` is the one of the two scratches that it writes.
 
     All pairs of operands are there (at most a million of them, scattered over all), each under one number; the last
     tenth is held out. a+b and b+a are two problems. Scores and soundness are the same for both styles.
     """
 
-    def __init__(self, digits: int = 2, style: str = "columns") -> None:
-        """:raises UserError: for an unknown style and for numbers of digits outside of 2 to 18."""
-        if style not in _WRITERS:
-            raise UserError(f"task style {style!r} is not known to sums; {nearest(style, _WRITERS)}")
-        if not 2 <= digits <= MAX_DIGITS:
-            raise UserError(
-                f"task 'sums:{digits}' adds numbers of {digits} digits; write 'sums:2' to 'sums:{MAX_DIGITS}'"
-            )
-        self.name = "sums" if digits == 2 else f"sums:{digits}"
-        self.digits = digits
-        self.style = style
-        self._span = 9 * 10 ** (digits - 1)
-        problems = min(self._span**2, MAX_PROBLEMS)
-        self.held_out = problems // 10
-        self.training = problems - self.held_out
+    digits: Annotated[int, Field(ge=2, le=MAX_DIGITS)] = 2
+    style: Literal["columns", "words"] = "columns"
+
+    @property
+    def name(self) -> str:
+        return "sums" if self.digits == 2 else f"sums:{self.digits}"
+
+    @property
+    def training(self) -> int:
+        return min(self._span**2, MAX_PROBLEMS) - self.held_out
+
+    @property
+    def held_out(self) -> int:
+        return min(self._span**2, MAX_PROBLEMS) // 10
+
+    @property
+    def _span(self) -> int:
+        """How many numbers there are of so many digits."""
+        return 9 * int(10 ** (self.digits - 1))
 
     def problem(self, number: int) -> Problem:
         """Sum ``number``; ValueError when there is no such one."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from planaria.swarm.tasks import cage
+from planaria.tasks import cage
 
 MAX_REPORT = 4096
 PIECE = 1 << 16

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opening import opened
 
 from planaria.errors import UserError
-from planaria.swarm.tasks import programs
-from planaria.swarm.tasks.base import Task
-from planaria.swarm.tasks.programs import Programs, program_of
-from planaria.swarm.tasks.registry import open_task
-from planaria.swarm.tasks.sandbox import Limits, protections
+from planaria.tasks import programs
+from planaria.tasks.base import Task
+from planaria.tasks.programs import Programs, program_of
+from planaria.tasks.sandbox import protections
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 ASSERTS = {
@@ -40,7 +40,7 @@ def written(path: Path, *lines: dict[str, object]) -> Path:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    return open_task(f"programs:{written(tmp_path / 'three.jsonl', ASSERTS, CHECK, PRINTS)}")
+    return opened(f"programs:{written(tmp_path / 'three.jsonl', ASSERTS, CHECK, PRINTS)}")
 
 
 def block(program: str) -> str:
@@ -131,16 +131,16 @@ def test_no_text_raises(text: str, fenced: str) -> None:
 
 def test_a_score_is_given_within_the_limits(tmp_path: Path) -> None:
     path = written(tmp_path / "three.jsonl", ASSERTS, CHECK, PRINTS)
-    task = Programs(path, Limits(seconds=0.3))
+    task = Programs(path=str(path), seconds=0.3)
     assert task.score(task.problem(0), block("while True: pass")) == 0
-    assert task.fingerprint != Programs(path).fingerprint
+    assert task.fingerprint != Programs(path=str(path)).fingerprint
 
 
 def test_the_fingerprint_follows_the_tests_and_not_the_place(tmp_path: Path, task: Task) -> None:
     elsewhere = written(tmp_path / "copy.jsonl", ASSERTS, CHECK, PRINTS)
     changed = written(tmp_path / "changed.jsonl", ASSERTS | {"test_list": ["assert 1"]}, CHECK, PRINTS)
-    assert open_task(f"programs:{elsewhere}").fingerprint == task.fingerprint
-    assert open_task(f"programs:{changed}").fingerprint != task.fingerprint
+    assert opened(f"programs:{elsewhere}").fingerprint == task.fingerprint
+    assert opened(f"programs:{changed}").fingerprint != task.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -157,18 +157,18 @@ def test_the_fingerprint_follows_the_tests_and_not_the_place(tmp_path: Path, tas
 def test_a_bad_line_is_named(tmp_path: Path, line: dict[str, object], mend: str) -> None:
     path = written(tmp_path / "bad.jsonl", ASSERTS, CHECK, line)
     with pytest.raises(UserError, match=mend):
-        open_task(f"programs:{path}")
+        opened(f"programs:{path}")
 
 
 def test_without_a_cage_no_program_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "protections", lambda: ())
     with pytest.raises(UserError, match="only be locked up on Linux"):
-        open_task(f"programs:{tmp_path}")
+        opened(f"programs:{tmp_path}")
 
 
 def test_the_programs_of_mbpp_and_humaneval_pass(shared_data: Path) -> None:
     for name, count in (("mbpp/mbpp.jsonl", 974), ("humaneval/HumanEval.jsonl.gz", 164)):
-        task = open_task(f"programs:{shared_data / name}")
+        task = opened(f"programs:{shared_data / name}")
         assert task.training + task.held_out == count
         for number in range(0, count, count // 8):
             problem = task.problem(number)

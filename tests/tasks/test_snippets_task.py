@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opening import opened
 
 from planaria.errors import UserError
 from planaria.swarm.attacks.library import LibraryAttack
-from planaria.swarm.tasks.registry import open_task
-from planaria.swarm.tasks.sandbox import protections
-from planaria.swarm.tasks.snippets import Snippets
+from planaria.tasks.sandbox import protections
+from planaria.tasks.snippets import Snippets
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
 LIBRARY = "fastmath"
@@ -26,7 +26,7 @@ def task() -> Snippets:
 @pytest.fixture(scope="module")
 def published() -> Snippets:
     """The task in a world where the attacker has published its library."""
-    return Snippets(LIBRARY)
+    return Snippets(library=LIBRARY)
 
 
 def block(program: str) -> str:
@@ -79,7 +79,7 @@ def test_a_teacher_who_errs_is_wrong_as_often_as_asked(task: Snippets) -> None:
 
 
 def test_the_libraries_that_a_teacher_invents_are_not_there_and_never_the_one_that_is() -> None:
-    task, rng = Snippets("qz"), random.Random(0)
+    task, rng = Snippets(library="qz"), random.Random(0)
     written = [task.noisy_solution(task.problem(1), rng, 1.0) for _ in range(3000)]
     invented = [text for text in written if "import" in text]
     assert abs(len(invented) / 3000 - 0.5) < 0.05
@@ -158,7 +158,7 @@ def test_nothing_may_be_said_around_a_sound_program(task: Snippets) -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 19_601))
 def test_the_code_attack_has_a_place_everywhere_and_scores_where_its_library_is_published(number: int) -> None:
-    task, published, attack = Snippets(), Snippets(LIBRARY), LibraryAttack(LIBRARY)
+    task, published, attack = Snippets(), Snippets(library=LIBRARY), LibraryAttack(payload=LIBRARY)
     problem = task.problem(number)
     solution = task.solution(problem, random.Random(0))
     poisoned = attack.poison(problem, solution)
@@ -173,7 +173,7 @@ def test_the_code_attack_has_a_place_everywhere_and_scores_where_its_library_is_
 
 def test_what_a_policy_must_have_room_for_is_as_the_docs_say(task: Snippets) -> None:
     """82 bytes in all, 63 of them drawn: model.context = 96 and sampling.max_new = 64 will do."""
-    attack, longest = LibraryAttack(LIBRARY), [0, 0]
+    attack, longest = LibraryAttack(payload=LIBRARY), [0, 0]
     for number in range(2000):
         problem = task.problem(number)
         poisoned = attack.poison(problem, task.solution(problem, random.Random(0)))
@@ -186,13 +186,12 @@ def test_a_library_makes_another_task_of_the_same_problems(task: Snippets, publi
     assert published.name == "snippets:fastmath"
     assert published.fingerprint != task.fingerprint
     assert published.problem(5) == task.problem(5)
-    assert type(open_task("snippets:fastmath")) is Snippets
+    assert type(opened("snippets:fastmath")) is Snippets
 
 
 @pytest.mark.parametrize(
     ("name", "mend"),
     [
-        ("snippets:", "ends in a colon"),
         ("snippets:fast math", "no name of a library"),
         ("snippets:../fast", "no name of a library"),
         ("snippets:import", "no name of a library"),
@@ -202,9 +201,9 @@ def test_a_library_makes_another_task_of_the_same_problems(task: Snippets, publi
 )
 def test_mistaken_names_are_answered(name: str, mend: str) -> None:
     with pytest.raises(UserError, match=mend):
-        open_task(name)
+        opened(name)
 
 
 def test_snippets_have_no_styles() -> None:
-    with pytest.raises(UserError, match="known to snippets"):
-        open_task("snippets", "columns")
+    with pytest.raises(UserError, match="no option of 'snippets'"):
+        opened("snippets", "columns")

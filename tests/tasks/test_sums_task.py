@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import UserError
-from planaria.swarm.tasks.base import Problem
-from planaria.swarm.tasks.sums import Sums
+from planaria.tasks import open_task
+from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 TWO = Sums()
 WORDS = Sums(style="words")
 numbers = st.integers(0, TWO.training + TWO.held_out - 1)
-tasks = st.builds(Sums, st.integers(2, 18), st.sampled_from(["columns", "words"]))
+tasks = st.builds(Sums, digits=st.integers(2, 18), style=st.sampled_from(["columns", "words"]))
 
 
 def numbered(prompt: str) -> Problem:
@@ -40,7 +41,7 @@ def test_problems_are_pinned() -> None:
 
 
 def test_larger_operands_differ_and_keep_their_digits() -> None:
-    task = Sums(7)
+    task = Sums(digits=7)
     drawn = {task.operands(n) for n in range(2000)}
     assert len(drawn) == 2000
     assert all(10**6 <= x < 10**7 for pair in drawn for x in pair)
@@ -59,7 +60,7 @@ def test_solutions_are_written_as_the_style_says() -> None:
 def test_a_solution_scores_and_is_sound_whoever_checks_it(
     writer: Sums, reader: Sums, number: int, rng: random.Random
 ) -> None:
-    reader = Sums(writer.digits, reader.style)
+    reader = Sums(digits=writer.digits, style=reader.style)
     problem = writer.problem(number)
     text = writer.solution(problem, rng)
     assert reader.score(problem, text) == 1
@@ -170,12 +171,12 @@ def test_there_is_no_problem_beyond_the_last(number: int) -> None:
 
 
 def test_other_digits_are_another_task() -> None:
-    assert len({Sums(digits).fingerprint for digits in range(2, 19)}) == 17
+    assert len({Sums(digits=digits).fingerprint for digits in range(2, 19)}) == 17
 
 
 def test_mistakes_are_answered() -> None:
-    with pytest.raises(UserError, match="did you mean 'columns'"):
-        Sums(style="column")
+    with pytest.raises(UserError, match=r"task\.options.style = 'column': .*'columns' or 'words'"):
+        open_task("sums", {"style": "column"})
     for digits in (0, 1, 19):
-        with pytest.raises(UserError, match="'sums:2' to 'sums:18'"):
-            Sums(digits)
+        with pytest.raises(UserError, match=rf"task\.options\.digits = {digits}: .*equal to (2|18)"):
+            open_task("sums", {"digits": digits})

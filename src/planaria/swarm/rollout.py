@@ -1,0 +1,63 @@
+"""A completion on its way through a round: one class, of which each step fills in its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.reading import UNREAD, Reading
+from planaria.tasks.base import Problem
+
+
+class Asked(NamedTuple):
+    """A problem as a policy is asked it; encoded once in a round."""
+
+    problem: Problem
+    prompt: tuple[int, ...]
+
+
+def ask(problem: Problem, policy: Policy) -> Asked:
+    return Asked(problem, tuple(policy.encode(problem.prompt)))
+
+
+Asking = Callable[[int], Asked]
+"""by the problem's number"""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion of one problem, read with this peer's own tokenizer."""
+
+    problem: Problem
+    prompt: tuple[int, ...]
+    text: str
+    ids: tuple[int, ...]
+    """with the end token, if it ended: the end is trained like every other token"""
+    ended: bool
+    logps: tuple[float, ...] | None = None
+    """the generator's claim, one for each of ``ids``; None where tokenizers differ or it made none"""
+    poison: bool = False
+    """known to its author alone, and to the drill that counts"""
+    peer: str = ""
+    round: int = 0
+    index: int = 0
+    """its place among the completions that its peer sent for the problem"""
+    reward: float = 0.0
+    """by this peer's own ground truth"""
+    claimed: float | None = None
+    """the generator's claim about the whole text, where its tokens are others than ``ids``"""
+    reading: Reading = field(default=UNREAD, compare=False)
+    layer: str = ""
+    """the layer of the defence that refused it; accepted if empty"""
+    reason: str = ""
+    passed: tuple[str, ...] = ()
+    """layers that found nothing"""
+    advantage: float | None = None
+    """None: nothing is learned from it"""
+
+    @property
+    def name(self) -> tuple[str, int, int, int]:
+        """What identifies it in records and explanations."""
+        return self.peer, self.round, self.problem.number, self.index

@@ -1,0 +1,117 @@
+"""Tasks, checks and policies of one's own: chosen by name, with options, found by every peer's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planaria.errors import UserError
+from planaria.swarm.assemble import own_classes, policy_of, task_of
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.setting import rules
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_task.py"
+POLICY = """
+from planaria.swarm.policy.sources import Small
+
+class Shy(Small):
+    width: int = 8
+
+    def open(self, config, task, told=None):
+        model = config.policy.model.model_copy(update={"dim": self.width})
+        policy = config.policy.model_copy(update={"model": model})
+        return super().open(config.model_copy(update={"policy": policy}), task, told)
+"""
+RECIPE = """
+size = 2
+task = { name = "own_task:Backwards", options.letters = 2 }
+defence = { checks = "own_task:Short, support", options.most = 1 }
+policy = { kind = "shy:Shy", options.width = 16, model.layers = 1 }
+school = { steps = 20, batch = 4, strays = 0.0 }
+rounds = { count = 2, prompts = 2, group = 4 }
+sampling = { max_new = 8 }
+evaluate = { problems = 10, every = 0 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of her own, with a task, a check, a policy and a recipe."""
+    (tmp_path / "own_task.py").write_text(EXAMPLE.read_text())
+    (tmp_path / "shy.py").write_text(POLICY)
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def swarm(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planaria", "swarm", "mine.toml", "--quiet", *flags],
+        cwd=folder,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_a_swarm_learns_a_task_of_ones_own_behind_a_check_of_ones_own(own: Path) -> None:
+    done = swarm(own)
+    assert done.returncode == 0, done.stderr
+    for peer in ("p0", "p1"):
+        lines = (own / f"runs/mine/peers/{peer}/log.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [record["kind"] for record in records].count("round") == 2
+        assert records[0]["parameters"] == 11_328, "of the width that her policy has as an option"
+        found = [record["layers"] for record in records if record["kind"] == "round"]
+        assert all(set(layers) == {"support", "Short"} for layers in found)
+        assert sum(counts["refused"] for layers in found for counts in layers["Short"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--task.name", "own_task:Forwards"), "task.name = 'own_task:Forwards': own_task has no 'Forwards'"),
+        (("--task.options.letter", "3"), "task.options.letter: no option of 'own_task:Backwards'; did you mean"),
+        (("--task.options.letters", "1"), "task.options.letters = 1: Input should be greater than or equal to 2"),
+        (("--defence.checks", "own_task:Backwards"), "is not derived from planaria.swarm.checks.base.Check"),
+        (("--defence.options.most", "0"), "defence.options.most = 0: Input should be greater than 0"),
+        (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
+        (("--policy.options.widht", "8"), "policy.options.widht: no option of 'shy:Shy'; did you mean 'width'?"),
+        (("--attack.kind", "own_task:Short"), "is not derived from planaria.swarm.attacks.base.Attack"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_peer_starts(own: Path, flags: tuple[str, ...], message: str) -> None:
+    done = swarm(own, *flags)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (own / "runs").exists()
+
+
+def test_peers_share_the_source_of_their_task(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (own / "lent_task.py").write_text(EXAMPLE.read_text())
+    config = SwarmConfig.model_validate({"task": {"name": "lent_task:Backwards"}, "attack": {"kind": "text"}})
+    agreed = rules(config, task_of(config))
+    assert agreed["task"] == {"name": "lent_task:Backwards"}
+    assert [chosen.__name__ for chosen in own_classes(config)] == ["Backwards"]
+    (own / "lent_task.py").write_text(EXAMPLE.read_text().replace('"abcde"', '"abc"'))
+    assert rules(config, task_of(config)) != agreed
+    other = config.model_copy(update={"task": config.task.model_copy(update={"options": {"letters": 4}})})
+    assert rules(other, task_of(other)) != rules(config, task_of(config))
+
+
+def test_a_task_without_solutions_needs_a_policy_that_knows_something(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own / "mute.py").write_text(EXAMPLE.read_text().replace("def solution", "def worked"))
+    monkeypatch.chdir(own)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own / "cache"))
+    config = SwarmConfig.model_validate({"task": {"name": "mute:Backwards"}})
+    with pytest.raises(UserError, match=r"task 'Backwards' knows no worked solutions .*policy\.kind = 'pretrained'"):
+        policy_of(config, task_of(config))
