@@ -11,7 +11,7 @@ from planaria.cli.entry import make_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
-OURS = ("src", "tests", "benchmarks", "deploy", "docs", ".ci", ".github")
+OURS = ("src", "tests", "examples", "benchmarks", "deploy", "docs", ".ci", ".github")
 FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in (*map(ROOT.joinpath, OURS), ROOT)

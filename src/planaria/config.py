@@ -8,70 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
+from planaria.model.model_config import ModelConfig as ModelConfig
 from planaria.options import Options
-
-
-class Section(BaseModel):
-    """Base of all sections: immutable, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class ModelConfig(Section):
-    family: str = "llama"
-    """what the stages are made of: llama, or 'module:Class' (see docs/families.md); others make of the sizes below what
-    fits them, but vocab, dim and context, which all share"""
-    options: Options = Options()
-    """of the family"""
-    vocab: bounds.Vocab = 2048
-    """rows of the embedding table; at least the tokenizer's vocabulary"""
-    dim: bounds.Width = 128
-    """width of the residual stream"""
-    layers: bounds.Layers = 4
-    """decoder layers in all stages together"""
-    ends_layers: Natural = 0
-    """how many of them, the first, the ends run themselves: no route skips or swaps these"""
-    heads: bounds.Heads = 4
-    """query heads"""
-    kv_heads: bounds.Heads | None = None
-    """key and value heads (grouped-query attention); as many as heads unless given"""
-    hidden: bounds.Width = 352
-    """width of the SwiGLU feed-forward layer"""
-    context: bounds.Context = 128
-    """tokens in one sample, and the longest sequence the model is trained on"""
-    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
-    """base of the rotary position encoding"""
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
-    """epsilon of RMSNorm"""
-    tied: bool = True
-    """share the embedding table with the language-model head"""
-    init_std: Annotated[float, Field(gt=0)] = 0.02
-    """standard deviation of the initial weights"""
-
-    @property
-    def kv(self) -> int:
-        """Key and value heads in force."""
-        return self.kv_heads or self.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
-
-    @model_validator(mode="after")
-    def _shapes_divide(self) -> Self:
-        if self.dim % self.heads:
-            raise ValueError(f"model.dim = {self.dim} does not divide into model.heads = {self.heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"model.dim / model.heads = {self.head_dim} is odd; rotary positions need it even")
-        if self.heads % self.kv:
-            raise ValueError(f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv}")
-        return self
+from planaria.section import Section as Section
 
 
 class PipelineConfig(Section):
@@ -108,7 +51,7 @@ class RoutingConfig(Section):
     """skipping and `planaria plan`: places a route may go beyond its furthest stage at once"""
     data_nodes: Positive = 1
     """`planaria plan`: ends workers, each of which lets in its share of the step's microbatches"""
-    routes: list[list[Natural]] = []
+    routes: list[list[Natural]] = Field(default_factory=list)
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None
     """a file that `planaria plan` wrote: its nodes, several to a stage, and its routes over them, whatever kind says"""
@@ -225,9 +168,9 @@ class CheckpointConfig(Section):
 
 
 class NetworkConfig(Section):
-    forward_s: list[Seconds] = []
+    forward_s: list[Seconds] = Field(default_factory=list)
     """seconds of one microbatch's forward at stages 0..S (one number: all alike); simulate's costs"""
-    backward_s: list[Seconds] = []
+    backward_s: list[Seconds] = Field(default_factory=list)
     """seconds of one microbatch's backward at stages 0..S (one number: all alike)"""
     entry_forward_s: Seconds = 0.0
     """planning: seconds of one microbatch's forward at its data node, before it sets out"""
