@@ -166,7 +166,7 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
 
 def incident(given: argparse.Namespace, made: Any, kind: str) -> tuple[float, float | None]:
     """Strike a node of its own with one worker: seconds to the notice, and to the end of the next microbatch."""
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from planaria.api.model import export_run
+from planaria.api.export import export_run
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
 from planaria.engine import runs
