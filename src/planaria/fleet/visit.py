@@ -109,9 +109,7 @@ class Goodbye(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
-    Annotated[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
-)
-TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Goodbye] = TypeAdapter(
-    Annotated[Welcome | Start | Signal | Beat | Goodbye, Field(discriminator="kind")]
-)
+FromGuest = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike
+ToGuest = Welcome | Start | Signal | Beat | Goodbye
+FROM_GUEST: TypeAdapter[FromGuest] = TypeAdapter(Annotated[FromGuest, Field(discriminator="kind")])
+TO_GUEST: TypeAdapter[ToGuest] = TypeAdapter(Annotated[ToGuest, Field(discriminator="kind")])
