@@ -94,7 +94,7 @@ class Outcome:
 
 def run_arm(given: argparse.Namespace, arm: str, seed: int, planned: Sequence[Deed]) -> Outcome:
     from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
     from planaria.observe.run.round_history import gatherings, totals
 
     drivers: list[Driver] = []
@@ -175,7 +175,7 @@ def happened(record: RunRecord, ended: float) -> Counter[str]:
 
 def least_lost(outcome: Outcome, step_s: float) -> float:
     """Seconds that the faults must cost their replicas at least: half a step done again, and a freeze's silence."""
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     fleet = outcome.record.config.fleet
     lost = 0.0

@@ -266,7 +266,7 @@ def told(given: argparse.Namespace, record: RunRecord) -> Iterator[Row]:
     """What the run's log says of it."""
     from planaria.control.replay import replay
     from planaria.observe.run.ledger import prove_exactly_once
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     timings = recoveries(record)
     deaths = sum(len(timing.workers) for timing in timings if timing.total is not None)

@@ -154,11 +154,11 @@ def thaw_later(worker: LiveWorker, seconds: float) -> None:
     timer.start()
 
 
-class Once:
-    """Observes for another, and does something at the first decision of a kind; it must not take long."""
+class Relay:
+    """Observes for another."""
 
-    def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
-        self._inner, self._kind, self._do, self._done = inner, kind, do, False
+    def __init__(self, inner: Observer) -> None:
+        self._inner = inner
 
     @property
     def trouble(self) -> str:
@@ -172,32 +172,34 @@ class Once:
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
         self._inner.on_decision(t, decision)
+
+
+class Once(Relay):
+    """Observes for another, and does something at the first decision of a kind; it must not take long."""
+
+    def __init__(self, inner: Observer, kind: type[d.RunStep | d.Disband], do: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._kind, self._do, self._done = kind, do, False
+
+    def on_decision(self, t: float, decision: d.Decision) -> None:
+        super().on_decision(t, decision)
         if not self._done and isinstance(decision, self._kind):
             self._done = True
             self._do()
 
 
-class StopAfter:
+class StopAfter(Relay):
     """Observes for another, and presses Ctrl-C when the run has trained for ``seconds``."""
 
     def __init__(self, inner: Observer, seconds: float, on_start: Callable[[], None]) -> None:
-        self._inner, self._seconds, self._on_start = inner, seconds, on_start
+        super().__init__(inner)
+        self._seconds, self._on_start = seconds, on_start
         self._began: float | None = None
         self._pressed = False
 
-    @property
-    def trouble(self) -> str:
-        return self._inner.trouble
-
-    def on_event(self, t: float, event: e.Event) -> None:
-        self._inner.on_event(t, event)
-
-    def on_worked(self, t: float, worked: e.Worked) -> None:
-        self._inner.on_worked(t, worked)
-
     def on_decision(self, t: float, decision: d.Decision) -> None:
         """Start the clock at the first step; the last step is the one that is under way when it runs out."""
-        self._inner.on_decision(t, decision)
+        super().on_decision(t, decision)
         if not isinstance(decision, d.RunStep):
             return
         if self._began is None:

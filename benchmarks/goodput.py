@@ -96,7 +96,7 @@ def steps_in(record: RunRecord, seconds: float) -> int:
 def rows_of(arm: str, given: argparse.Namespace, records: Sequence[RunRecord], free: Sequence[int]) -> list[Row]:
     """The verdicts on one arm: its steps beside the fault-free arm's ``free``, and its ledger."""
     from planaria.observe.run.ledger import prove_exactly_once
-    from planaria.observe.run.recoveries import faults_summary, recoveries
+    from planaria.observe.run.recovery_timeline import faults_summary, recoveries
 
     seconds, record = given.minutes * 60, records[-1]
     steps = [steps_in(r, seconds) for r in records]
@@ -133,7 +133,7 @@ def least_lost(arm: str, given: argparse.Namespace, record: RunRecord) -> float:
     A freeze costs the heartbeats that have to be missed instead of the notice of a death.
     """
     from benchmarks.recovery_bound import parts
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     timings = recoveries(record)
     if not timings:

@@ -37,7 +37,7 @@ from planaria.config import (
 )
 from planaria.network.costs import Prices
 from planaria.network.topology import read
-from planaria.observe.run.recoveries import recoveries
+from planaria.observe.run.recovery_timeline import recoveries
 from planaria.plan.planned import first_come
 from planaria.planner.bound import certificate
 from planaria.planner.guidelines import broken

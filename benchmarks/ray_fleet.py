@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import Claim, Row, conclude, milliseconds, parser, start
-from benchmarks.fleet_run import add_model_flags, real_stages, require_finished, run_fleet, step_seconds
+from benchmarks.fleet_run import Relay, add_model_flags, real_stages, require_finished, run_fleet, step_seconds
 from planaria.config import FleetConfig, NetworkConfig, RunConfig
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -97,25 +97,16 @@ def side_by_side(given: argparse.Namespace, address: str, small: bool) -> tuple[
 # ---- striking
 
 
-class Striker:
+class Striker(Relay):
     """Observes for another, and strikes once, at a step."""
 
     def __init__(self, inner: Observer, strike: Callable[[], None]) -> None:
-        self._inner, self._strike = inner, strike
+        super().__init__(inner)
+        self._strike = strike
         self.struck_t: float | None = None
 
-    @property
-    def trouble(self) -> str:
-        return self._inner.trouble
-
-    def on_event(self, t: float, event: e.Event) -> None:
-        self._inner.on_event(t, event)
-
-    def on_worked(self, t: float, worked: e.Worked) -> None:
-        self._inner.on_worked(t, worked)
-
     def on_decision(self, t: float, decision: d.Decision) -> None:
-        self._inner.on_decision(t, decision)
+        super().on_decision(t, decision)
         if self.struck_t is None and isinstance(decision, d.RunStep) and decision.step == STRUCK_STEP:
             self.struck_t = time.monotonic()
             self._strike()
@@ -166,7 +157,7 @@ def blow(kind: str, raylet: int) -> Callable[[], None]:
 
 def incident(given: argparse.Namespace, made: Any, kind: str) -> tuple[float, float | None]:
     """Strike a node of its own with one worker: seconds to the notice, and to the end of the next microbatch."""
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     node = made.add_node(num_cpus=1, **STORE)
     raylet = node.all_processes["raylet"][0].process.pid

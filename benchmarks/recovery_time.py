@@ -22,7 +22,7 @@ from benchmarks.fleet_run import add_model_flags, ending, real_stages, run_fleet
 if TYPE_CHECKING:
     from planaria.chaos.trace import Fault
     from planaria.config import RunConfig
-    from planaria.observe.run.recoveries import RecoveryTiming
+    from planaria.observe.run.recovery_timeline import RecoveryTiming
     from planaria.record.logs import RunRecord
 
 NAME = "recovery_time"
@@ -100,7 +100,7 @@ def went_on(what: str, incidents: int, timings: Sequence[RecoveryTiming], record
 def hot(given: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
     """Kills with spares at hand (two: an incident may take two lives); also the parts of the physical bound."""
     from benchmarks.recovery_bound import parts
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     config = recipe(given, "hot", given.kills, spares=2)
     record = run_fleet(config, kills(given.kills, given.gap, given.stages, MOMENTS))
@@ -131,7 +131,7 @@ def by_moment(record: RunRecord, timings: Sequence[RecoveryTiming], limit: str) 
 def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     """Kills without a spare: a worker must be born first."""
     from benchmarks.recovery_bound import birth_s
-    from planaria.observe.run.recoveries import recoveries
+    from planaria.observe.run.recovery_timeline import recoveries
 
     faults = kills(given.cold, given.gap, given.stages, MOMENTS[:3])
     record = run_fleet(recipe(given, "cold", given.cold, spares=0), faults)
@@ -145,7 +145,7 @@ def cold(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
 
 def frozen(given: argparse.Namespace, bound: dict[str, float]) -> list[Row]:
     """Workers that freeze, are given up, and come back."""
-    from planaria.observe.run.recoveries import faults_summary, recoveries
+    from planaria.observe.run.recovery_timeline import faults_summary, recoveries
 
     config = recipe(given, "frozen", given.freezes, spares=1)
     record = run_fleet(config, freezes(given.freezes, given.gap, given.stages))

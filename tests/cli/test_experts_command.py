@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -233,16 +234,22 @@ def test_the_ensemble_speaks_and_is_measured(made: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == first
 
 
+def _rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The cells of the table on the terminal, without its head."""
+    _, _, body = capsys.readouterr().out.rpartition("──")
+    return [re.split(r"\s{2,}", line.strip()) for line in body.splitlines() if line.strip()]
+
+
 def test_an_ensemble_is_measured_on_any_text_or_on_its_own(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "--experts", str(copied)]
     assert cli.run([*words, "--text", str(copied / "test" / "code.jsonl")]) == 0
-    together, *single = [line.split("│")[3].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    together, *single = [next(cell for cell in cells if re.fullmatch(r"\d+\.\d+", cell)) for cells in _rows(capsys)]
     assert len(single) == 3
     assert cli.run(words) == 0
-    lines = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line]
-    assert [cells[1] for cells in lines] == ["asyncio", "code", "tables", "topics"]
+    lines = _rows(capsys)
+    assert [cells[0] for cells in lines] == ["asyncio", "code", "tables", "topics"]
     _, code, *_ = lines
-    assert code[2] == together and code[4] == min(single, key=float)
+    assert code[1] == together and code[3] == min(single, key=float)
     shutil.rmtree(copied / "test")
     with pytest.raises(UserError, match="has no test texts; name a text to be measured on with --text FILE"):
         cli.run(words)

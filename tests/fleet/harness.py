@@ -77,8 +77,8 @@ def folder_of(config: RunConfig) -> Path:
 
 
 @dataclass
-class Crew:
-    """Who is who in a live run, for tests that strike where no trace can."""
+class LiveWorkers:
+    """The worker processes of a live run and their nodes, for tests that strike where no trace can."""
 
     folder: Path
     pids: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Crew:
         return pid
 
 
-Hook = Callable[[d.Decision, Crew], None]
+Hook = Callable[[d.Decision, LiveWorkers], None]
 """called with every decision before its orders go out"""
 
 
@@ -100,9 +100,9 @@ def once(when: Callable[[d.Decision], bool], number: signal.Signals, stage: int 
     """Strikes at the first decision that is the right one."""
     struck: list[int] = []
 
-    def hook(decision: d.Decision, crew: Crew) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if not struck and when(decision):
-            struck.append(crew.signal(number, stage))
+            struck.append(workers.signal(number, stage))
 
     return hook
 
@@ -112,19 +112,19 @@ class _Hooked(Watch):
 
     def __init__(self, config: RunConfig, hook: Hook | None) -> None:
         super().__init__(folder_of(config), config.samples * config.model.context, Quiet())
-        self._hook, self._crew = hook, Crew(folder_of(config))
+        self._hook, self._workers = hook, LiveWorkers(folder_of(config))
 
     def on_event(self, t: float, event: e.Event) -> None:
         super().on_event(t, event)
         if isinstance(event, e.WorkerJoined):
-            self._crew.pids[event.worker] = event.pid
+            self._workers.pids[event.worker] = event.pid
 
     def on_decision(self, t: float, decision: d.Decision) -> None:
         super().on_decision(t, decision)
         if isinstance(decision, d.Form):
-            self._crew.holders |= {m.node: m.worker for m in decision.members}
+            self._workers.holders |= {m.node: m.worker for m in decision.members}
         if self._hook is not None:
-            self._hook(decision, self._crew)
+            self._hook(decision, self._workers)
 
 
 def train(

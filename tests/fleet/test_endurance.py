@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.observe.run.recoveries import faults_summary
+from planaria.observe.run.recovery_timeline import faults_summary
 from planaria.record.logs import read_run
 
 ROOT = Path(__file__).parents[2]

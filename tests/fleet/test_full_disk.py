@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Crew, ending, facts, folder_of, losses, reason, resume, tiny, train
+from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
 
 from planaria import recipe
 from planaria.api import model, training
@@ -65,7 +65,7 @@ def left(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Disk, replicas: int) -> None:
-    def hook(decision: d.Decision, crew: Crew) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Save) and decision.step == 8:
             disk.fill()
         if isinstance(decision, d.Discard):
@@ -84,7 +84,7 @@ def test_a_save_that_finds_no_room_costs_the_save_alone(tmp_path: Path, disk: Di
 
 
 def test_a_run_that_ends_on_a_full_disk_has_failed_and_goes_on_from_what_there_is(tmp_path: Path, disk: Disk) -> None:
-    def hook(decision: d.Decision, crew: Crew) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Save) and decision.step == 12:
             disk.fill()
 
@@ -116,11 +116,11 @@ def test_a_manifest_that_cannot_be_written_seals_nothing(tmp_path: Path, monkeyp
 def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
     full = []
 
-    def hook(decision: d.Decision, crew: Crew) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.Commit) and decision.step == 7:
             disk.fill()
         if isinstance(decision, d.RunStep) and decision.step == 8:
-            full.append(left(crew.folder))
+            full.append(left(workers.folder))
             disk.clear()
 
     record = train(config(tmp_path), hook=hook, engine=inline_run.train)
@@ -134,7 +134,7 @@ def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
 def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
     """With what was kept for it, it tells of all that happened until then. There may be room again for the save."""
 
-    def hook(decision: d.Decision, crew: Crew) -> None:
+    def hook(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 6:
             disk.fill(room=0)
         if again and isinstance(decision, d.Save) and decision.step > 4:

@@ -12,7 +12,7 @@ from typing import Any
 import harness
 import pytest
 from harness import (
-    Crew,
+    LiveWorkers,
     apart,
     assert_no_orphans,
     ending,
@@ -131,7 +131,7 @@ def test_a_node_that_freezes_is_given_up_and_its_zombies_are_turned_away(tmp_pat
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
 
-    def thaw(decision: d.Decision, crew: Crew) -> None:
+    def thaw(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 20:
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
@@ -178,12 +178,12 @@ def train_and_strike(
     """
     there = set[int]() if workers is None else workers
 
-    def at_step_5(decision: d.Decision, crew: Crew) -> None:
+    def at_step_5(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 5 and not there:
-            there.update(living(crew.folder) & descendants(raylet(node)))
+            there.update(living(workers.folder) & descendants(raylet(node)))
             strike()
         if hook is not None:
-            hook(decision, crew)
+            hook(decision, workers)
 
     fleet = {"spares": 0} | settings.pop("fleet", {})  # the node's worker has a stage
     config = tiny(tmp_path, steps=steps, fleet=fleet, checkpoint={"every": 3}, **(PACE | ANY_STAGE | settings))

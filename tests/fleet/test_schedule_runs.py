@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Crew, apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
+from harness import LiveWorkers, apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
 
 from planaria.chaos.trace import Fault
 from planaria.config import RunConfig
@@ -79,9 +79,9 @@ def test_a_stage_that_loses_all_its_nodes_comes_back_whole_from_its_twin(tmp_pat
     stages = read(tmp_path / "schedule.json").stages
     struck: list[int] = []
 
-    def both_at_once(decision: d.Decision, crew: Crew) -> None:
+    def both_at_once(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 3 and not struck:
-            struck.extend(crew.signal(signal.SIGKILL, node) for node in stages[2])
+            struck.extend(workers.signal(signal.SIGKILL, node) for node in stages[2])
 
     record = train(config, hook=both_at_once)
     assert ending(record).outcome == "finished" and set(outcomes(record)) == {"started", "recovered"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import busy_worker
 import pytest
-from harness import Crew, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
+from harness import LiveWorkers, apart, ending, facts, inline, living, losses, once, outcomes, tiny, train
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.stage_file import read_stage
@@ -30,9 +30,9 @@ def test_a_worker_that_wakes_up_after_its_stage_was_rebuilt_is_turned_away(tmp_p
     frozen = Fault(step=3, stage=2, signal="stop", moment="forward", resume_after_s=2.0)
     left: set[int] = set()
 
-    def look(decision: d.Decision, crew: Crew) -> None:
+    def look(decision: d.Decision, workers: LiveWorkers) -> None:
         if isinstance(decision, d.RunStep) and decision.step == 29:
-            left.update(living(crew.folder))
+            left.update(living(workers.folder))
 
     record = train(tiny(tmp_path, steps=30, fleet=SOON, network=pace), [frozen], look)
     assert outcomes(record) == ["started", "recovered"] and ending(record).outcome == "finished"

@@ -10,7 +10,7 @@ from planaria.observe.live.progress import Progress
 from planaria.observe.run.gantt import death_figure, ordinary_step
 from planaria.observe.run.naming import Naming
 from planaria.observe.run.narrate import Narrator
-from planaria.observe.run.recoveries import faults_summary, recoveries
+from planaria.observe.run.recovery_timeline import faults_summary, recoveries
 from planaria.observe.run.stays import holdings
 from planaria.record import decisions as d
 from planaria.record import events as e

@@ -11,7 +11,7 @@ from planaria.errors import UserError
 from planaria.observe.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
 from planaria.observe.run.narrate import story
-from planaria.observe.run.recoveries import recoveries
+from planaria.observe.run.recovery_timeline import recoveries
 from planaria.observe.run.report import wall_time, write_report
 from planaria.record.logs import RunRecord, read_run
 

@@ -39,7 +39,7 @@ def test_what_is_chosen_is_known_and_named_once() -> None:
 
 
 def test_the_room_does_without_torch() -> None:
-    run = "narrate, recoveries, ledger, stays, report"
+    run = "narrate, recovery_timeline, ledger, stays, report"
     code = (
         "import sys; from planaria.record import logs; from planaria.observe.live import tracker, progress; "
         f"from planaria.observe.run import {run}; sys.exit('torch' in sys.modules)"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from planaria.api.model import complete, export_run
+from planaria.api.complete import complete
+from planaria.api.export import export_run
 from planaria.api.table import Table, figure_of, tabulated
 from planaria.config import RunConfig
 from planaria.engine import runs
 from planaria.observe import page
-from planaria.observe.run.recoveries import RecoveryTiming, recoveries
+from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.report import body, outcome, write_report
 from planaria.observe.run.summary import measured, summary
 from planaria.record.logs import RunRecord, read_run

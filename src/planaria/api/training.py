@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Event
 
 from planaria import digests, documents
-from planaria.api.model import complete, export_run
+from planaria.api.complete import complete
+from planaria.api.export import export_run
 from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
 from planaria.config import RunConfig

@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
 
 
 def _generate(given: argparse.Namespace) -> int:
-    from planaria.api.model import complete
+    from planaria.api.complete import complete
     from planaria.commands import ensemble
 
     speak = complete if given.experts is None else ensemble.complete
@@ -85,7 +85,7 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 
 
 def _export(given: argparse.Namespace) -> int:
-    from planaria.api.model import export_run
+    from planaria.api.export import export_run
 
     print(export_run(given.run, given.to))
     return 0

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from planaria import recipe
 from planaria.compare.advice import Advice, BreakEven
@@ -18,6 +14,7 @@ from planaria.compare.predict import is_known, ways
 from planaria.config import RunConfig
 from planaria.engine.prepare import check
 from planaria.errors import UserError
+from planaria.observe.tables import Table, show
 
 UNITS = {"hours": 1.0, "minutes": 60.0, "seconds": 3600.0}
 """of a prediction, by how many of them an hour has"""
@@ -70,33 +67,16 @@ def _told_in(unit: str, *hours: float) -> str:
 
 def _show(config: RunConfig, advice: Advice, unit: str) -> None:
     rate = f"{config.network.hourly:.3g} an hour and worker"
-    table = Table(title=f"{config.name}: {config.train.steps} steps, failures at {rate}", title_justify="left")
-    for column in (
-        "strategy",
-        "recovery.strategy",
-        "routing",
-        unit,
-        "range",
-        "checkpoint every",
-        "MB a step",
-        "memory",
-    ):
-        table.add_column(column, justify="left" if column in ("strategy", "recovery.strategy", "routing") else "right")
+    head = ["strategy", "recovery.strategy", "routing", unit, "range", "checkpoint every", "MB a step", "memory"]
+    rows = []
     for way in advice.ways:
         hours = way.prediction.hours
         spread = "calculated" if way.prediction.certain else _told_in(unit, hours.low, hours.high)
         interval = "–" if way.prediction.interval is None else f"{way.prediction.interval} steps"
-        table.add_row(
-            way.prediction.name,
-            way.chain,
-            way.routing,
-            _told_in(unit, hours.mean),
-            spread,
-            interval,
-            f"{way.step_bytes / 1e6:.1f}",
-            f"{100 * way.memory:.0f} %",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        costs = [spread, interval, f"{way.step_bytes / 1e6:.1f}", f"{100 * way.memory:.0f} %"]
+        rows.append([way.prediction.name, way.chain, way.routing, _told_in(unit, hours.mean), *costs])
+    title = f"{config.name}: {config.train.steps} steps, failures at {rate}"
+    show([Table(title, head, rows, numbers_from=3)])
 
 
 def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str) -> list[str]:

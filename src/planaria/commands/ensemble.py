@@ -11,12 +11,9 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
-from planaria.api.model import export_run
+from planaria.api.export import export_run
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
 from planaria.engine import runs
@@ -30,6 +27,7 @@ from planaria.experts.manifest import ADDED, TOKENIZER, Manifest, Member
 from planaria.experts.reading import windows
 from planaria.experts.scoring import score
 from planaria.model.stages import parameter_count
+from planaria.observe.tables import Table, show
 
 MOST_WINDOWS = 500
 
@@ -60,27 +58,25 @@ def evaluate(folder: Path, text: str | None) -> int:
 def _print_text(ensemble: Ensemble, folder: Path, text: str) -> None:
     """A line for the ensemble and one for each expert."""
     logps, found = _measured(ensemble, folder, text)
-    table = Table(title=Text(f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"))
-    for column in ("who", "knows", "perplexity", "has its say"):
-        table.add_column(column, justify="right" if column in ("perplexity", "has its say") else "left")
-    table.add_row("ensemble", "", f"{found.perplexity:.3f}", "")
-    for member, own, share in zip(ensemble.manifest.members, logps, found.speaking, strict=True):
-        table.add_row(member.name, Text(member.domain), f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}")
-    Console().print(table)
+    members = zip(ensemble.manifest.members, logps, found.speaking, strict=True)
+    rows = [
+        ["ensemble", "", f"{found.perplexity:.3f}", ""],
+        *([m.name, m.domain, f"{math.exp(-float(own.mean())):.3f}", f"{share:.1%}"] for m, own, share in members),
+    ]
+    title = f"perplexity on {text}: {logps.shape[1]} samples of {logps.shape[2]} tokens"
+    show([Table(title, ["who", "knows", "perplexity", "has its say"], rows, numbers_from=2)])
 
 
 def _print_domains(ensemble: Ensemble, folder: Path, tests: Sequence[Path]) -> None:
     """A line for each test text that the ensemble was made with."""
-    table = Table(title=Text(f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"))
-    for column in ("domain", "ensemble", "best expert", "of it alone", "speaks most", "share"):
-        table.add_column(column, justify="left" if column in ("domain", "best expert", "speaks most") else "right")
-    names = [member.name for member in ensemble.manifest.members]
+    rows, names = [], [member.name for member in ensemble.manifest.members]
     for file in tests:
         logps, found = _measured(ensemble, folder, str(file))
         best, most = int(logps.mean((1, 2)).argmax()), max(range(len(names)), key=found.speaking.__getitem__)
         cells = [f"{found.perplexity:.3f}", names[best], f"{math.exp(found.best):.3f}"]
-        table.add_row(file.stem, *cells, names[most], f"{found.speaking[most]:.1%}")
-    Console().print(table)
+        rows.append([file.stem, *cells, names[most], f"{found.speaking[most]:.1%}"])
+    title = f"perplexity on test texts of {folder}: at most {MOST_WINDOWS} samples of each"
+    show([Table(title, ["domain", "ensemble", "best expert", "of it alone", "speaks most", "share"], rows)])
 
 
 def _measured(ensemble: Ensemble, folder: Path, source: str) -> tuple[Tensor, Score]:

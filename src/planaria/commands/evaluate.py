@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from planaria.checkpoint.loading import load_model
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
@@ -15,6 +12,7 @@ from planaria.engine import runs
 from planaria.engine.batches import batches
 from planaria.engine.omission import Omission, omissions
 from planaria.errors import UserError
+from planaria.observe.tables import Table, show
 
 FILE = "omission.json"
 
@@ -56,15 +54,15 @@ def parse_shares(text: str, stages: int) -> list[float]:
 
 
 def _show(found: list[Omission], stages: int) -> None:
-    table = Table(title=f"validation perplexity, of {stages} block stages")
-    for column in ("left out", "subsets", "perplexity", "least … most", "over the whole model"):
-        table.add_column(column, justify="right")
-    for one in found:
-        table.add_row(
+    rows = [
+        [
             f"{one.stages}",
             f"{one.subsets} of {one.possible}",
             f"{one.perplexity:.3f}",
             f"{one.least:.3f} … {one.most:.3f}" if one.subsets > 1 else "",
             f"{one.over_full - 1:+.1%}" if one.stages else "",
-        )
-    Console().print(table)
+        ]
+        for one in found
+    ]
+    head = ["left out", "subsets", "perplexity", "least … most", "over the whole model"]
+    show([Table(f"validation perplexity, of {stages} block stages", head, rows, numbers_from=0)])

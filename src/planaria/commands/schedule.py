@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from planaria import shipped
 from planaria.config import RunConfig
 from planaria.engine.prepare import beside
@@ -15,6 +12,7 @@ from planaria.errors import UserError
 from planaria.network.topology import Topology, read
 from planaria.observe.live.bars import SearchProgress
 from planaria.observe.run.schedule_page import write_page
+from planaria.observe.tables import Table, show
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate
 from planaria.planner.compiled import COMPILED
@@ -77,15 +75,15 @@ def _part(budget: Budget, share: float) -> Budget:
 
 
 def _show(problem: Problem, schedule: Schedule) -> None:
-    table = Table(title=f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages")
-    for column in ("", "seconds", "this plan ÷ it"):
-        table.add_column(column, justify="left" if not column else "right")
-    table.add_row("this plan", _seconds(schedule.step_s), "1.000")
-    for name, seconds in sorted(schedule.compared.items(), key=lambda pair: pair[1]):
-        table.add_row(name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}")
+    others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     gap = 1 - schedule.bound.step_s / schedule.step_s
-    table.add_row(f"lower bound ({schedule.bound.binds})", _seconds(schedule.bound.step_s), f"gap {gap:.1%}")
-    Console().print(table)
+    rows = [
+        ["this plan", _seconds(schedule.step_s), "1.000"],
+        *([name, _seconds(seconds), f"{schedule.step_s / seconds:.3f}"] for name, seconds in others),
+        [f"lower bound ({schedule.bound.binds})", _seconds(schedule.bound.step_s), f"gap {gap:.1%}"],
+    ]
+    title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
+    show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
     search = schedule.search
     print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
 

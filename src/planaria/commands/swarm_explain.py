@@ -6,13 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from planaria.commands.swarm import config_of
 from planaria.errors import UserError, nearest
+from planaria.observe.tables import Table, show
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.message import BadMessage
 from planaria.swarm.config import SwarmConfig
@@ -89,12 +85,9 @@ def _show(
     file: Path,
 ) -> None:
     title = f"{peer}: {len(lines)} completions, {sum(line.advantage is not None for line in lines)} learned from"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("round", "problem", "from", "reward", "passed", "what became of it", *(["text"] if texts else [])):
-        table.add_column(column)
-    for line in lines[:MOST]:
-        table.add_row(*(Text(cell) for cell in _cells(line, names, texts)))
-    Console().print(table)
+    head = ["round", "problem", "from", "reward", "passed", "what became of it", *(["text"] if texts else [])]
+    rows = [list(_cells(line, names, texts)) for line in lines[:MOST]]
+    show([Table(title, head, rows, numbers_from=len(head))])
     if len(lines) > MOST:
         print(f"{len(lines) - MOST} more in {file}; ask for a --round, a --problem or a --source")
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from planaria.commands.schedule import topology_of
 from planaria.config import RunConfig
@@ -19,6 +14,7 @@ from planaria.errors import UserError
 from planaria.network.measuring import Link, Pair, Spread, between_sites, emulated, files
 from planaria.network.topology import MBIT, Node, NodeGroup, Topology
 from planaria.observe.live.bars import SurveyProgress
+from planaria.observe.tables import Table, show
 
 MOST_NODES = 128
 """each is a process of this machine"""
@@ -92,12 +88,9 @@ def _require_folder(to: Path) -> None:
 
 
 def _show(nodes: Sequence[Node], links: Mapping[tuple[str, str], Link]) -> None:
-    table = Table(title=f"{len(nodes)} nodes: median (quartiles)", title_justify="left")
-    for column in ("from", "to", "latency, ms", "bandwidth, Mbit/s"):
-        table.add_column(column, justify="left" if column in ("from", "to") else "right")
-    for (a, b), link in sorted(links.items()):
-        table.add_row(escape(a), escape(b), _told(link.latency, 1000), _told(link.bandwidth, 1 / MBIT))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    rows = [[a, b, _told(k.latency, 1000), _told(k.bandwidth, 1 / MBIT)] for (a, b), k in sorted(links.items())]
+    head = ["from", "to", "latency, ms", "bandwidth, Mbit/s"]
+    show([Table(f"{len(nodes)} nodes: median (quartiles)", head, rows, numbers_from=2)])
 
 
 def _told(spread: Spread, unit: float) -> str:

@@ -14,25 +14,11 @@ from pydantic import ValidationError
 
 import planaria
 from planaria.errors import UserError
+from planaria.fleet import visit
 from planaria.fleet.door import Door
 from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import VISITOR, call
-from planaria.fleet.visit import (
-    BEAT_S,
-    TO_GUEST,
-    Beat,
-    Departing,
-    Failed,
-    Goodbye,
-    JoinRequest,
-    Settled,
-    Signal,
-    Start,
-    Started,
-    Welcome,
-    Word,
-)
 from planaria.transport.secure import StrangerError
 
 _MAX_WORD_BYTES = 1 << 20
@@ -67,15 +53,15 @@ class Visit:
         self._speaking = threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
-            self._say(JoinRequest(called=name[:200], version=planaria.__version__, workers=workers))
+            self._say(visit.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers))
             answer = self._hear(_PATIENCE_S)
         except EOFError:
             raise OSError("hung up") from None
         except StrangerError:
             raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
-        if isinstance(answer, Goodbye):
+        if isinstance(answer, visit.Goodbye):
             raise UserError(f"not let in: {answer.reason}")
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, visit.Welcome):
             raise OSError("no answer at the door")
         self.welcome = answer
 
@@ -84,15 +70,15 @@ class Visit:
 
         A run that is not heard for ``silence_s`` is lost: a broken network tells nobody that it is.
         """
-        self._say(Settled())
+        self._say(visit.Settled())
         told("joined")
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        leaving, silence = "", Silence[str](BEAT_S, silence_s / BEAT_S)
+        leaving, silence = "", Silence[str](visit.BEAT_S, silence_s / visit.BEAT_S)
         silence.hear("the run")
         while True:
             try:
-                self._line.poll(BEAT_S)
-                silence.look(BEAT_S)
+                self._line.poll(visit.BEAT_S)
+                silence.look(visit.BEAT_S)
                 word = self._hear(0.0)
             except (EOFError, OSError, ValidationError):
                 return Ending("left") if leaving and pool.empty else Ending("lost", "the line broke")
@@ -100,49 +86,49 @@ class Visit:
                 silence.hear("the run")
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 return Ending("lost", f"silent for {seconds:.1f} s")
-            if isinstance(word, Goodbye):
+            if isinstance(word, visit.Goodbye):
                 return Ending("over", word.reason)
             self._heed(word, pool, leaving, told)
             if not leaving and (leaving := asked_to_leave()):
                 told("leaving as soon as others have taken over what is here (again: at once)")
-                self._say(Departing(detail=leaving))
+                self._say(visit.Departing(detail=leaving))
             elif leaving and pool.empty:
                 return Ending("left")
 
     def end(self) -> None:
         self._line.close()
 
-    def _heed(self, word: Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
+    def _heed(self, word: visit.Word | None, pool: ProcessPool, leaving: str, told: Told) -> None:
         match word:
-            case Start() if not leaving:
+            case visit.Start() if not leaving:
                 threading.Thread(target=self._start, args=(word, pool, told), name="birth", daemon=True).start()
-            case Signal():
+            case visit.Signal():
                 pool.signal(word.worker, word.incarnation, word.number)
 
-    def _start(self, word: Start, pool: ProcessPool, told: Told) -> None:
+    def _start(self, word: visit.Start, pool: ProcessPool, told: Told) -> None:
         """A birth may take its time; meanwhile the run is heard."""
         try:
             pid = pool.start(word.worker, word.incarnation)
         except OSError as error:
             told(str(error))
-            self._say(Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
+            self._say(visit.Failed(worker=word.worker, incarnation=word.incarnation, detail=str(error)[:200]))
             return
         told(f"started worker {word.worker} (pid {pid})")
-        self._say(Started(worker=word.worker, incarnation=word.incarnation))
+        self._say(visit.Started(worker=word.worker, incarnation=word.incarnation))
 
     def _beat(self) -> None:
         while not self._line.closed:
-            self._say(Beat())
-            time.sleep(BEAT_S)
+            self._say(visit.Beat())
+            time.sleep(visit.BEAT_S)
 
-    def _say(self, word: Word) -> None:
+    def _say(self, word: visit.Word) -> None:
         with self._speaking:
             try:
                 self._line.send_bytes(word.model_dump_json().encode())
             except OSError:
                 return  # whoever listens next hears that the line is dead
 
-    def _hear(self, patience_s: float) -> Welcome | Start | Signal | Beat | Goodbye | None:
+    def _hear(self, patience_s: float) -> visit.ToGuest | None:
         if not self._line.poll(patience_s):
             return None
-        return TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))
+        return visit.TO_GUEST.validate_json(self._line.recv_bytes(_MAX_WORD_BYTES))

@@ -12,25 +12,11 @@ from pydantic import ValidationError
 
 import planaria
 from planaria.errors import UserError
+from planaria.fleet import visit
 from planaria.fleet.base import Asked, Joined, Leaving, Left
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import Caller, Line, Switchboard
-from planaria.fleet.visit import (
-    BEAT_S,
-    FROM_GUEST,
-    Beat,
-    Departing,
-    Failed,
-    Goodbye,
-    JoinRequest,
-    Settled,
-    Signal,
-    Start,
-    Started,
-    Strike,
-    Welcome,
-)
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
@@ -73,7 +59,7 @@ class Guests:
             guest = self._guests.get(self._host_of[worker])
             if guest is not None and not guest.left:
                 guest.workers.add((worker, incarnation))
-                _tell(guest.line, Start(worker=worker, incarnation=incarnation))
+                _tell(guest.line, visit.Start(worker=worker, incarnation=incarnation))
                 return
         self._ears.tell(Lost(worker, incarnation, "its machine has left"))
 
@@ -85,14 +71,14 @@ class Guests:
     def signal(self, worker: str, incarnation: int, number: int) -> None:
         guest = self._guests.get(self._host_of[worker])
         if guest is not None:
-            _tell(guest.line, Signal(worker=worker, incarnation=incarnation, number=int(number)))
+            _tell(guest.line, visit.Signal(worker=worker, incarnation=incarnation, number=int(number)))
 
     def turn_away(self, host: str, reason: str) -> None:
         """Say goodbye to a machine; it takes its workers with it."""
         with self._guarded:
             guest = self._guests.get(host)
             if guest is not None:
-                _tell(guest.line, Goodbye(reason=reason, welcome=False))
+                _tell(guest.line, visit.Goodbye(reason=reason, welcome=False))
                 self._part(guest, reason)
 
     def close(self) -> None:
@@ -100,7 +86,7 @@ class Guests:
         with self._guarded:
             self._over = True
             for guest in self._guests.values():
-                _tell(guest.line, Goodbye(reason="the run is over"))
+                _tell(guest.line, visit.Goodbye(reason="the run is over"))
                 guest.line.hang_up()
 
     # ---- one thread for each machine
@@ -114,7 +100,7 @@ class Guests:
             pass
         except UserError as error:
             detail = str(error)
-            _tell(line, Goodbye(reason=detail, welcome=False))
+            _tell(line, visit.Goodbye(reason=detail, welcome=False))
         except (OSError, ValidationError) as error:
             detail = str(error).partition("\n")[0]
         with self._guarded:
@@ -128,34 +114,34 @@ class Guests:
         :raises UserError: when it is not fit.
         :raises OSError: when it says nothing for too long, or what it should not.
         """
-        called, room, silence = "", 0, Silence[str](BEAT_S, self._silence_s / BEAT_S)
+        called, room, silence = "", 0, Silence[str](visit.BEAT_S, self._silence_s / visit.BEAT_S)
         silence.expect(guest.host)  # until it has looked at the run's folders and imported what workers need
         while True:
-            wait([guest.line], BEAT_S)  # type: ignore[list-item]
-            silence.look(BEAT_S)
+            wait([guest.line], visit.BEAT_S)  # type: ignore[list-item]
+            silence.look(visit.BEAT_S)
             for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
-                match FROM_GUEST.validate_json(text):
-                    case JoinRequest() as request:
+                match visit.FROM_GUEST.validate_json(text):
+                    case visit.JoinRequest() as request:
                         called, room = _printable(request.called), request.workers
                         self._let_in(guest, request, called)
-                    case Settled() if room and not guest.joined:
+                    case visit.Settled() if room and not guest.joined:
                         guest.joined = True
                         self._ears.tell(Joined(guest.host, room, called))
-                    case Started(worker=worker, incarnation=incarnation) if (worker, incarnation) in guest.workers:
-                        self._ears.tell(Born(worker, incarnation))
-                    case Failed(worker=worker, incarnation=incarnation, detail=detail):
+                    case visit.Started(worker=worker, incarnation=number) if (worker, number) in guest.workers:
+                        self._ears.tell(Born(worker, number))
+                    case visit.Failed(worker=worker, incarnation=incarnation, detail=detail):
                         if (worker, incarnation) in guest.workers:
                             self._ears.tell(Lost(worker, incarnation, _printable(detail)))
-                    case Departing(detail=detail) if guest.joined and not guest.left:
+                    case visit.Departing(detail=detail) if guest.joined and not guest.left:
                         self._depart(guest, _printable(detail))
-                    case Beat():
+                    case visit.Beat():
                         with self._guarded:
-                            _tell(guest.line, Beat())
-                    case Strike(fault=fault) if not called:
+                            _tell(guest.line, visit.Beat())
+                    case visit.Strike(fault=fault) if not called:
                         self._ears.tell(Asked(fault))
-                        _tell(guest.line, Goodbye(reason="it will strike at the next occasion"))
+                        _tell(guest.line, visit.Goodbye(reason="it will strike at the next occasion"))
                         raise EOFError
-                    case Started():
+                    case visit.Started():
                         pass  # given up meanwhile
                     case _:
                         raise OSError("it said what it should not")
@@ -164,7 +150,7 @@ class Guests:
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 raise OSError(f"silent for {seconds:.1f} s")
 
-    def _let_in(self, guest: _Guest, request: JoinRequest, called: str) -> None:
+    def _let_in(self, guest: _Guest, request: visit.JoinRequest, called: str) -> None:
         if request.version != planaria.__version__:
             mend = "install the same on both"
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {mend}")
@@ -173,7 +159,7 @@ class Guests:
                 raise UserError(f"{_MANY} machines have joined already; come again later")
             if not self._over:
                 self._guests[guest.host] = guest
-        _tell(guest.line, Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd())))
+        _tell(guest.line, visit.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd())))
 
     def _depart(self, guest: _Guest, detail: str) -> None:
         """It will go once others have what its workers have."""
@@ -194,7 +180,7 @@ class Guests:
         guest.line.hang_up()
 
 
-def _tell(line: Line, word: Welcome | Start | Signal | Beat | Goodbye) -> None:
+def _tell(line: Line, word: visit.Welcome | visit.Start | visit.Signal | visit.Beat | visit.Goodbye) -> None:
     if not line.closed:
         line.send(word.model_dump_json().encode())
 

@@ -20,6 +20,13 @@ class Word(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class WorkerWord(Word):
+    """About one worker."""
+
+    worker: _Name
+    incarnation: int
+
+
 class JoinRequest(Word):
     """A machine would like to join, and what it has."""
 
@@ -43,20 +50,16 @@ class Beat(Word):
     kind: Literal["beat"] = "beat"
 
 
-class Started(Word):
+class Started(WorkerWord):
     """A worker's process is there."""
 
     kind: Literal["started"] = "started"
-    worker: _Name
-    incarnation: int
 
 
-class Failed(Word):
+class Failed(WorkerWord):
     """A worker's process could not be started."""
 
     kind: Literal["failed"] = "failed"
-    worker: _Name
-    incarnation: int
     detail: _Name
 
 
@@ -84,20 +87,16 @@ class Welcome(Word):
     """where the controller runs; relative paths of the run start there"""
 
 
-class Start(Word):
+class Start(WorkerWord):
     """Start a worker."""
 
     kind: Literal["start"] = "start"
-    worker: _Name
-    incarnation: int
 
 
-class Signal(Word):
+class Signal(WorkerWord):
     """Send a signal to a worker."""
 
     kind: Literal["signal"] = "signal"
-    worker: _Name
-    incarnation: int
     number: int
 
 
@@ -110,9 +109,7 @@ class Goodbye(Word):
     """may it come again?"""
 
 
-FROM_GUEST: TypeAdapter[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike] = TypeAdapter(
-    Annotated[JoinRequest | Settled | Beat | Started | Failed | Departing | Strike, Field(discriminator="kind")]
-)
-TO_GUEST: TypeAdapter[Welcome | Start | Signal | Beat | Goodbye] = TypeAdapter(
-    Annotated[Welcome | Start | Signal | Beat | Goodbye, Field(discriminator="kind")]
-)
+FromGuest = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike
+ToGuest = Welcome | Start | Signal | Beat | Goodbye
+FROM_GUEST: TypeAdapter[FromGuest] = TypeAdapter(Annotated[FromGuest, Field(discriminator="kind")])
+TO_GUEST: TypeAdapter[ToGuest] = TypeAdapter(Annotated[ToGuest, Field(discriminator="kind")])

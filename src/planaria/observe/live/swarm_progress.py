@@ -16,9 +16,6 @@ from rich.text import Text
 
 from planaria.swarm.records.lines import Evaluated, Finished, Record, RoundDone, Started
 
-PLAIN_EVERY = 10
-"""rounds between lines where there is no terminal"""
-
 
 class SwarmProgress:
     """Hears every record of every peer. A terminal gets a table, anything else a line now and then."""

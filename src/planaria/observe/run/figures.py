@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from planaria.observe import theme
 from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import SIGNS, Line
-from planaria.observe.run.recoveries import RecoveryTiming
+from planaria.observe.run.recovery_timeline import RecoveryTiming
 from planaria.observe.run.stays import Holding
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 from planaria.record.run_record import Metric, RunRecord, StepMetric

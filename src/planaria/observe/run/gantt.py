@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from planaria.observe import theme
 from planaria.observe.run.naming import Naming, naming_of
-from planaria.observe.run.recoveries import RecoveryTiming
+from planaria.observe.run.recovery_timeline import RecoveryTiming
 from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
 from planaria.record.decisions import Form
 from planaria.record.events import Linked, Span, Worked

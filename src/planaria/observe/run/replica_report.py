@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from planaria.observe import page
 from planaria.observe.run.ledger import sample_ledger
-from planaria.observe.run.recoveries import recoveries
+from planaria.observe.run.recovery_timeline import recoveries
 from planaria.observe.run.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
 from planaria.observe.run.round_history import RoundHistory, gatherings, told, totals
 from planaria.record.decisions import Disband, Form, Found

@@ -22,7 +22,7 @@ from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_ste
 from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import story
-from planaria.observe.run.recoveries import RecoveryTiming, faults_summary, recoveries
+from planaria.observe.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
 from planaria.observe.run.replica_report import replica_section
 from planaria.observe.run.round_history import gatherings, totals
 from planaria.observe.run.stays import holdings, machine_section

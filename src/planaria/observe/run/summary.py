@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from planaria.observe.run.recoveries import RecoveryTiming, recoveries
+from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
 from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from planaria.observe import page
+from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES, figure, label
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
@@ -27,12 +23,8 @@ HEAD = ["peer", "model", "start", "now", "alone", "collaborating brought"]
 
 def show_outcome(outcome: Outcome, config: SwarmConfig) -> None:
     """Print whether collaborating helped, peer by peer."""
-    table = Table(title=Text(f"{config.name}: did collaborating help?"), title_justify="left", box=box.SIMPLE)
-    for place, column in enumerate(HEAD):
-        table.add_column(column, justify="right" if place > 1 else "left")
-    for peer in _examined(outcome):
-        table.add_row(*(Text(cell) for cell in _row(peer)))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    rows = [_row(peer) for peer in _examined(outcome)]
+    show([Table(f"{config.name}: did collaborating help?", HEAD, rows, numbers_from=2)])
 
 
 def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: Path | None = None) -> Path:
@@ -122,12 +114,7 @@ def _refusals(folder: Path, outcome: Outcome) -> Iterator[str]:
         page.chart(influence_figure(logs, names), "influence"),
     )
     rows = [
-        [
-            layer,
-            _share(found.stopped),
-            _share(found.misjudged),
-            "; ".join(f"{n} × {why}" for why, n in found.off.items()),
-        ]
+        [layer, share(found.stopped), share(found.misjudged), "; ".join(f"{n} × {why}" for why, n in found.off.items())]
         for layer, found in outcome.layers.items()
     ]
     yield page.section(
@@ -141,7 +128,8 @@ def _rate(found: Tally) -> str:
     return "–" if found.rate is None else f"{found.rate:.2f}"
 
 
-def _share(found: Tally) -> str:
+def share(found: Tally) -> str:
+    """A rate, and of how many; a dash where there is none."""
     return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"
 
 

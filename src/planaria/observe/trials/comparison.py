@@ -11,8 +11,8 @@ from planaria.compare.race_results import Compared, Run, Scored
 from planaria.compare.race_spec import SMOOTHED
 from planaria.compare.winners import hours_at, without_failures
 from planaria.observe import page
+from planaria.observe.tables import Table, show
 from planaria.observe.trials.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
-from planaria.observe.trials.tables import Table, show
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
 from planaria.trials.spread import seeds_shown, shown
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planaria.observe import page
+from planaria.observe.swarm.swarm_report import share
+from planaria.observe.tables import Table, show
 from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
-from planaria.observe.trials.tables import Table, show
 from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.trials.spread import seeds_shown, shown, spread
@@ -66,7 +67,7 @@ def _layers(found: Drill) -> Table:
             }
             if stopped.eligible or misjudged.eligible or off:
                 reasons = "; ".join(f"{count} × {why}" for why, count in off.items())
-                rows.append([arm.name, layer, _share(stopped), _share(misjudged), reasons or "–"])
+                rows.append([arm.name, layer, share(stopped), share(misjudged), reasons or "–"])
     head = ["arm", "layer", "poison stopped", "honest refused", "switched off"]
     return Table("layers: poison stopped, and honest completions refused", head, rows, numbers_from=2)
 
@@ -134,7 +135,3 @@ def _body(found: Drill) -> Iterator[str]:
 
 def _interval(found: Tally) -> str:
     return str(found) if found.eligible else "–"
-
-
-def _share(found: Tally) -> str:
-    return f"{found.rate:.1%} of {found.eligible}" if found.rate is not None else "–"

@@ -10,9 +10,9 @@ from statistics import fmean
 from planaria.experts.budget import SYNCHRONISED
 from planaria.experts.experts_results import TIE, Results, Speech, geometric
 from planaria.observe import page
+from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES
 from planaria.observe.trials.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
-from planaria.observe.trials.tables import Table, show
 from planaria.trials.spread import seeds_shown, shown, spread
 
 

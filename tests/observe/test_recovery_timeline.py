@@ -6,7 +6,7 @@ import pytest
 from synthetic_run import DECIDE, LINK, NOTICE, REBUILD, TRANSFER, Synthesis
 
 from planaria.config import RunConfig
-from planaria.observe.run.recoveries import faults_summary, recoveries
+from planaria.observe.run.recovery_timeline import faults_summary, recoveries
 from planaria.observe.run.stays import Holding, holdings
 from planaria.record.decisions import Cannot, Commit, Decision, Form, Keep, Member, Rebuild, RunStep
 from planaria.record.events import (

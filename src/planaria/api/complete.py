@@ -1,15 +1,12 @@
-"""What a trained model is for: to complete a prompt, and to be taken elsewhere."""
+"""A prompt, completed by a trained model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.checkpoint.loading import load_model
-from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.model.generate import generate
-from planaria.model.huggingface import export_model
 
 
 def complete(
@@ -23,11 +20,3 @@ def complete(
     model.eval()
     new = list(generate(model, tokens, max_new, temperature, top_k, seed, tokenizer.end))
     return prompt + tokenizer.decode(new)
-
-
-def export_run(folder: Path, to: Path) -> Path:
-    """Write the newest whole checkpoint of the run in ``folder`` as a Hugging Face model into ``to``."""
-    runs.config_of(folder, runs.TOKENIZER)
-    tokenizer = folder / runs.TOKENIZER
-    export_model(load_model(runs.newest_whole(folder)), to, tokenizer, Tokenizer.open(tokenizer).end)
-    return to

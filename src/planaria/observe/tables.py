@@ -1,4 +1,4 @@
-"""Tables of what trials found: on the terminal, and in pages."""
+"""Tables: on the terminal, and in pages."""
 
 from __future__ import annotations
 
