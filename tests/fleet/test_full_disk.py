@@ -12,7 +12,7 @@ import pytest
 from harness import LiveWorkers, ending, facts, folder_of, losses, reason, resume, tiny, train
 
 from planaria import recipe
-from planaria.api import model, training
+from planaria.api import export, training
 from planaria.checkpoint.store import CheckpointStore
 from planaria.cli import main
 from planaria.config import RunConfig
@@ -156,7 +156,7 @@ def test_an_export_that_finds_no_room_says_so_in_one_line(
 ) -> None:
     def crowded(folder: Path, to: Path) -> Path:
         disk.fill()
-        return model.export_run(folder, to)
+        return export.export_run(folder, to)
 
     recipe_file = tmp_path / "run.toml"
     recipe_file.write_text(recipe.dump(config(tmp_path)))
