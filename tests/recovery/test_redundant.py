@@ -35,7 +35,7 @@ def test_a_lost_stage_comes_from_the_stage_before_if_that_lives(stages: int) -> 
 def test_a_host_that_keeps_nothing_yet_is_not_asked() -> None:
     answer = Redundant().donors(frozenset({2, 5}), replica(5, s1=0, s4=1))
     assert answer.donors == {5: (4,)}
-    assert answer.refused == {2: "stage 2's twin at stage 1 is not whole yet"}
+    assert answer.refused == {2: "stage 2's twin at stage 1 is not whole yet (0 of 1 steps)"}
 
 
 def test_what_is_given_and_rebuilt_is_the_twin_as_it_is() -> None:

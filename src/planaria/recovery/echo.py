@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,25 +23,23 @@ from planaria.errors import UserError
 from planaria.model.quantise import GROUP, coded_bytes, decode, encode
 from planaria.model.state import Shapes, StageState
 from planaria.recovery.base import (
-    Answer,
     Copy,
     CopyCost,
     Holder,
     Moment,
     Original,
-    Recovery,
-    Replica,
     Sender,
-    Workshop,
     numel,
 )
+from planaria.recovery.hosted import Hosted
 
 KEPT = torch.bfloat16
 
 
-class Echo(Recovery):
+class Echo(Hosted):
     """Bits of a weight in a message, steps of a round, and how far round the ring the copy lies."""
 
+    called: ClassVar[str] = "echo"
     bits: Literal[2, 4, 8] = 8
     """bits of one weight in a message"""
     every: Positive = 4
@@ -59,10 +57,14 @@ class Echo(Recovery):
                 f"recovery.options.distance = {self.distance}: an echo lies at most {stages} places round the ring of "
                 f"the ends and {stages} block stages; lower it"
             )
-        return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
+        return super().copies(stages)
 
     def host(self, stage: int, stages: int) -> int:
         return (stage + self.distance) % (stages + 1)
+
+    @property
+    def commits_needed(self) -> int:
+        return self.every
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         return EchoSender(self.bits, self.every)
@@ -75,27 +77,6 @@ class Echo(Recovery):
         (own,) = shapes.values()
         kept = numel(own) * KEPT.itemsize
         return CopyCost(coded_bytes(numel(own), self.bits) / self.every, kept, kept)
-
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        donors, refused = {}, {}
-        for stage in sorted(lost):
-            host = self.host(stage, replica.stages)
-            if host in lost:
-                refused[stage] = f"stage {stage}'s echo was at stage {host}, which is lost too"
-            elif replica.ages[host] < self.every:
-                so_far = f"{replica.ages[host]} of {self.every} steps"
-                refused[stage] = f"stage {stage}'s echo at stage {host} is not whole yet ({so_far})"
-            else:
-                donors[stage] = (host,)
-        return Answer(donors, refused)
-
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        (echo,) = kept.values()
-        return echo
-
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        (echo,) = given.values()
-        return echo
 
 
 @dataclass

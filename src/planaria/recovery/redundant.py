@@ -19,30 +19,28 @@ from planaria.model.packing import pack, unpack
 from planaria.model.state import Shapes, StageState
 from planaria.network.costs import FP32_BYTES
 from planaria.recovery.base import (
-    Answer,
     Copy,
     CopyCost,
     Holder,
     Moment,
     Original,
-    Recovery,
-    Replica,
     Sender,
     Twin,
-    Workshop,
     numel,
 )
+from planaria.recovery.hosted import Hosted
 
 
-class Redundant(Recovery):
+class Redundant(Hosted):
     """Twins of all stages, each at the stage before."""
 
     exact: ClassVar[bool] = True
+    called: ClassVar[str] = "twin"
     forward: bool = True
     """compute the successor's forward pass too, as published; exactness does not need it"""
 
-    def copies(self, stages: int) -> tuple[Copy, ...]:
-        return tuple(Copy((stage,), _before(stage, stages)) for stage in range(stages + 1))
+    def host(self, stage: int, stages: int) -> int:
+        return (stage - 1) % (stages + 1)
 
     def sender(self, copy: Copy, stage: int) -> Sender:
         return TwinSender()
@@ -55,30 +53,6 @@ class Redundant(Recovery):
         ((stage, own),) = shapes.items()
         size = FP32_BYTES * numel(own)
         return CopyCost(size, 3 * size, forward=self.forward and stage != 0)
-
-    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        donors, refused = {}, {}
-        for stage in sorted(lost):
-            host = _before(stage, replica.stages)
-            if host in lost:
-                refused[stage] = f"stage {stage}'s twin was at stage {host}, which is lost too"
-            elif not replica.ages[host]:
-                refused[stage] = f"stage {stage}'s twin at stage {host} is not whole yet"
-            else:
-                donors[stage] = (host,)
-        return Answer(donors, refused)
-
-    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        (twin,) = kept.values()
-        return twin
-
-    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
-        (twin,) = given.values()
-        return twin
-
-
-def _before(stage: int, stages: int) -> int:
-    return (stage - 1) % (stages + 1)
 
 
 class TwinSender:

@@ -1,0 +1,50 @@
+"""What strategies have in common that keep one whole copy of every stage, at another stage."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from planaria.model.state import StageState
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+
+
+class Hosted(Recovery, ABC):
+    """A lost stage is what its copy is. Where the host is lost too, or has not heard enough, there is none."""
+
+    called: ClassVar[str]
+    """the copy, in messages"""
+
+    @abstractmethod
+    def host(self, stage: int, stages: int) -> int:
+        """Where the copy of ``stage`` lies, of block stages 1..``stages`` and the ends 0."""
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        return tuple(Copy((stage,), self.host(stage, stages)) for stage in range(stages + 1))
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        donors, refused, needed = {}, {}, self.commits_needed
+        for stage in sorted(lost):
+            host = self.host(stage, replica.stages)
+            if host in lost:
+                refused[stage] = f"stage {stage}'s {self.called} was at stage {host}, which is lost too"
+            elif replica.ages[host] < needed:
+                so_far = f"{replica.ages[host]} of {needed} steps"
+                refused[stage] = f"stage {stage}'s {self.called} at stage {host} is not whole yet ({so_far})"
+            else:
+                donors[stage] = (host,)
+        return Answer(donors, refused)
+
+    @property
+    def commits_needed(self) -> int:
+        """Commits that a host must have seen before its copy is whole."""
+        return 1
+
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        (copy,) = kept.values()
+        return copy
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        (copy,) = given.values()
+        return copy
