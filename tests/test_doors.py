@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = (
     (
         "section",
+        "model_config",
         "config",
         "errors",
         "bounds",

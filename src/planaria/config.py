@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
-from planaria.model.model_config import ModelConfig as ModelConfig
+from planaria.model_config import ModelConfig as ModelConfig
 from planaria.options import Options
 from planaria.section import Section as Section
 
