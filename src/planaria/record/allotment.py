@@ -8,7 +8,7 @@ through with its own lane helps the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -69,11 +69,11 @@ class Allotment:
     total: int
     """blocks there are, those of earlier parts of the run included"""
     used: Used = Used()
-    out: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    out: MappingProxyType[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """replica → the block that it has under way"""
-    since: Mapping[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    since: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → what it has committed since the state to which a rollback would take it"""
-    after: Mapping[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    after: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → the latest part of that: since it was saved for a checkpoint that is not sealed yet"""
 
     def next_for(self, replica: int, gone: Collection[int], patience: int) -> int | None:
@@ -110,14 +110,14 @@ class Allotment:
 
     def take(self, replica: int, block: int) -> Allotment:
         """``replica`` begins a step with ``block``."""
-        return replace(self, out=MappingProxyType({**self.out, replica: block}))
+        return replace(self, out=MappingProxyType(self.out | {replica: block}))
 
     def commit(self, replica: int) -> Allotment:
         """``replica`` has committed the block that it had under way."""
         block, after = self.out[replica], self.after
-        since = MappingProxyType({**self.since, replica: _longer(self.since.get(replica, ()), block, self.lanes)})
+        since = MappingProxyType(self.since | {replica: _longer(self.since.get(replica, ()), block, self.lanes)})
         if replica in after:
-            after = MappingProxyType({**after, replica: _longer(after[replica], block, self.lanes)})
+            after = MappingProxyType(after | {replica: _longer(after[replica], block, self.lanes)})
         return replace(self, used=self.used.with_(block), out=_without(self.out, replica), since=since, after=after)
 
     def leave(self, replica: int) -> Allotment:
@@ -126,7 +126,7 @@ class Allotment:
 
     def save(self, replica: int) -> Allotment:
         """``replica`` is saved as it is now, for a checkpoint that is to be sealed."""
-        return replace(self, after=_freeze({**self.after, replica: ()}))
+        return replace(self, after=MappingProxyType(self.after | {replica: ()}))
 
     @property
     def saved(self) -> Used:
@@ -135,11 +135,11 @@ class Allotment:
 
     def seal(self) -> Allotment:
         """From now on a rollback leads to where the replicas were last saved."""
-        return replace(self, since=_freeze({**self.since, **self.after}), after=_freeze({}))
+        return replace(self, since=MappingProxyType(self.since | self.after), after=MappingProxyType({}))
 
     def give_up_save(self) -> Allotment:
         """The checkpoint for which replicas were being saved will not be sealed."""
-        return replace(self, after=_freeze({}))
+        return replace(self, after=MappingProxyType({}))
 
     def roll_back(self, replica: int) -> Allotment:
         """``replica`` goes back to where a rollback takes it; what it committed since then is free again."""
@@ -163,11 +163,7 @@ def _longer(stretches: tuple[Stretch, ...], block: int, lanes: int) -> tuple[Str
     return (*stretches, (block, 1))
 
 
-def _freeze(mapping: dict[int, V]) -> Mapping[int, V]:
-    return MappingProxyType(mapping)
-
-
-def _without(mapping: Mapping[int, V], key: int) -> Mapping[int, V]:
-    left = dict(mapping)
+def _without(mapping: MappingProxyType[int, V], key: int) -> MappingProxyType[int, V]:
+    left = mapping.copy()
     left.pop(key, None)
     return MappingProxyType(left)

@@ -119,7 +119,7 @@ def decided(run: RunState) -> RunState:
 def _go_on(run: RunState, **changes: Any) -> RunState:
     """``dataclasses.replace`` in a tenth of its time."""
     after = object.__new__(RunState)
-    after.__dict__.update(run.__dict__, **changes)
+    object.__setattr__(after, "__dict__", run.__dict__ | changes)
     return after
 
 

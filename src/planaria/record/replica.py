@@ -184,5 +184,5 @@ def go_on(replica: ReplicaState, **changes: Any) -> ReplicaState:
     if not changes.keys() <= _STEADY:
         raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")
     after = object.__new__(ReplicaState)
-    after.__dict__.update(replica.__dict__, **changes)
+    object.__setattr__(after, "__dict__", replica.__dict__ | changes)
     return after

@@ -41,7 +41,7 @@ class Replicas(Mapping[int, ReplicaState]):
     def noting(self, replica: ReplicaState) -> Replicas:
         """The same with this replica, of which nothing has changed that it is found by."""
         after = object.__new__(Replicas)
-        after.__dict__.update(self.__dict__, _all={**self._all, replica.number: replica})
+        after.__dict__ = self.__dict__ | {"_all": self._all | {replica.number: replica}}
         return after
 
     @property
