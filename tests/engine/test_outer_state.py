@@ -12,7 +12,7 @@ import torch
 from planaria.config import ExchangeConfig, ModelConfig, RunConfig
 from planaria.engine.exchange_round import RoundMember
 from planaria.engine.gradients import exchange_gradients
-from planaria.engine.inline_replicas import Replicas
+from planaria.engine.inline_replicas import InlineReplicas
 from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.aggregate import AGGREGATORS, mean
@@ -133,8 +133,8 @@ def test_workers_and_one_process_go_by_the_same_rule(bits: int, monkeypatch: pyt
     monkeypatch.setitem(AGGREGATORS, "half", half)
     config, plain = recipe(bits=bits, aggregator="half"), recipe(bits=bits)
     inline, apart, whole = runners(config), runners(config), runners(plain)
-    Replicas(config, Arrangement({1: NODES}), inline).agree()
-    Replicas(plain, Arrangement({1: NODES}), whole).agree()
+    InlineReplicas(config, Arrangement({1: NODES}), inline).agree()
+    InlineReplicas(plain, Arrangement({1: NODES}), whole).agree()
     said = {node: outer.offer(apart[node]).blocking for node, outer in states(config, apart).items()}
     for node, runner in apart.items():
         circle = RoundMember(config.exchange)

@@ -12,7 +12,7 @@ from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.batches import batches
 from planaria.engine.copies import Keeping
-from planaria.engine.inline_replicas import Replicas, Round
+from planaria.engine.inline_replicas import InlineReplicas, Round
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.prepare import require_sound
 from planaria.engine.rebirth import workshop
@@ -70,7 +70,7 @@ class InlineEngine:
         self.detour: Sequence[Sequence[int]] = ()
         """routes for the nodes that are left, in place of a schedule's own"""
         several = config.exchange.replicas > 1
-        self.replicas = Replicas(config, self.itinerary.arrangement, self.runners) if several else None
+        self.replicas = InlineReplicas(config, self.itinerary.arrangement, self.runners) if several else None
         self._ages = dict.fromkeys(self.runners, 0)
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation

@@ -36,7 +36,7 @@ class Round:
     prefetched_bytes: int
 
 
-class Replicas:
+class InlineReplicas:
     """The outer state of every node, and the rounds."""
 
     def __init__(self, config: RunConfig, arrangement: Arrangement, runners: Mapping[int, StageRunner]) -> None:
