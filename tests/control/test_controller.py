@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from herd_steps import herd, work_until
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
@@ -265,3 +266,16 @@ def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.Mon
     assert scene.clock.now - begun >= (LAST_TRIES - 1) * module.AGAIN_S, "somebody may make room meanwhile"
     assert not replay(scene.log.facts).problems
     assert not [path for path in (scene.folder / "checkpoints").iterdir() if "00000002" in path.name]
+
+
+def test_who_begins_another_wait_because_somebody_lost_patience_waits_for_that_in_turn(scene: Scene) -> None:
+    """Two lose patience at the same time. The first one makes both meet: from then on they wait for offers."""
+    made = herd(3, "diloco", steps=6)
+    work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
+    controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
+    controller.state = made.run
+    controller._impatient = {number: (scene.clock.now, (number, 0, False)) for number in (0, 1)}
+    controller._look_at_the_clock(scene.clock.now)
+    until = scene.clock.now + CONFIG.exchange.patience_s
+    assert controller._impatient == {number: (until, (number, 0, True)) for number in (0, 1)}
+    assert len(scene.log.all(e.PatienceOver)) == 1

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(600)  # many histories; on a busy machine they 
 EXCHANGES: list[dict[str, Any]] = [
     {"kind": "noloco", "options": {"every": 1}},
     {"kind": "noloco", "options": {"every": 2}},
+    {"kind": "noloco", "options": {"every": 2, "prefetch": True}},
     {"kind": "pair_mean", "options": {"every": 2, "group": 3}},
     {"kind": "diloco", "options": {"every": 1}},
     {"kind": "diloco", "options": {"every": 2}},

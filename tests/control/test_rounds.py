@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
+
 import pytest
+from fresh import decided_alike
 from herd_steps import finished, herd, relink, said, work_until
 from pretend_herd import PretendHerd
 
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.allotment import Used
 from planaria.record.events import Standing
+from planaria.record.fold import decided, with_replica
 from planaria.record.state import RunState
 
 STREAMING = {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}}
@@ -230,3 +236,57 @@ def test_of_three_the_two_that_understand_each_other_settle_together() -> None:
     made.behave()
     assert next(settle.members for settle in said(made, d.Settle)) == [1, 2]
     assert [adopt.replica for adopt in said(made, d.Adopt)] == [0]
+
+
+def test_who_is_left_in_a_round_settles_it_alone_as_soon_as_the_others_have() -> None:
+    """They have refused what it said; nothing else happens to it that would make the controller look."""
+    made = herd(3, "pair_mean", exchange={"options": {"every": 2, "group": 3}}, steps=6)
+    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()) and len(made.mail) == 12)
+    refusing = next(n for n, (_, source, _) in enumerate(made.mail) if source == 2)
+    made.deliver(refusing, "wrong")
+    work_until(made, lambda run: bool(said(made, d.Settle)))
+    assert [settle.members for settle in said(made, d.Settle)] == [[0, 1], [2]]
+    assert finished(made)
+
+
+def test_who_has_no_samples_left_when_a_round_is_settled_is_not_waited_for_in_the_next() -> None:
+    """Others took the last ones while it waited for offers."""
+    made = herd(4, "pair_mean", steps=6)
+    work_until(made, lambda run: all(r.meeting and r.phase == "idle" for r in run.replicas.values()))
+    settling, others = made.run.groups[0]
+    work_until(made, lambda run: all((n, 1, False) in made.impatient() for n in others), without=settling)
+    last = made.run.allotment.total - 1
+    none_left = replace(made.run.allotment, used=Used(last), out=MappingProxyType({others[1]: last}))
+    run = decided(replace(made.run, allotment=none_left))
+    decision = decided_alike(with_replica(run, run.replicas[others[1]]))
+    assert isinstance(decision, d.Settle) and decision.members == [others[0]]
+
+
+def test_who_has_come_to_a_round_is_introduced_anew_when_its_edges_are() -> None:
+    """It is ready to meet, and waits for one that is not."""
+    made = herd(2, exchange={"options": {"every": 2, "prefetch": True}}, steps=6)
+    work_until(made, lambda run: run.replicas[1].step == 1)
+    work_until(made, lambda run: bool(made.impatient()), without=[1])
+    relink(made, 0)
+    work_until(made, lambda run: bool(made.impatient()), without=[1])
+    now = [replica.generation for replica in made.run.replicas.values()]
+    assert said(made, d.Introduce)[-1].generations == now
+    assert finished(made)
+
+
+def test_who_waits_in_a_round_goes_on_when_one_that_commits_has_left_it() -> None:
+    """Its edge has broken. Only when it has committed, it is formed anew; the others need not wait for that."""
+    made = herd(3, exchange=STREAMING, steps=6)
+    work_until(made, lambda run: all(r.meeting for r in run.replicas.values()))
+    work_until(made, lambda run: all((n, 0, True) in made.impatient() for n in (0, 1)) and heard(run), without=[2])
+    work_until(made, lambda run: run.replicas[2].phase == "commit")
+    assert not said(made, d.Settle)
+    relink(made, 2)
+    assert made.run.replicas[2].phase == "commit"
+    assert [settle.members for settle in said(made, d.Settle)] == [[0, 1]]
+    assert finished(made)
+
+
+def heard(run: RunState) -> bool:
+    """Have the first two heard of each other?"""
+    return run.replicas[0].has_heard(1) and run.replicas[1].has_heard(0)

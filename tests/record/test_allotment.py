@@ -35,6 +35,8 @@ def test_used_is_a_set_of_numbers(members: set[int], gone: set[int]) -> None:
     less = made.without(gone & members)
     assert {block for block in range(40) if block in less} == members - gone
     assert less == used(members - gone)
+    for floor in range(3):
+        assert Used.of(floor, members) == used({*range(floor), *members})
 
 
 DEEDS = ["step", "step", "step", "drop", "save", "seal", "give up", "roll back", "leave", "come back"]

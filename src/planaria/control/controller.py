@@ -90,8 +90,11 @@ class Controller:
             self._happened(blamed)
         if now >= self._retry and (step := resting(self.state)) is not None:
             self._happened(e.RetryDue(step=step))
-        for number, who in [(n, who) for n, (until, who) in self._impatient.items() if now >= until]:
-            self._impatient.pop(number, None)
+        for number, wait in list(self._impatient.items()):
+            until, who = wait
+            if now < until or self._impatient.get(number) is not wait:  # the one before may have begun another
+                continue
+            del self._impatient[number]
             if who == waiting(self.state, self.state.replicas[number]):
                 self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
 

@@ -49,22 +49,32 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
 
 
 def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
-    """The next thing to do about rounds, by these replicas; by all if one of them will not come to its round."""
+    """The next thing to do about rounds, by these replicas; by all if one of them will not come to its round, or one
+    that is settling: while that waits, others may take its last samples."""
     if run.settings.replicas == 1:
         return None
-    if not all(_will_come(run, replica) for replica in concerned):
+    settling = [replica for replica in run.live.values() if replica.meeting and replica.phase == "idle"]
+    if not all(_will_come(run, replica) for replica in (*concerned, *settling)):
         concerned = run.live.values()
-    for replica in concerned:
+    rule = exchange(run.settings.exchange)
+    for replica in _with_groups(run, concerned) if rule.prefetches else concerned:
         decision: d.Decision | None = None
         if _to_settle(run, replica):
             decision = _settle(run, replica)
         elif _ready(run, replica) and not run.stopping:
             decision = _gather(run, replica)
-        elif exchange(run.settings.exchange).prefetches and not run.stopping:
+        elif rule.prefetches and not run.stopping:
             decision = _introduce(run, replica)
         if decision is not None:
             return decision
     return None
+
+
+def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[ReplicaState]:
+    """These replicas and those that they are to meet, in order: one that has come to a round introduces nobody."""
+    groups = (_group(run.groups.get(replica.rounds, ()), replica.number) for replica in replicas)
+    numbers = {number for group in groups for number in group} - run.replicas.gone
+    return [run.replicas[number] for number in sorted(numbers)]
 
 
 def behind(run: RunState) -> frozenset[int]:

@@ -28,7 +28,7 @@ class Used:
     @classmethod
     def of(cls, floor: int, beyond: Collection[int]) -> Used:
         """All blocks below ``floor``, and those ``beyond``."""
-        ahead = sum(1 << block - floor for block in set(beyond) if block > floor)
+        ahead = sum(1 << block - floor for block in set(beyond) if block >= floor)
         return cls(floor, ahead)._raised()
 
     @property

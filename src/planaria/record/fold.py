@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import singledispatch
 from types import MappingProxyType
@@ -59,11 +59,14 @@ def out_of_round(replica: ReplicaState) -> ReplicaState:
 
 
 def call_off(run: RunState, meeting: OpenRound | None) -> RunState:
-    """Somebody has left a round. Who must stay like the others, and is left alone with it, will meet them again."""
-    if meeting is None or not exchange(run.settings.exchange).synchronised:
+    """Somebody has left a round, which concerns those that are in it still. Who must stay like the others, and is left
+    alone with it, will meet them again."""
+    if meeting is None:
         return run
     left = [r for r in run.live.values() if r.meeting and r.meeting.round == meeting.round]
-    return with_replica(run, out_of_round(left[0])) if len(left) == 1 else run
+    if len(left) == 1 and exchange(run.settings.exchange).synchronised:
+        return with_replica(run, out_of_round(left[0]))
+    return concerning(run, left)
 
 
 def give_up_save(run: RunState) -> RunState:
@@ -94,6 +97,13 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     if undecided is not None:
         undecided |= {replica.number}
     return _go_on(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)
+
+
+def concerning(run: RunState, replicas: Iterable[ReplicaState]) -> RunState:
+    """The run when others have changed what these replicas may do next."""
+    if run.undecided is None:
+        return run
+    return _go_on(run, undecided=run.undecided | {replica.number for replica in replicas})
 
 
 def noted(run: RunState, replica: ReplicaState) -> RunState:

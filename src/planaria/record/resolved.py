@@ -10,6 +10,7 @@ from planaria.record.ages import after_commit
 from planaria.record.fold import (
     anew,
     apply,
+    concerning,
     freeze,
     give_up_save,
     out_of_round,
@@ -147,6 +148,8 @@ def _(fact: d.Meet, run: RunState) -> RunState:
 
 @apply.register
 def _(fact: d.Settle, run: RunState) -> RunState:
+    met = {n for number in fact.members if (meeting := run.replicas[number].meeting) for n in meeting.members}
+    run = concerning(run, [run.replicas[number] for number in met])  # who is left may go on, alone perhaps
     for number in fact.members:
         replica = run.replicas[number]
         inner = replica.inner if replica.meeting else 0
