@@ -49,12 +49,11 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
 
 
 def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
-    """The next thing to do about rounds, by these replicas; by all if one of them will not come to its round, or one
-    that is settling: while that waits, others may take its last samples."""
+    """The next thing to do about rounds, by these replicas; by all if samples run out, for then one may not come to a
+    round for which others wait."""
     if run.settings.replicas == 1:
         return None
-    settling = [replica for replica in run.live.values() if replica.meeting and replica.phase == "idle"]
-    if not all(_will_come(run, replica) for replica in (*concerned, *settling)):
+    if not run.allotment.plenty:
         concerned = run.live.values()
     rule = exchange(run.settings.exchange)
     for replica in _with_groups(run, concerned) if rule.prefetches else concerned:

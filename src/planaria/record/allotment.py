@@ -104,6 +104,12 @@ class Allotment:
         return found[:1] if len(found) > patience else []
 
     @property
+    def plenty(self) -> bool:
+        """Has every lane a free block yet, beyond all that are taken? Then there is one for every replica."""
+        used = self.used.floor + self.used.ahead.bit_length()
+        return max(used, max(self.out.values(), default=-1) + 1) + self.lanes <= self.total
+
+    @property
     def done(self) -> bool:
         """Is every block used? Those ahead may lie beyond the last one, in a run that is resumed for fewer steps."""
         return self.used.floor >= self.total
