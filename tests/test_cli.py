@@ -38,6 +38,8 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
         (["train", "demo", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
         (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
         (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
+        (["train", "demo", "--observe.trackers", "tensorbord", "--dry-run"], "did you mean 'tensorboard'?"),
+        (["swarm", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
         (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
         (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
