@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from planaria import cli, recipe
+from planaria.errors import UserError
+from planaria.shipped import find
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -73,3 +76,11 @@ def test_help_waits_neither_for_torch_nor_for_completion() -> None:
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(request.config.rootpath)
+
+
+def test_what_is_wrong_with_an_arm_is_said_of_that_arm(tmp_path: Path) -> None:
+    shipped = find("exchange").read_text(encoding="utf-8")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'{shipped}\n[compare.arms.wrong.exchange]\nkind = "noloco"\noptions.evry = 5\n')
+    with pytest.raises(UserError, match=r"mine\.toml: compare\.arms\.wrong: exchange\.options\.evry: no option of"):
+        cli.run(["compare", str(recipe)])
