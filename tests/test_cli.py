@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from planaria import cli, recipe
+from planaria.errors import UserError
+from planaria.shipped import find
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -38,6 +41,8 @@ def test_a_dry_run_prints_the_recipe_that_would_run(capsys: pytest.CaptureFixtur
         (["train", "demo", "--model.dimm=3"], "--model.dimm=3: unknown flag; did you mean '--model.dim'?"),
         (["train"], "train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME"),
         (["train", "demo", "--routing.kind", "ful", "--dry-run"], "did you mean 'full'?"),
+        (["train", "demo", "--observe.trackers", "tensorbord", "--dry-run"], "did you mean 'tensorboard'?"),
+        (["swarm", "arithmetic_swarm", "--task.name", "sms", "--dry-run"], "did you mean 'sums'?"),
         (["train", "demo", "--recovery.strategy", "x", "--dry-run"], "known here: checkfree"),
         (["train", "demmo"], "demmo: no such recipe; did you mean 'demo'?"),
         (["train", "demo", "--resume", "runs/x"], "give a recipe or a run to resume, not both"),
@@ -71,3 +76,11 @@ def test_help_waits_neither_for_torch_nor_for_completion() -> None:
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(request.config.rootpath)
+
+
+def test_what_is_wrong_with_an_arm_is_said_of_that_arm(tmp_path: Path) -> None:
+    shipped = find("exchange").read_text(encoding="utf-8")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'{shipped}\n[compare.arms.wrong.exchange]\nkind = "noloco"\noptions.evry = 5\n')
+    with pytest.raises(UserError, match=r"mine\.toml: compare\.arms\.wrong: exchange\.options\.evry: no option of"):
+        cli.run(["compare", str(recipe)])

@@ -16,10 +16,18 @@ from planaria.recovery.echo import Echo
 
 OWN = """
 from pydantic import Field
+from planaria.recovery.base import Recovery
 from planaria.recovery.checkfree import CheckFree
 
 class Mine(CheckFree):
     noise: float = Field(0.0, ge=0)
+
+class Bare(Recovery):
+    pass
+
+class Picky(CheckFree):
+    def model_post_init(self, context):
+        raise RuntimeError("not today")
 
 class Other:
     pass
@@ -61,13 +69,34 @@ def test_a_package_registers_names(own: str, monkeypatch: pytest.MonkeyPatch) ->
         ("OWN:Other", r"is not derived from planaria\.recovery\.base\.Recovery; derive it"),
         ("broken:Mine", r"cannot be imported: .*broken\.py:2: ZeroDivisionError"),
         ("worse:Mine", r"cannot be imported: .*worse\.py:1: SyntaxError"),
+        ("quits:Mine", r"cannot be imported: .*quits\.py:2: SystemExit: 0"),
+        (":Mine", r"'' is no name of a module; write 'module:Class'"),
+        ("../mine:Mine", r"'\.\./mine' is no name of a module"),
+        ("OWN:Bare", r"lacks .*rebuild.*; define what is missing"),
     ],
 )
 def test_a_choice_that_cannot_be_had_is_named(own: str, name: str, message: str) -> None:
     Path("broken.py").write_text("\n1 / 0\n")
     Path("worse.py").write_text("class\n")
+    Path("quits.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=message):
         RECOVERIES.find(name.replace("OWN", own))
+
+
+def test_a_class_that_cannot_be_made_is_named(own: str) -> None:
+    with pytest.raises(UserError, match=rf"'{own}:Picky': cannot be made: .*{own}\.py:\d+: RuntimeError: not today"):
+        RECOVERIES.make(f"{own}:Picky", {})
+
+
+def test_an_error_that_nobody_knows_is_put_down_to_classes_from_outside_only(own: str) -> None:
+    mine = RECOVERIES.find(f"{own}:Mine")
+    cause = rf"^{own}:Mine may be the cause: .*: ZeroDivisionError"
+    with pytest.raises(UserError, match=cause), registry.blaming(lambda: [mine]):
+        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError), registry.blaming(lambda: []):
+        _ = 1 / 0
+    with pytest.raises(UserError, match=r"^known$"), registry.blaming(lambda: [mine]):
+        raise UserError("known")
 
 
 @pytest.mark.parametrize(

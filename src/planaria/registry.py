@@ -8,10 +8,12 @@ options, typed and strict like all other settings. Workers find it in the same w
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 
 from planaria import documents
 from planaria.config import Section
-from planaria.errors import UserError, nearest
+from planaria.errors import RunStopped, UserError, nearest
 
 
 class Choice(Section):
@@ -66,6 +68,8 @@ class Registry(Generic[Chosen]):
         found = _class(point.value if point else name, said)
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise UserError(f"{said}: is not derived from {self.base.__module__}.{self.base.__qualname__}; derive it")
+        if inspect.isabstract(found):
+            raise UserError(f"{said}: lacks {', '.join(sorted(found.__abstractmethods__))}; define what is missing")
         return found
 
     def make(self, name: str, options: Mapping[str, Any]) -> Chosen:
@@ -110,6 +114,8 @@ class Registry(Generic[Chosen]):
                 raise UserError(f"{key}: {name!r} has no default for it; give {what or 'it'}") from None
             said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
+        except (Exception, SystemExit) as error:  # of somebody's own validator
+            raise UserError(f"{self.setting} = {name!r}: cannot be made: {told(error)}") from error
 
     @property
     def _place(self) -> str:
@@ -139,14 +145,14 @@ def _imported(module: str, said: str) -> ModuleType:
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last: nothing there may take the place of a library
         importlib.invalidate_caches()
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(f"{said}: {module!r} is no name of a module; write 'module:Class', such as 'mine:Mine'")
     try:
         return importlib.import_module(module)
-    except Exception as error:  # whatever somebody's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever somebody's module does when it is imported
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise UserError(f"{said}: there is no module {error.name!r} on Python's path or in {here}") from None
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{place[0]}:{place[1]}"
-        raise UserError(f"{said}: cannot be imported: {where}: {type(error).__name__}: {error}") from None
+        raise UserError(f"{said}: cannot be imported: {told(error)}") from None
 
 
 def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
@@ -154,3 +160,40 @@ def foreign(choices: Iterable[type[Choice]]) -> list[type[Choice]]:
     lines = {line for chosen in choices for line in chosen.__mro__ if issubclass(line, Choice)}
     found = [line for line in lines if line.__module__.partition(".")[0] != "planaria"]
     return sorted(found, key=lambda chosen: (chosen.__module__, chosen.__qualname__))
+
+
+@contextmanager
+def blaming(own: Callable[[], Sequence[type[Choice]]]) -> Iterator[None]:
+    """Work in which classes from outside planaria have a part.
+
+    :raises UserError: in place of an error that planaria does not know, as :func:`blame` says it.
+    """
+    try:
+        yield
+    except (UserError, RunStopped, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if not (said := blame(error, own())):
+            raise
+        raise UserError(said) from error
+
+
+def blame(error: BaseException, own: Sequence[type[Choice]]) -> str:
+    """Which of the classes from outside planaria has raised ``error``, or may have caused it; empty without any."""
+    names = [f"{chosen.__module__}:{chosen.__qualname__}" for chosen in own]
+    files = [inspect.getsourcefile(chosen) for chosen in own]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            theirs = (name for name, file in zip(names, files, strict=True) if file == frame.filename)
+            return f"{', '.join(theirs)} failed: {told(error, frame)}"
+    return f"{', '.join(names)} may be the cause: {told(error)}" if names else ""
+
+
+def told(error: BaseException, at: traceback.FrameSummary | None = None) -> str:
+    """An error as one line: where (innermost, unless ``at`` is given), of which kind, and what it says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = at or (frames[-1] if frames else None)
+    where = "" if place is None else f"{place.filename}:{place.lineno}: "
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}: "
+    return f"{where}{type(error).__name__}: {error}".rstrip(": ")

@@ -97,3 +97,26 @@ def test_every_kind_is_a_value_of_the_recipe_that_its_help_names(kind: str, tmp_
 
 def test_a_run_that_says_nothing_averages_gradients() -> None:
     assert exchange(RunConfig().exchange) == AllReduce()
+
+
+@pytest.mark.parametrize(
+    ("interval", "overlap", "message"),
+    [
+        ("-3", "0", r"interval is -3; give a number of steps, or None$"),
+        ("'soon'", "0", r"interval is 'soon'; give a number of steps"),
+        ("1 // 0", "0", r"Own failed: .*: ZeroDivisionError"),
+        ("4", "4", r"overlap is 4; give less than interval, 4$"),
+        ("None", "1", r"overlap is 1; give less than interval, None$"),
+    ],
+)
+def test_when_rounds_are_due_is_checked_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, overlap: str, message: str
+) -> None:
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(
+        "from planaria.exchange.pair_mean import PairMean\n\nclass Own(PairMean):\n"
+        f"    interval = property(lambda self: {interval})\n    overlap = property(lambda self: {overlap})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        exchange(ExchangeConfig(replicas=2, kind=f"{name}:Own"))

@@ -9,6 +9,7 @@ import pytest
 from harness import apart, ending, facts, inline, losses, outcomes, tiny, train
 
 from planaria import load
+from planaria import train as run_of
 from planaria.chaos.trace import Fault
 from planaria.config import RunConfig
 from planaria.engine import inline_run
@@ -70,6 +71,30 @@ def test_gossip_of_ones_own_meets_in_pairs_and_survives_a_kill(tmp_path: Path) -
     record = train(config, [Fault(step=4, stage=1)])
     assert ending(record).outcome == "finished" and outcomes(record)[-1] == "recovered"
     assert any(len(settle.members) == 2 for settle in facts(record, d.Settle))
+
+
+@pytest.mark.parametrize(
+    ("settle", "message"),
+    [
+        ("raise RuntimeError('no')", r"NAME:Failing failed: .*NAME\.py:5: RuntimeError: no$"),
+        ("raise SystemExit(0)", r"NAME:Failing failed: .*NAME\.py:5: SystemExit: 0$"),
+        ("return None", r"NAME:Failing may be the cause: .*: TypeError: cannot unpack"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["fleet", "inline"])
+def test_an_exchange_that_fails_ends_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, settle: str, message: str
+) -> None:
+    name = f"failing_{abs(hash(settle))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from planaria.exchange.allreduce import AllReduce\n\nclass Failing(AllReduce):\n"
+        f"    def settle(self, outer, fast, offers, me):\n        {settle}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = tiny(tmp_path, stages=1, steps=2, exchange={"replicas": 2, "kind": f"{name}:Failing"})
+    with pytest.raises(UserError, match=message.replace("NAME", name)) as raised:
+        run_of(config, engine=engine, progress=False)
+    assert raised.value.folder is not None and load(raised.value.folder).losses == []
 
 
 @pytest.mark.parametrize(

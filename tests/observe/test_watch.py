@@ -89,12 +89,13 @@ class Failing(Tracker):
     """Fails at one of its methods, and remembers which were asked."""
 
     at: str
+    _error: type[BaseException] = PrivateAttr(RuntimeError)
     _asked: list[str] = PrivateAttr(default_factory=list)
 
     def _ask(self, method: str) -> None:
         self._asked.append(method)
         if method == self.at:
-            raise RuntimeError(f"no {method}")
+            raise self._error(f"no {method}")
 
     def open(self, folder: Path) -> None:
         self._ask("open")
@@ -123,6 +124,17 @@ def test_a_tracker_that_fails_is_left_behind_and_the_others_go_on(at: str, asked
     assert failing._asked == asked and sound._asked == ["open", "scalars", "scalars", "close"]
     told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
     assert told == ([] if at == "close" else [f"going on without failing (RuntimeError: no {at})"])
+
+
+def test_a_tracker_that_calls_exit_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(RunConfig().model_dump_json())
+    failing = Failing(at="open")
+    failing._error = SystemExit
+    watch = Watch(tmp_path, 300, Quiet(), {"failing": failing})
+    watch.on_event(0.0, r.started(1))
+    watch.close()
+    told = [fact.detail for _, fact in read_run(tmp_path).history if isinstance(fact, e.Trouble)]
+    assert told == ["going on without failing (SystemExit: no open)"]
 
 
 def test_a_run_that_never_began_opens_no_tracker(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from planaria import atomic, recipe
@@ -25,6 +26,8 @@ from planaria.network.costs import UNIT, message_bytes
 from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.comparison import write_comparison
 from planaria.recovery.checkpoint import best_steps
+from planaria.registry import blaming
+from planaria.trials.arms import of_arm
 from planaria.trials.kept import make_folder
 
 REPORT, NUMBERS = "report.html", "comparison.json"
@@ -45,10 +48,11 @@ def raced(
     comparison, arms = load(path, flags, seeds, only)
     if arms[0].config.routing.schedule is not None:
         raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
-    clocks = {arm.name: clock_of(clock_config(path, comparison, arm)) for arm in arms}
+    clocks = {arm.name: _clock(path, comparison, arm) for arm in arms}
     arms = [_settled(comparison, arm, clocks[arm.name]) for arm in arms]
     for arm in arms:
-        check(arm.config.model_copy(update={"engine": "inline"}))
+        with of_arm(f"{path}: compare.arms.{arm.name}"):
+            check(arm.config.model_copy(update={"engine": "inline"}))
     base = arms[0].config
     dataset = prepare(base.data, base.model.vocab, say)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
@@ -64,6 +68,12 @@ def raced(
         atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
     write_comparison(found, folder / REPORT)
     return found, folder
+
+
+def _clock(path: Path, comparison: Comparison, arm: Arm) -> Clock:
+    config = clock_config(path, comparison, arm)
+    with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(own_classes, config)):
+        return clock_of(config)
 
 
 def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:

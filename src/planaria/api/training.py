@@ -17,6 +17,7 @@ from planaria.config import RunConfig
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
 from planaria.engine.origin import START, Origin
+from planaria.engine.own_classes import own_classes
 from planaria.engine.prepare import Prepared, on_schedule, prepare
 from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
@@ -29,8 +30,10 @@ from planaria.observe.live.watch import Watch
 from planaria.observe.run.report import write_report
 from planaria.observe.run.summary import summary
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
+from planaria.record.decisions import Finish
 from planaria.record.logs import read_run
 from planaria.record.reserve import Reserve
+from planaria.registry import blame
 from planaria.shipped import find
 
 Say = Callable[[str], None]
@@ -155,6 +158,12 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
 
     try:
         ending = engine(prepared, folder, watch, origin, asked)
+    except (OSError, MemoryError, UserError):
+        raise
+    except (Exception, SystemExit) as error:
+        if not (said := blame(error, own_classes(config))):
+            raise
+        ending = Finish(outcome="failed", reason=said)
     finally:
         watch.close()
     if ending.outcome == "finished":

@@ -19,6 +19,7 @@ from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.records.outcome import Outcome, read_outcome
 from planaria.swarm.setting import names, of_peer
+from planaria.trials.arms import of_arm
 from planaria.trials.identity import identity
 from planaria.trials.kept import Kept, make_folder
 
@@ -28,7 +29,8 @@ def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
     spec, arms = load(path, flags)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
-        prepare(arm.config, quiet, schools=False)
+        with of_arm(f"{path}: drill.arms.{arm.name}"):
+            prepare(arm.config, quiet, schools=False)
     found = {arm.name: list[Run]() for arm in arms}
     make_folder(folder)
     with runs.held(folder):

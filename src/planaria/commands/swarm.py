@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
-from planaria.swarm.assemble import task_of
+from planaria.registry import blaming
+from planaria.swarm.assemble import own_classes, task_of
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.checks import checks
 from planaria.swarm.config import SwarmConfig
@@ -26,10 +28,10 @@ from planaria.swarm.setting import load, names, of_peer
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
     """Run the swarm in the recipe ``path``; the exit code."""
     config = load(path, flags, "swarm")
+    prepare(config, quiet, schools=not dry_run)
     if dry_run:
         print(recipe.dump(config), end="")
         return 0
-    prepare(config, quiet)
     folder = runs.create(config)
     with runs.held(folder), SwarmProgress(config.rounds.count, quiet) as progress:
         codes = LiveSwarm(config, folder).run(progress.told, progress.died)
@@ -76,6 +78,7 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
         own = of_peer(config, name)
         task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
         checks(own.defence)
-        refuse_idle(own.attack, task)
-        if schools:
-            policy.open(own, task, None if quiet else print)
+        with blaming(partial(own_classes, own)):
+            refuse_idle(own.attack, task)
+            if schools:
+                policy.open(own, task, None if quiet else print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from planaria.commands.swarm import sum_up
 from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
-from planaria.swarm.assemble import assemble
+from planaria.registry import blaming
+from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
@@ -31,7 +33,8 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
     folder = Path(config.out) / config.name
     identity = Identity.kept(folder / PEERS / called / "identity.pem")
     told = None if quiet else print
-    peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
+    with blaming(partial(own_classes, config)):
+        peer = assemble(config, called, folder, config.board, identity, late=True, told=told)
     if not (folder / "config.json").is_file():
         runs.keep_config(folder, config)
     news = follow(folder / PEERS / called / LOG)
@@ -42,7 +45,8 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
             for record in news():
                 progress.told(called, record)
 
-        peer.run(tell)
+        with blaming(partial(own_classes, config)):
+            peer.run(tell)
         tell()
     sum_up(folder, config)
     return 0

@@ -11,6 +11,7 @@ from planaria.api.training import train
 from planaria.commands.plan import describe
 from planaria.engine.prepare import check
 from planaria.engine.unused import require_used
+from planaria.observe.live.tracker import trackers
 
 
 def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -20,6 +21,7 @@ def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: boo
         if config.engine != "simulate":
             require_used(config)
         check(config)
+        trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
         return 0
     train(config, progress=not quiet, say=print)

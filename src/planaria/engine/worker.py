@@ -20,6 +20,7 @@ from planaria.engine.copies import Keeping
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.own_classes import own_classes
 from planaria.engine.perform import perform
 from planaria.engine.position import Position
 from planaria.engine.post import Post
@@ -35,6 +36,7 @@ from planaria.model.state import StageState
 from planaria.plan.actions import Plan
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.registry import blame
 from planaria.transport.port import Port
 
 
@@ -92,6 +94,10 @@ class Worker:
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
                 self.here.report(e.WorkerFailed, detail=detail)
+            except (Exception, SystemExit) as error:
+                if not (said := blame(error, own_classes(self.config))):
+                    raise
+                self.here.report(e.WorkerFailed, detail=said[:400])
 
     def _take(self, item: object) -> None:
         """Obey an order, or take in what has come otherwise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from planaria.config import ExchangeConfig
+from planaria.errors import UserError
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.base import Exchange
 from planaria.exchange.diloco import DiLoCo
@@ -13,7 +14,7 @@ from planaria.exchange.local import Local
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.streaming import Streaming
-from planaria.registry import Registry
+from planaria.registry import Registry, blaming, foreign
 
 EXCHANGES: Registry[Exchange] = Registry(
     "exchange",
@@ -37,4 +38,11 @@ def exchange(config: ExchangeConfig) -> Exchange:
 
     :raises UserError: naming the kind or option that is unknown, or the option's wrong value.
     """
-    return EXCHANGES.make(config.kind, config.options)
+    made = EXCHANGES.make(config.kind, config.options)
+    with blaming(lambda: foreign([type(made)])):
+        every, overlap = made.interval, made.overlap
+        if every is not None and (not isinstance(every, int) or every < 0):
+            raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
+        if overlap and not 0 < overlap < (every or 0):
+            raise UserError(f"exchange.kind = {config.kind!r}: overlap is {overlap}; give less than interval, {every}")
+    return made

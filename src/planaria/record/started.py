@@ -13,7 +13,7 @@ from planaria.config import ExchangeConfig, RecoveryConfig
 class Fact(BaseModel):
     """Base of events and decisions: immutable, and nothing unknown in them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Standing(Fact):

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.births import Child, births
+from planaria.registry import blaming
 from planaria.signals import ending, interrupted
-from planaria.swarm.assemble import assemble
+from planaria.swarm.assemble import assemble, own_classes
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, PEERS, Finished, Log, Record, follow
@@ -112,7 +113,8 @@ def _be(config_json: str, name: str, folder: Path) -> None:
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in names(config)}
         known = {identity.peer for identity in identities.values()} if config.rounds.gather else set()
-        assemble(config, name, folder, board_of(config, folder), identities[name], known=known).run()
+        with blaming(partial(own_classes, config)):
+            assemble(config, name, folder, board_of(config, folder), identities[name], known=known).run()
     except (UserError, RunStopped) as error:
         Log(folder / PEERS / name / LOG).note(Finished(reason=str(error)))
         print(f"planaria: {name}: {error}", file=sys.stderr)

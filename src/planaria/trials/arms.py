@@ -6,7 +6,8 @@ too, so they are the same for all arms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -63,6 +64,15 @@ def table_of(
 def file_name(arm: str) -> str:
     """An arm's name as that of a file or folder."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in arm)
+
+
+@contextmanager
+def of_arm(place: str) -> Iterator[None]:
+    """What is found wrong within is said of the arm at ``place``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Watch:
     def close(self) -> None:
         self._progress.stop()
         for tracker in self._trackers.values():
-            with suppress(Exception):  # there is nothing left to go on with
+            with suppress(Exception, SystemExit):  # there is nothing left to go on with
                 tracker.close()
         for when, kept in self._sample.rest():
             self._note(partial(self._log.worked, when, kept))
@@ -109,7 +109,7 @@ class Watch:
         for name, tracker in list(self._trackers.items()):
             try:
                 tell(tracker)
-            except Exception as error:  # whatever somebody's tracker does: no run ends by it
+            except (Exception, SystemExit) as error:  # whatever somebody's tracker does: no run ends by it
                 del self._trackers[name]
                 why = getattr(error, "strerror", None) or error
                 self.on_event(t, e.Trouble(detail=f"going on without {name} ({type(error).__name__}: {why})"))
