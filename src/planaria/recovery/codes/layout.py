@@ -2,8 +2,8 @@
 
 Every member's bytes are cut into k equal blocks, padded with zeros to the longest member's. In stripe t the members t …
 t+r−1 (mod N) hold the r = N − k parities; each of the others gives its next block. So everybody is data in k stripes
-and parity in r. Per member of Z bytes: r/k · Z of parity are held, r · Z sent and received for one snapshot; the heir of one
-lost member reads, with Reed–Solomon, k · Z for its data and N · Z with its parity.
+and parity in r. Per member of Z bytes: r/k · Z of parity are held, r · Z sent and received for one snapshot; the heir
+of one lost member reads, with Reed–Solomon, k · Z for its data and N · Z with its parity.
 """
 
 from __future__ import annotations
