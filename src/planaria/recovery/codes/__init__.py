@@ -1,0 +1,40 @@
+"""Erasure codes: a registry of kinds, all of which answer one protocol (``base.Code``), and the layout of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planaria.recovery.codes.base import MAX_BYTES, MAX_SHARDS, Code, Family, LossError, refuse_sizes
+from planaria.recovery.codes.layout import Layout
+from planaria.recovery.codes.local import Local
+from planaria.recovery.codes.reed_solomon import ReedSolomon
+from planaria.recovery.codes.sparse import Sparse
+from planaria.recovery.codes.xor import Xor
+from planaria.registry import Registry
+
+__all__ = ["CODES", "MAX_BYTES", "MAX_SHARDS", "Code", "Family", "Layout", "LossError", "Sparse", "code"]
+
+CODES: Registry[Family] = Registry(
+    "code",
+    "recovery.options.code",
+    Family,  # type: ignore[type-abstract]
+    {"xor": Xor, "reed_solomon": ReedSolomon, "local": Local},
+)
+
+
+def code(name: str, members: int, tolerate: int, options: Mapping[str, Any] | None = None) -> Code:
+    """The code of a group, by what a recipe calls it: a kind, a code file (.json), or ``auto``.
+
+    ``auto`` is XOR for ``tolerate = 1`` and Reed–Solomon else.
+
+    ``options`` are the kind's own (``group`` of ``local``).
+
+    :raises UserError: for an unknown name or option, or a group that this code cannot serve.
+    """
+    refuse_sizes(members, tolerate)
+    if name == "auto":
+        name = "xor" if tolerate == 1 else "reed_solomon"
+    if name.endswith(".json"):
+        return Sparse(file=name).code(members, tolerate)
+    return CODES.make(name, options or {}).code(members, tolerate)

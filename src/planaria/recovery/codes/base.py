@@ -1,0 +1,163 @@
+"""What every erasure code answers: parities of shards, which shards bring back lost ones, and the lost ones' bytes.
+
+A code has n shards: data 0 … k−1, then parities k … n−1, each a weighted sum of the data over GF(2⁸). Bytes in, bytes
+out. Finding which shards to read is elimination over their *numbers*; the bytes are then passed over once.
+
+Checksums are the caller's: a shard whose checksum is wrong is one more lost shard.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from planaria.errors import UserError
+from planaria.recovery.codes.field import PRODUCT, Bytes, combine, express
+from planaria.registry import Choice
+
+MAX_SHARDS = 256
+"""of one code: as many as GF(2⁸) has elements"""
+MAX_BYTES = 1 << 36
+"""largest shard"""
+
+
+class LossError(Exception):
+    """The shards that are left do not determine the lost ones; the message names both."""
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """One code: its parities, and the checks that repair cheaply."""
+
+    weights: Bytes
+    """[n − k, k]: what each parity has of each data shard"""
+    checks: tuple[frozenset[int], ...] = ()
+    """sets of shards in which each is a sum of the others: those worth trying first"""
+
+    @property
+    def data(self) -> int:
+        """k, the shards that are given."""
+        return int(self.weights.shape[1])
+
+    @property
+    def shards(self) -> int:
+        """n, all of them."""
+        return int(sum(self.weights.shape))
+
+    @cached_property
+    def generator(self) -> Bytes:
+        """[k, n]: what each shard has of each data shard."""
+        return np.concatenate([np.eye(self.data, dtype=np.uint8), self.weights.T], axis=1)
+
+    def encode(self, shards: Sequence[Any]) -> list[Bytes]:
+        """The n − k parities of k data shards (bytes, numpy arrays or CPU tensors of uint8), as long as the longest.
+
+        A shorter shard counts as if zeros followed.
+
+        :raises ValueError: for another number of shards, other types, or more than :data:`MAX_BYTES` each.
+        """
+        if len(shards) != self.data:
+            raise ValueError(f"{len(shards)} shards for a code of {self.data}")
+        given = [_bytes(shard) for shard in shards]
+        return combine(self.weights, given, max(shard.size for shard in given))
+
+    def update(self, parity: int, held: Any, shard: int, change: Any) -> Bytes:
+        """Parity number ``parity`` (k … n−1) once data ``shard`` changed by ``change`` (old XOR new)."""
+        before, added = _bytes(held), _bytes(change)
+        if not (self.data <= parity < self.shards and 0 <= shard < self.data and added.size <= before.size):
+            raise ValueError(f"parity {parity} of {before.size} bytes, shard {shard} changed by {added.size}")
+        weights = np.array([[1, self.weights[parity - self.data, shard]]], np.uint8)
+        return combine(weights, [before, added], before.size)[0]
+
+    def plan(self, lost: Collection[int], wanted: Collection[int] | None = None) -> tuple[int, ...] | str:
+        """The shards to read for the ``wanted`` ones (all lost ones if None), or why there are none that suffice.
+
+        The check that needs the fewest further reads comes first, elimination over all that is left last.
+        """
+        gone = self._known(lost)
+        asked = gone if wanted is None else self._known(wanted) & gone
+        order = self._by_checks(gone, asked)
+        order += [shard for shard in range(self.shards) if shard not in gone and shard not in order]
+        found = express(self.generator[:, order], self.generator[:, sorted(asked)])
+        if found is None:
+            return f"shards {_list(asked)} cannot be rebuilt: {_list(gone)} of {self.shards} are lost"
+        return tuple(sorted(order[n] for n in np.flatnonzero(found.any(axis=0))))
+
+    def repair(self, reads: Mapping[int, Any], wanted: Collection[int]) -> dict[int, Bytes]:
+        """The ``wanted`` shards from those read, by number; all others count as lost.
+
+        :raises LossError: when these do not suffice.
+        :raises ValueError: for a number that is no shard's, or shards of unequal lengths.
+        """
+        order, asked = sorted(self._known(reads)), sorted(self._known(wanted))
+        given = [_bytes(reads[shard]) for shard in order]
+        if len({shard.size for shard in given}) > 1:
+            raise ValueError(f"shards of unequal lengths: {_list(shard.size for shard in given)} bytes; pad them")
+        found = express(self.generator[:, order], self.generator[:, asked])
+        if found is None:
+            raise LossError(f"shards {_list(asked)} cannot be rebuilt from {_list(order) or 'none'} of {self.shards}")
+        return dict(zip(asked, combine(found, given, given[0].size if given else 0), strict=True))
+
+    def _known(self, numbers: Collection[int]) -> set[int]:
+        if strange := [number for number in numbers if not 0 <= number < self.shards]:
+            raise ValueError(f"shards {_list(strange)}: there are {self.shards}")
+        return set(numbers)
+
+    def _by_checks(self, gone: set[int], asked: set[int]) -> list[int]:
+        """Reads by which checks bring back what they can, the cheapest and those of asked shards first."""
+        reads: list[int] = []
+        missing, open_ = set(gone), set(asked)
+        while open_:
+            usable = [check for check in self.checks if len(check & missing) == 1]
+            if not usable:
+                break
+            best = min(usable, key=lambda check: (not check & open_, len(check - gone - set(reads)), sorted(check)))
+            reads += sorted(best - gone - set(reads))
+            missing -= best
+            open_ -= best
+        return reads
+
+
+class Family(Choice):
+    """A kind of code, chosen by name; its options are its fields."""
+
+    @abstractmethod
+    def code(self, members: int, tolerate: int) -> Code:
+        """The code of so many shards that survives the loss of any ``tolerate``.
+
+        :raises UserError: when this kind has none.
+        """
+
+
+def refuse_sizes(members: int, tolerate: int) -> None:
+    """UserError for a group that no code can serve."""
+    if not 1 <= tolerate < members:
+        raise UserError(f"tolerate = {tolerate}: a group of {members} can lose 1 to {members - 1}; change it")
+    if members > MAX_SHARDS:
+        raise UserError(f"a parity group of {members}: codes have at most {MAX_SHARDS} shards; make smaller groups")
+
+
+def product(left: Bytes, right: Bytes) -> Bytes:
+    """The product of two matrices [a, b], [b, c] over the field."""
+    found: Bytes = np.bitwise_xor.reduce(PRODUCT[left[:, :, None], right[None]], axis=1)
+    return found
+
+
+def _bytes(shard: Any) -> Bytes:
+    """What was given as one row of bytes, without a copy."""
+    flat = isinstance(shard, bytes | bytearray | memoryview)
+    found: Bytes = np.frombuffer(shard, np.uint8) if flat else np.asarray(shard)
+    if found.dtype != np.uint8 or found.ndim != 1:
+        raise ValueError(f"a shard is one row of uint8, not {found.dtype} of shape {found.shape}")
+    if found.size > MAX_BYTES:
+        raise ValueError(f"a shard of {found.size} bytes: at most {MAX_BYTES}")
+    return found
+
+
+def _list(numbers: Collection[int] | Any) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))

@@ -1,0 +1,123 @@
+"""Arithmetic in GF(2⁸): bytes that are added by XOR and multiplied modulo x⁸ + x⁴ + x³ + x² + 1.
+
+Shards are bytes and never numbers: what is XORed may spell NaN. With coefficients 0 and 1 all of this is plain XOR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+"""bytes [any shape]; a matrix over the field has two dimensions"""
+_Words = NDArray[np.uint64]
+_PIECE = 1 << 13  # words that stay in the cache while all their terms are added
+_ONE, _SEVEN, _REDUCE = np.uint64(1), np.uint64(7), np.uint64(0x1D)
+_HIGH, _LOW = np.uint64(0x0101010101010101), np.uint64(0x7F7F7F7F7F7F7F7F)
+
+
+def _products() -> Bytes:
+    """All products [256, 256], by powers of 2, which generates the field."""
+    powers = list(accumulate(range(254), lambda a, _: a << 1 ^ (0x11D if a & 128 else 0), initial=1))
+    logarithm = np.zeros(256, np.int64)
+    logarithm[powers] = range(255)
+    table: Bytes = np.array(powers, np.uint8)[(logarithm[:, None] + logarithm) % 255]
+    table[0] = table[:, 0] = 0
+    return table
+
+
+PRODUCT = _products()
+INVERSE = np.concatenate([[0], np.argmax(PRODUCT[1:] == 1, axis=1)]).astype(np.uint8)
+"""of each element; 0 stands for that of 0, which has none"""
+
+
+def combine(coefficients: Bytes, shards: Sequence[Bytes], size: int) -> list[Bytes]:
+    """``coefficients`` [sums, shards] times the shards: the sums, each of ``size`` bytes.
+
+    Shards of fewer bytes count as if zeros followed. Eight bytes at a time, bit by bit of the coefficients from the
+    highest (Horner's rule), so that a coefficient of few bits costs little.
+    """
+    words = [_words(shard, size) for shard in shards]
+    sums = [np.zeros(-(-size // 8), np.uint64) for _ in coefficients]
+    scratch = np.empty(_PIECE, np.uint64)
+    for begin in range(0, -(-size // 8), _PIECE):
+        part = slice(begin, begin + _PIECE)
+        for row, total in zip(coefficients.tolist(), sums, strict=True):
+            _sum(total[part], [(c, shard[part]) for c, shard in zip(row, words, strict=True) if c], scratch)
+    return [total.view(np.uint8)[:size] for total in sums]
+
+
+def _words(shard: Bytes, size: int) -> _Words:
+    if shard.size == size and size % 8 == 0:
+        return np.ascontiguousarray(shard).view(np.uint64)
+    padded = np.zeros(-(-size // 8) * 8, np.uint8)
+    padded[: shard.size] = shard
+    return padded.view(np.uint64)
+
+
+def _sum(total: _Words, terms: list[tuple[int, _Words]], scratch: _Words) -> None:
+    """Add coefficient times words, for all terms, to a ``total`` of zeros."""
+    top = max((coefficient.bit_length() for coefficient, _ in terms), default=0)
+    for bit in reversed(range(top)):
+        if bit < top - 1:
+            _double(total, scratch[: total.size])
+        for coefficient, words in terms:
+            if coefficient >> bit & 1:
+                np.bitwise_xor(total, words, out=total)
+
+
+def _double(words: _Words, carry: _Words) -> None:
+    """Every byte times 2, in place."""
+    np.right_shift(words, _SEVEN, out=carry)
+    np.bitwise_and(carry, _HIGH, out=carry)
+    np.multiply(carry, _REDUCE, out=carry)
+    np.bitwise_and(words, _LOW, out=words)
+    np.left_shift(words, _ONE, out=words)
+    np.bitwise_xor(words, carry, out=words)
+
+
+def express(columns: Bytes, targets: Bytes) -> Bytes | None:
+    """Coefficients [targets, columns] that make ``targets`` [rows, targets] of ``columns`` [rows, columns].
+
+    None where they do not suffice. Earlier columns are used before later ones (Gauss–Jordan).
+    """
+    count = columns.shape[1]
+    joined = np.concatenate([columns, targets], axis=1)
+    pivots: list[int] = []
+    for column in range(count):
+        row = len(pivots)
+        found = np.flatnonzero(joined[row:, column])
+        if not found.size:
+            continue
+        joined[[row, row + found[0]]] = joined[[row + found[0], row]]
+        joined[row] = PRODUCT[joined[row], INVERSE[joined[row, column]]]
+        factors = joined[:, column].copy()
+        factors[row] = 0
+        joined ^= PRODUCT[factors[:, None], joined[row]]
+        pivots.append(column)
+    if joined[len(pivots) :, count:].any():
+        return None
+    answer = np.zeros((targets.shape[1], count), np.uint8)
+    answer[:, pivots] = joined[: len(pivots), count:].T
+    return answer
+
+
+def rank(matrices: Bytes) -> NDArray[np.int64]:
+    """The rank of each of many matrices [many, rows, columns], all eliminated together."""
+    left = matrices.copy()
+    many = np.arange(len(left))
+    used = np.zeros(left.shape[:2], bool)
+    for column in range(left.shape[2]):
+        fit = (left[:, :, column] != 0) & ~used
+        pivot = fit.argmax(axis=1)
+        row = left[many, pivot]
+        row = PRODUCT[row, INVERSE[row[:, column]][:, None]]
+        factors = left[:, :, column] * fit.any(axis=1)[:, None]
+        factors[many, pivot] = 0
+        left ^= PRODUCT[factors[:, :, None], row[:, None, :]]
+        used[many, pivot] |= fit.any(axis=1)
+    found: NDArray[np.int64] = used.sum(axis=1)
+    return found

@@ -1,0 +1,55 @@
+"""Local groups: a parity of each few shards repairs one loss from these, global ones over GF(2⁸) repair many.
+
+Shards: k data, g global parities, then the XOR of each group. At best, every set of losses can be
+repaired that leaves at most g after one loss of each group. The coefficients are the first of a fixed row of choices
+with which every set of ``tolerate`` can, by enumeration.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from planaria.errors import UserError
+from planaria.recovery.codes.base import Code, Family, product, refuse_sizes
+from planaria.recovery.codes.field import INVERSE, Bytes
+from planaria.recovery.codes.survival import tolerates
+
+TRIES = 64
+
+
+class Local(Family):
+    """Local groups of ``group`` members, the local parity included."""
+
+    group: int = Field(default=4, ge=2)
+    """members of a local group: one lost one is the XOR of the group - 1 others"""
+
+    def code(self, members: int, tolerate: int) -> Code:
+        refuse_sizes(members, tolerate)
+        groups = -(-members // self.group)
+        full, rest = divmod(tolerate, self.group)
+        globals_ = full * (self.group - 1) + max(0, rest - 1)
+        data = members - groups - globals_
+        if data < 1:
+            raise UserError(
+                f"code = 'local': {members} members in groups of {self.group} cannot survive any {tolerate} losses; "
+                "lower tolerate or use 'reed_solomon'"
+            )
+        for seed in range(TRIES):
+            found = local(data, globals_, groups, seed)
+            if tolerates(found, tolerate):
+                return found
+        raise UserError(f"code = 'local': found none of {members} for any {tolerate} losses; use 'reed_solomon'")
+
+
+def local(data: int, globals_: int, groups: int, seed: int) -> Code:
+    """The code with so many shards of each kind; ``seed`` chooses the points of the global parities' coefficients."""
+    points = np.random.default_rng(seed).permutation(256).astype(np.uint8)
+    cauchy: Bytes = INVERSE[points[:globals_, None] ^ points[None, globals_ : globals_ + data]]
+    first = np.concatenate([np.eye(data, dtype=np.uint8), cauchy])
+    parts = np.array_split(np.arange(data + globals_), groups)
+    sums = np.zeros((groups, data + globals_), np.uint8)
+    for n, part in enumerate(parts):
+        sums[n, part] = 1
+    checks = tuple(frozenset([*part.tolist(), data + globals_ + n]) for n, part in enumerate(parts))
+    return Code(np.concatenate([cauchy, product(sums, first)]), checks)

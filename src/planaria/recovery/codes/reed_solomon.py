@@ -1,0 +1,36 @@
+"""Any m losses of N, with m parities, which is the least: a Cauchy Reed–Solomon code over GF(2⁸)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planaria.recovery.codes.base import Code, Family, refuse_sizes
+from planaria.recovery.codes.field import INVERSE, PRODUCT, Bytes
+
+
+class ReedSolomon(Family):
+    """For any ``tolerate``; the repair of one shard reads N − tolerate."""
+
+    def code(self, members: int, tolerate: int) -> Code:
+        refuse_sizes(members, tolerate)
+        return Code(cauchy(tolerate, members - tolerate))
+
+
+def cauchy(rows: int, columns: int) -> Bytes:
+    """An extended Cauchy matrix [rows, columns] of coefficients with few bits; each square part of it is invertible.
+
+    Its first row is all ones (the point at infinity), the others are sᵢ / (xᵢ + yⱼ) with all points different:
+    yⱼ = 1/(j+1) and x₁ = 0, so that the second row is 1, 2, 3 …; sᵢ scales a row to the fewest bits.
+    """
+    points = INVERSE[1 + np.arange(columns)]
+    others = np.setdiff1d(np.arange(256, dtype=np.uint8), points)[: max(rows - 1, 0)]
+    return np.stack([np.ones(columns, np.uint8), *(_light(INVERSE[x ^ points]) for x in others)])
+
+
+def _light(row: Bytes) -> Bytes:
+    """The multiple of a row that takes the fewest operations: a doubling is six, each set bit one (field.combine)."""
+    multiples = PRODUCT[np.arange(1, 256)[:, None], row]
+    bits = np.unpackbits(multiples, axis=1).sum(axis=1, dtype=np.int64)
+    doublings = np.frexp(multiples.max(axis=1))[1]
+    best: Bytes = multiples[np.argmin(bits + 6 * doublings)]
+    return best

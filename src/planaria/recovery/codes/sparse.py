@@ -1,0 +1,84 @@
+"""A binary code given by its checks: a lost shard is the XOR of the few others of one check.
+
+A code file has the checks as lists of shard numbers, data 0 … k−1 first; ``benchmarks/codes.py`` finds such codes and
+writes them. What the file claims of its distance is counted again when it is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from planaria import documents
+from planaria.errors import UserError
+from planaria.recovery.codes.base import Code, Family, refuse_sizes
+from planaria.recovery.codes.field import Bytes, express
+
+MAX_DATA, MAX_SHARDS = 16, 64
+"""of a code file: all 2ᵏ words are counted, each in 64 bits"""
+
+
+class CodeFile(documents.Record):
+    """What a code file says."""
+
+    shards: int = Field(ge=2, le=MAX_SHARDS)
+    distance: int = Field(ge=1, le=MAX_SHARDS)
+    """the fewest shards whose loss can be one too many"""
+    checks: tuple[tuple[int, ...], ...] = Field(min_length=1, max_length=MAX_SHARDS - 1)
+
+
+class Sparse(Family):
+    """A code from a file, for the group size that the file says."""
+
+    file: str
+    """path of a code file"""
+
+    def code(self, members: int, tolerate: int) -> Code:
+        refuse_sizes(members, tolerate)
+        path = Path(self.file)
+        said = documents.model(path, CodeFile, 1 << 20, "make one with benchmarks/codes.py")
+        if said.shards != members:
+            raise UserError(f"{path}: a code of {said.shards} shards for a group of {members}; make one of {members}")
+        found = from_checks(said.checks, said.shards, path)
+        if (distance := weights(found)[1]) != said.distance:
+            raise UserError(f"{path}: distance = {said.distance}: is {distance}; the file is wrong, make it anew")
+        if distance <= tolerate:
+            raise UserError(f"{path}: survives any {distance - 1} losses, not tolerate = {tolerate}; lower it")
+        return found
+
+
+def from_checks(rows: tuple[tuple[int, ...], ...], shards: int, place: object) -> Code:
+    """The binary code whose checks are these sets of shards.
+
+    :raises UserError: naming ``place``, when they are no code with the data first.
+    """
+    for n, row in enumerate(rows):
+        if len(row) < 2 or len(set(row)) < len(row) or not all(0 <= shard < shards for shard in row):
+            raise UserError(f"{place}: check {n}: is not two or more different shards of 0 to {shards - 1}; mend it")
+    data = shards - len(rows)
+    if not 1 <= data <= MAX_DATA:
+        raise UserError(f"{place}: {len(rows)} checks of {shards} shards leave {data} for data: 1 to {MAX_DATA} can be")
+    matrix = np.zeros((len(rows), shards), np.uint8)
+    for n, row in enumerate(rows):
+        matrix[n, list(row)] = 1
+    parities = express(matrix[:, data:], matrix[:, :data])
+    if parities is None or not _full(matrix[:, data:]):
+        raise UserError(f"{place}: the last {len(rows)} shards are not determined by the others; number them otherwise")
+    return Code(np.ascontiguousarray(parities.T), tuple(frozenset(row) for row in rows))
+
+
+def _full(matrix: Bytes) -> bool:
+    return express(matrix, np.eye(len(matrix), dtype=np.uint8)) is not None
+
+
+def weights(code: Code) -> tuple[NDArray[np.int64], int]:
+    """Words of each weight [0 … n], all 2ᵏ counted, and the distance: the least weight above 0."""
+    words = np.zeros(1, np.uint64)
+    for row in code.generator:
+        one = np.uint64(sum(1 << n for n in np.flatnonzero(row).tolist()))
+        words = np.concatenate([words, words ^ one])
+    counted = np.bincount(np.bitwise_count(words), minlength=code.shards + 1)
+    return counted, int(np.flatnonzero(counted[1:])[0]) + 1
