@@ -49,6 +49,7 @@ def lose(engine: InlineEngine, *stages: int) -> Plan:
     [
         {"strategy": "redundant"},
         {"strategy": "redundant", "options": {"forward": False}},
+        {"strategy": "snapshot", "options": {"tolerate": 2}},
         {"strategy": "echo", "options": {"bits": 2, "every": 3}},
         {"strategy": "identity, checkpoint"},
         {"strategy": "checkfree_plus", "options": {"mirror_moments": True}},
@@ -238,6 +239,7 @@ def half_a_step(engine: InlineEngine) -> None:
     "recovery",
     [
         {"strategy": "redundant"},
+        {"strategy": "snapshot"},
         {"strategy": "echo", "options": {"bits": 4, "every": 2}},
         {"strategy": "checkfree_plus, checkpoint", "options": {"mirror_moments": True}},
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from planaria.engine.prepare import prepare
 from planaria.model.packing import pack
 from planaria.observe.live.progress import Quiet
 from planaria.observe.live.watch import Watch
+from planaria.record import decisions as d
 from planaria.record import events as e
 
 STEPS = 12
@@ -30,6 +32,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "checkfree_plus": {"routing": {"kind": "swapped"}},
     "echo": {"recovery": {"options": {"bits": 8, "every": 2}}},
     "redundant": {},
+    "snapshot": {},
     "checkpoint": {"checkpoint": {"every": 4}},
     "copy": {},
 }
@@ -43,9 +46,9 @@ def shas(folder: Path) -> list[str]:
     return [hashlib.sha256(pack(state).numpy().tobytes()).hexdigest() for state in states]
 
 
-def in_one_process(config: RunConfig) -> list[str]:
+def in_one_process(config: RunConfig, blows: Sequence[Fault] = BLOWS) -> list[str]:
     """The same, trained by the inline engine."""
-    folder, prepared = folder_of(config), prepare(config, trace=Trace(faults=tuple(BLOWS)))
+    folder, prepared = folder_of(config), prepare(config, trace=Trace(faults=tuple(blows)))
     folder.mkdir(parents=True)
     runs.keep_config(folder, config)
     watch = Watch(folder, config.samples * config.model.context, Quiet())
@@ -72,3 +75,24 @@ def test_three_blows_are_met_alike_every_time(tmp_path: Path, strategy: str) -> 
         found.append(shas(record.folder))
     assert found[0] == found[1]
     assert found[0] == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+
+
+@pytest.mark.parametrize(
+    ("pair", "moment"),
+    [
+        ((0, 1), "forward"),
+        pytest.param((2, 3), "commit", marks=pytest.mark.slow),
+        pytest.param((4, 0), "backward", marks=pytest.mark.slow),
+    ],
+)
+def test_two_stages_that_are_killed_together_come_back_from_the_parities_of_the_others(
+    tmp_path: Path, pair: tuple[int, int], moment: Any
+) -> None:
+    """Neighbours, and the ends: no step is lost, and everything is as if nothing had been."""
+    config = tiny(tmp_path / "struck", recovery={"strategy": "snapshot", "options": {"tolerate": 2}}, steps=STEPS)
+    record = train(config, [Fault(step=4, stage=stage, moment=moment) for stage in pair])
+    assert ending(record).outcome == "finished"
+    assert {f.node for f in facts(record, e.FaultInjected)} == set(pair)
+    assert {form.outcome for form in facts(record, d.Form)} == {"started", "recovered"}
+    untroubled = config.model_copy(update={"name": "untroubled"})
+    assert shas(record.folder) == in_one_process(untroubled, ())

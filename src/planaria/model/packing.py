@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.model.state import StageState
+from planaria.model.state import Shapes, StageState
 
 HEADROOM = 4 << 20
 """more than any header takes, with the digests"""
@@ -56,6 +56,17 @@ def pack(state: StageState) -> Tensor:
     named = named_tensors(state)
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
     return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
+
+
+def packed_bytes(shapes: Shapes) -> int:
+    """Length of what :func:`pack` makes of a stage of these parameters that has been trained, in fp32."""
+    specs: dict[str, Spec] = {
+        f"{kind}.{name}": (torch.float32, shape) for kind in ("weights", *_MOMENTS) for name, shape in shapes.items()
+    }
+    specs |= {"numbers": (torch.float64, (3,)), "clocks": (torch.int64, (len(shapes),))}
+    specs["sha256"] = (torch.uint8, (len(specs), _DIGEST_BYTES))
+    head, spans = layout(specs)
+    return len(head) + max(end for _, end in spans.values())
 
 
 def unpack(flat: Tensor) -> StageState:

@@ -14,6 +14,7 @@ from planaria.recovery.echo import Echo
 from planaria.recovery.neighbour import CopyNeighbour
 from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
+from planaria.recovery.snapshot import Snapshot
 from planaria.registry import Registry
 
 RECOVERIES: Registry[Recovery] = Registry(
@@ -25,6 +26,7 @@ RECOVERIES: Registry[Recovery] = Registry(
         "checkfree_plus": CheckFreePlus,
         "echo": Echo,
         "redundant": Redundant,
+        "snapshot": Snapshot,
         "checkpoint": Checkpoint,
         "copy": CopyNeighbour,
         "uniform": Uniform,
