@@ -11,7 +11,6 @@ from torch import nn
 
 from planaria.config import OptimConfig
 
-
 NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
 
 

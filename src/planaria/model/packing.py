@@ -13,8 +13,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,18 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 Spec = tuple[torch.dtype, Sequence[int]]
 """a tensor's type and shape"""
+
+
+class Entry(NamedTuple):
+    """A tensor of a packed state, without its numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: bytes = b""
+    """empty where it is not known"""
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
 
 
 class PackingError(ValueError):
@@ -123,6 +135,32 @@ def state_of(named: Mapping[str, Tensor]) -> StageState:
     told = numbers_of(numbers)
     own = scales_of(scales, weights, told[0])
     return StageState(weights, moments, clocks_of(clocks, first), *told, generators, outer, own)
+
+
+Numbers = tuple[float | None, float | None]
+Summary = tuple[dict[str, Entry], dict[str, int], float, dict[str, float], Numbers]
+"""entries but those of numbers, clocks, scale of the stage, scales, norms"""
+
+
+def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], Tensor]) -> Summary:
+    """What :func:`named_tensors` made, without its large tensors; ``read`` gives an entry of ``specs``.
+
+    :raises PackingError: when the small ones are missing or damaged.
+    """
+    keys = sorted(specs.keys() - {"sha256"})
+    digests = read("sha256") if "sha256" in specs else None
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), _DIGEST_BYTES)):
+        raise PackingError("a packed state has a digest of each of its tensors")
+    entries = {key: Entry(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
+    small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
+    for key, tensor in small.items():
+        require_digest(key, tensor, entries.pop(key).sha256)
+    weights, first = (
+        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", "exp_avg")
+    )
+    scale, *norms = numbers_of(small.get("numbers"))
+    scales = scales_of(small.get("scales"), weights, scale)
+    return entries, clocks_of(small.get("clocks"), first), scale, scales, (norms[0], norms[1])
 
 
 def clocks_of(given: Tensor | None, names: Collection[str]) -> dict[str, int]:

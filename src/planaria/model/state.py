@@ -18,9 +18,10 @@ class StageState:
 
     ``moments`` maps a parameter to AdamW's (first, second) moment, and ``clocks`` to the updates that these have seen:
     its bias correction goes by them. Both are empty before the first update and have the same names. ``lr_scale``
-    multiplies the stage's learning rate; a parameter in ``scales`` has one of its own, from a stage of another cut. The norms (L2, before and after clipping) are those of the last committed
-    gradient; None when there is none yet. ``generators`` are the states of the holder's random generators by kind of
-    device. ``outer`` is what replicas keep from round to round (``exchange.base.Outer.state``).
+    multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have another. The norms
+    (L2, before and after clipping) are those of the last committed gradient; None when there is none yet.
+    ``generators`` are the states of the holder's random generators by kind of device. ``outer`` is what replicas keep
+    from round to round (``exchange.base.Outer.state``).
     """
 
     weights: dict[str, Tensor]
