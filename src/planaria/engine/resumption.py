@@ -17,6 +17,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.errors import UserError
+from planaria.options import Options
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
@@ -64,7 +65,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """The run's own configuration with flags laid over it; UserError where they would make it another run."""
-    config = recipe.overlay(before, flags)
+    config = recipe.overlay(_chosen_anew(before, flags), flags)
     recut_model = before.model.model_copy(update={"ends_layers": config.model.ends_layers})
     for name in FIXED:
         if getattr(config, name) != (recut_model if name == "model" else getattr(before, name)):
@@ -79,6 +80,13 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
     return config
+
+
+def _chosen_anew(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
+    """Another routing or exchange begins without the options of the one before."""
+    found = {name: getattr(before, name) for name in ("routing", "exchange")}
+    anew = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
+    return before.model_copy(update={n: given.model_copy(update={"options": Options()}) for n, given in anew.items()})
 
 
 def _differing(before: RunConfig, config: RunConfig) -> str:
