@@ -53,7 +53,7 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
     made = _plan(folder, read_manifest(folder), config, stage, replica)
     for held in made.files.values():
         if not held.digested or len(made.files) == 1:
-            _require_file(folder, held)
+            require_file(folder, held)
     return carry_out(made)
 
 
@@ -122,7 +122,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         for replica in range(config.exchange.replicas):
             for held in _plan(checkpoints / name, manifest, config, stage, replica).files.values():
                 if held.path not in read:
-                    _require_file(checkpoints / name, held)
+                    require_file(checkpoints / name, held)
                     read.add(held.path)
 
 
@@ -167,7 +167,7 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
     return {n: recut.Copy(held, held) for n, held in found.items()}
 
 
-def _require_file(folder: Path, held: Contents) -> None:
+def require_file(folder: Path, held: Contents) -> None:
     """Hold a file against its digest in the manifest, if there is one."""
     if sha256 := _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place):
         require_stage(held.path.parent, held.stage, sha256, held.place)

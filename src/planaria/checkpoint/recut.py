@@ -173,6 +173,13 @@ def _layers(cut: Cut, stage: int) -> range:
     return range(own + (stage - 1) * each, own + stage * each) if stage else range(own)
 
 
+def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
+    """:raises UserError: as :func:`plan`, of any parameter that is there."""
+    indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
+    if equal_copies(cut):
+        _require_equal(indices)
+
+
 def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
     """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its :func:`holders`.
 

@@ -57,7 +57,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     if differing := _differing(before, config):
         say(f"{folder}: goes on with {differing}")
     store = CheckpointStore(folder / "checkpoints")
-    saved = _choose(store, checkpoint)
+    saved = choose(store, checkpoint)
     origin = _origin(store, folder, saved, config, say)
     check_stages(store.folder, origin.load, config)
     return Resumption(config, store, saved, origin)
@@ -138,7 +138,11 @@ def _first_block(saved: Saved, config: RunConfig, itinerary: Itinerary) -> int |
     return manifest.first_block
 
 
-def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
+def choose(store: CheckpointStore, name: str | None) -> Saved | None:
+    """The checkpoint of this name, or the newest; None if there is none yet.
+
+    :raises UserError: when there is none of this name.
+    """
     if name is None:
         return store.newest()
     known = {saved.folder.name: saved for saved in store.list()}

@@ -56,6 +56,10 @@ class Entry(NamedTuple):
     sha256: bytes = b""
     """empty where it is not known"""
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
 
