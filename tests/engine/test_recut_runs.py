@@ -230,3 +230,24 @@ def test_an_engine_of_another_shape_is_what_the_recut_states_are_for(
         for name, pair in expected.moments.items():
             assert all(torch.equal(a, b) for a, b in zip(got.moments[name], pair, strict=True))
         assert (got.clocks, got.lr_scale, got.grad_norm) == (expected.clocks, expected.lr_scale, expected.grad_norm)
+
+
+def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path: Path) -> None:
+    """Every node of a stage begins from its stage; the file goes along with the run."""
+    from schedules import on_schedule, shape
+
+    sections = shape(0.0)
+    (tmp_path / "plan").mkdir()
+    plan = on_schedule(config(**sections), tmp_path / "plan").routing.schedule
+    made = config(pipeline=sections["pipeline"], train={"steps": 4}, observe={"trackers": ""})
+    folder = begin(made.model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")}))
+    said = go_on(folder, routing__schedule=plan, train__steps=6)
+    assert any("goes on with a schedule" in line for line in said)
+    assert plan is not None
+    assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
+    Path(plan).unlink()
+    with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
+        go_on(folder, pipeline__stages=2, train__steps=8)
+    said = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
+    assert any("no schedule any more" in line for line in said)
+    assert prove_exactly_once(read_run(folder)) == [] and len(losses(folder)) == 8
