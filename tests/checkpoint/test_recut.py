@@ -382,6 +382,31 @@ def test_another_exchange_takes_weights_and_moments_alone(source: Callable[[RunC
         assert found[0, 2].moments
 
 
+def test_files_of_version_1_are_read_at_any_cut(tmp_path: Path) -> None:
+    """As planaria 0.1 wrote them: no digests of single tensors, one clock and one scale for a stage."""
+    was, store, digests = config(4), CheckpointStore(tmp_path), {}
+    for stage in range(5):
+        held, path = state(was, stage, 0), stage_file(store.unfinished(STEP), stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {f"weights.{n}": t for n, t in held.weights.items()} | {"rng": held.generators["cpu"]}
+        tensors |= {f"exp_avg.{n}": pair[0] for n, pair in held.moments.items()}
+        tensors |= {f"exp_avg_sq.{n}": pair[1] for n, pair in held.moments.items()}
+        label = {"version": 1, "stage": stage, "step": STEP, "updates": 20 + stage, "lr_scale": 1.0 + stage}
+        save_file(tensors, path, {"planaria": json.dumps(label | {"grad_norm": 3.0, "clipped_norm": None})})
+        digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = Manifest(step=STEP, stages=list(range(5)), pipeline_stages=4, digests=digests, model=was.model)
+    saved, now = store.seal(f"step-{STEP:08d}", manifest, 9), config(2)
+    check_stages(tmp_path, dict.fromkeys(range(3), saved.folder.name), now)
+    for (_, stage), got in loaded(saved, now).items():
+        for local, shape in shapes(now, stage).items():
+            name = named(now, stage, local)
+            old = 1 + int(name.split()[1]) // 3 if name.startswith("layer ") else 0
+            assert same(got.weights[local], atom(was, name, 0, shape)["weight"])
+            assert same(got.moments[local][1], atom(was, name, 0, shape)["moments"][1])
+            assert (got.clocks[local], got.scales.get(local, got.lr_scale)) == (20 + old, 1.0 + old)
+    assert same(loaded(saved, now)[0, 0].generators["cpu"], state(was, 0, 0).generators["cpu"])
+
+
 # ---- what is refused
 
 

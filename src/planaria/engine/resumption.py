@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.errors import UserError
 from planaria.options import Options
+from planaria.record.events import Standing
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
@@ -170,36 +171,47 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
         say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
-    load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
-    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
-    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
-    if missing and whole is not None:
-        load |= dict.fromkeys(missing, whole.folder.name)
-    if missing:
-        stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-        say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
     manifest, itinerary = saved.manifest, Itinerary(config, together=config.engine == "inline")
     was, now = cut_of(manifest), cut_for(config)
     recut.require_alike(was, now, str(saved.folder))
-    if missing and was.lines != now.lines:
-        raise UserError(
-            f"{saved.folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
-            f"with --checkpoint, or go on with --pipeline.stages {was.stages}"
-        )
+    load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
     first_block = _first_block(saved, config, itinerary)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
     for line in _told(was, now, rule, config.optim.clip):
         say(f"{saved.folder.name}: {line}")
+    standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
+    if rule.outer != "own":
+        standings = {number: Standing(step=standing.step) for number, standing in standings.items()}
     return Origin(
         saved.step,
         generation,
-        dict.fromkeys(range(now.stages + 1), saved.folder.name) if was.lines != now.lines else load,
+        load,
         manifest.samples,
         struck=not saved.whole,
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
-        standings=manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {},
+        standings=standings,
     )
+
+
+def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
+    """The folder that each of the ``stages`` to come begins from; those that are not named, from the seed.
+
+    :raises UserError: when a checkpoint that lacks stages is to be cut otherwise.
+    """
+    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
+    if not missing:
+        return dict.fromkeys(stages, saved.folder.name)
+    if not same_cut:
+        raise UserError(
+            f"{saved.folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
+            f"with --checkpoint, or go on with --pipeline.stages {saved.manifest.pipeline_stages}"
+        )
+    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
+    stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
+    say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+    others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
+    return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
 def _told(was: recut.Cut, now: recut.Cut, rule: recut.Rules, clip: float) -> list[str]:
