@@ -50,7 +50,9 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
 
     :raises UserError: when something is missing or damaged, or does not fit together.
     """
-    made = _plan(folder, read_manifest(folder), config, stage, replica)
+    manifest, wanted = read_manifest(folder), cut_for(config)
+    copies = _copies_for(folder, manifest, wanted, stage)
+    made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
     for held in made.files.values():
         if not held.digested or len(made.files) == 1:
             require_file(folder, held)
@@ -118,23 +120,26 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
     read: set[Path] = set()
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
-        recut.require_alike(cut_of(manifest), cut_for(config), str(checkpoints / name))
+        saved, wanted = cut_of(manifest), cut_for(config)
+        recut.require_alike(saved, wanted, str(checkpoints / name))
+        copies = _copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
-            for held in _plan(checkpoints / name, manifest, config, stage, replica).files.values():
+            for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
                 if held.path not in read:
                     require_file(checkpoints / name, held)
                     read.add(held.path)
 
 
-def _plan(folder: Path, manifest: Manifest, config: RunConfig, stage: int, replica: int) -> recut.StagePlan:
-    saved, wanted = cut_of(manifest), cut_for(config)
+def _copies_for(folder: Path, manifest: Manifest, wanted: recut.Cut, stage: int) -> dict[int, recut.Copy]:
+    """What each replica has saved of all that a wanted stage holds something of."""
+    saved = cut_of(manifest)
     stages = recut.holders(saved, wanted, stage)
     if missing := sorted(set(stages) - set(manifest.stages)):
         raise UserError(
             f"{folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
             f"checkpoint, or go on with --pipeline.stages {saved.stages}"
         )
-    return recut.plan(saved, wanted, stage, replica, copies_of(folder, manifest, stages))
+    return copies_of(folder, manifest, stages)
 
 
 def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[int, recut.Copy]:
