@@ -19,6 +19,7 @@ from torch import Tensor
 
 from planaria import documents
 from planaria.checkpoint import recut
+from planaria.checkpoint.cut import Cut, atom_name
 from planaria.checkpoint.loading import check_stages, stage_for
 from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
@@ -279,9 +280,9 @@ def copied_debts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = recut.atom_name
+    real = atom_name
 
-    def wrong(cut: recut.Cut, stage: int, local: str) -> str:
+    def wrong(cut: Cut, stage: int, local: str) -> str:
         return real(replace(cut, model=cut.model.model_copy(update={"ends_layers": 0})), stage, local)
 
     monkeypatch.setattr(recut, "atom_name", wrong)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint import recut
+from planaria.checkpoint.cut import Cut, holders, require_alike
 from planaria.checkpoint.stage_file import Contents, contents, read_stage, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.config import RunConfig
@@ -87,14 +88,14 @@ def carry_out(made: recut.StagePlan) -> StageState:
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
 
 
-def cut_of(manifest: Manifest) -> recut.Cut:
+def cut_of(manifest: Manifest) -> Cut:
     """How the run of a checkpoint was spread."""
-    return recut.Cut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
+    return Cut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
 
 
-def cut_for(config: RunConfig) -> recut.Cut:
+def cut_for(config: RunConfig) -> Cut:
     """How a run is to be spread."""
-    return recut.Cut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
+    return Cut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
 
 
 def replicas_in(manifest: Manifest) -> int:
@@ -121,7 +122,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
-        recut.require_alike(saved, wanted, str(checkpoints / name))
+        require_alike(saved, wanted, str(checkpoints / name))
         copies = _copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
             for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
@@ -130,10 +131,10 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
                     read.add(held.path)
 
 
-def _copies_for(folder: Path, manifest: Manifest, wanted: recut.Cut, stage: int) -> dict[int, recut.Copy]:
+def _copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
     """What each replica has saved of all that a wanted stage holds something of."""
     saved = cut_of(manifest)
-    stages = recut.holders(saved, wanted, stage)
+    stages = holders(saved, wanted, stage)
     if missing := sorted(set(stages) - set(manifest.stages)):
         raise UserError(
             f"{folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "

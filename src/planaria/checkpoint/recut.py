@@ -1,6 +1,6 @@
 """Which tensors of a checkpoint make a stage of a run that is cut otherwise, or has other replicas. Pure.
 
-A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (:func:`atom_name`) is the same in
+A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (``cut.atom_name``) is the same in
 every cut, so stages are re-cut by name alone. What becomes of several replicas' copies is in :func:`rules`, after
 the patterns of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean; what
 is owed to others is added up and shared out.
@@ -12,36 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from planaria.checkpoint.cut import Cut, atom_name, declared
 from planaria.checkpoint.stage_file import Contents, Entry
-from planaria.config import ExchangeConfig, ModelConfig
+from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import Sharing
-from planaria.model.families import build_stage, family
-from planaria.model.packing import TYPES
-from planaria.model.stages import global_name, stage_layers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MEND = "choose another checkpoint"
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a run is spread: over so many block stages, and replicas that agree as ``exchange`` says."""
-
-    model: ModelConfig
-    stages: int
-    replicas: int = 1
-    exchange: ExchangeConfig | None = None
-    """None: an older planaria did not write it down"""
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        """All that decides which stage holds which parameter."""
-        return self.stages, self.model.ends_layers
 
 
 @dataclass(frozen=True)
@@ -132,47 +113,6 @@ def equal_copies(saved: Cut) -> bool:
     return saved.exchange is not None and exchange(saved.exchange).interval == 0
 
 
-def atom_name(cut: Cut, stage: int, local: str) -> str:
-    """The name of a stage's parameter that no cut changes; of a family that cannot be one model, with its stage."""
-    if not family(cut.model).whole:
-        return f"stage {stage}: {local}"
-    try:
-        return global_name(cut.model, cut.stages, stage, local)
-    except ValueError:  # of no layer
-        return f"stage {stage}: {local}"
-
-
-@lru_cache(maxsize=256)
-def declared(cut: Cut, stage: int) -> Mapping[str, Entry]:
-    """Type and shape of every parameter of a stage by its local name."""
-    built = build_stage(cut.model, cut.stages, stage, 0, "meta")
-    return {name: Entry(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
-
-
-def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
-    """:raises UserError: when no change of cut makes the saved model the wanted one."""
-    if saved.model.model_copy(update={"ends_layers": wanted.model.ends_layers}) != wanted.model:
-        raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
-    if saved.lines != wanted.lines and not family(saved.model).whole:
-        raise UserError(
-            f"{place}: of {saved.stages} stages, and its model.family = {saved.model.family!r} has no parameters by "
-            f"layer, by which to re-cut it; go on with --pipeline.stages {saved.stages}"
-        )
-
-
-def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
-    """The saved stages that hold something of the wanted ``stage``."""
-    if saved.lines == wanted.lines:
-        return [stage]
-    layers = set(_layers(wanted, stage))
-    return [s for s in range(saved.stages + 1) if s == stage == 0 or layers & set(_layers(saved, s))]
-
-
-def _layers(cut: Cut, stage: int) -> range:
-    own, each = cut.model.ends_layers, stage_layers(cut.model, cut.stages)
-    return range(own + (stage - 1) * each, own + stage * each) if stage else range(own)
-
-
 def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
     """:raises UserError: as :func:`plan`, of any parameter that is there."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
@@ -181,7 +121,7 @@ def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
 
 
 def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
-    """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its :func:`holders`.
+    """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its ``cut.holders``.
 
     :raises UserError: naming the first parameter that is missing, there twice, of another shape or type, or not equal
         where all copies must be; its file, and what was expected.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from planaria.checkpoint.cut import atom_name
 from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_for
-from planaria.checkpoint.recut import MOMENTS, Copy, atom_name, equal_copies, require_whole
+from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.checkpoint.stage_file import Contents, reading, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
 from planaria.config import RunConfig

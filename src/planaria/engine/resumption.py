@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planaria import digests, documents, recipe
 from planaria.checkpoint import recut
+from planaria.checkpoint.cut import Cut, require_alike
 from planaria.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import ChaosConfig, RunConfig
@@ -173,7 +174,7 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
     manifest, itinerary = saved.manifest, Itinerary(config, together=config.engine == "inline")
     was, now = cut_of(manifest), cut_for(config)
-    recut.require_alike(was, now, str(saved.folder))
+    require_alike(was, now, str(saved.folder))
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
     first_block = _first_block(saved, config, itinerary)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
@@ -214,7 +215,7 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _told(was: recut.Cut, now: recut.Cut, rule: recut.Rules, clip: float) -> list[str]:
+def _told(was: Cut, now: Cut, rule: recut.Rules, clip: float) -> list[str]:
     """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
     lines = []
     if was.lines != now.lines:
