@@ -74,7 +74,8 @@ def test_every_command_that_a_page_names_is_one() -> None:
         for name in re.findall(r"^[ `]*(?:\$ |\.venv/bin/)?planaria ([a-z]+)", code, re.MULTILINE)
     }
     assert len(called) > 40
-    assert [(page, name) for page, name in called if name not in known] == []
+    first = {name.partition(" ")[0] for name in known}
+    assert [(page, name) for page, name in called if name not in first] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

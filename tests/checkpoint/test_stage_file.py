@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from planaria.checkpoint import tensor_file
-from planaria.checkpoint.stage_file import check_stage, read_stage, stage_file, write_stage
+from planaria.checkpoint.stage_file import contents, read_stage, stage_file, write_stage
 from planaria.errors import UserError
 from planaria.model.state import StageState
 
@@ -75,7 +75,7 @@ def test_a_stage_comes_back_bit_for_bit(changed: dict[str, object], tmp_path: Pa
     content = stage_file(folder, 2).read_bytes()
     assert written == (len(content), hashlib.sha256(content).hexdigest())
     assert_same(read_stage(folder, 2, written.sha256), kept)
-    check_stage(folder, 2)
+    contents(folder, 2)
 
 
 @given(
@@ -106,7 +106,7 @@ def test_a_file_of_another_stage_is_refused(tmp_path: Path) -> None:
     stage_file(tmp_path, 3).rename(stage_file(tmp_path, 2))
     assert "holds stage 3" in refused(tmp_path)
     with pytest.raises(UserError, match="holds stage 3"):
-        check_stage(tmp_path, 2)
+        contents(tmp_path, 2)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
@@ -116,7 +116,7 @@ def test_a_truncated_file_is_refused(length: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:length])
     assert "damaged" in refused(tmp_path)
     with pytest.raises(UserError, match="damaged"):
-        check_stage(tmp_path, 2)
+        contents(tmp_path, 2)
 
 
 def header_of(path: Path) -> tuple[dict[str, dict[str, str]], bytes]:
@@ -149,7 +149,7 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
     save_file(tensors, stage_file(tmp_path, 2), {"planaria": json.dumps(label | {"clipped_norm": None})})
     expected = replace(kept, clocks=dict.fromkeys(kept.moments, 17), grad_norm=0.5, clipped_norm=None)
     assert_same(read_stage(tmp_path, 2), replace(expected, outer={"rounds": torch.tensor(4)}))
-    check_stage(tmp_path, 2)
+    contents(tmp_path, 2)
 
 
 @given(st.data())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import assert_no_orphans, checked, ending, facts, folder_of, inline, losses, outcomes, tiny, train
 
 from planaria.chaos.trace import Fault
@@ -130,11 +131,13 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_other
     saved = CheckpointStore(folder / "checkpoints").newest()
     assert saved is not None and saved.manifest.replicas == 1
     assert len(list(saved.folder.glob("stage-*-at-*.safetensors"))) == 2 * (REPLICAS - 1)
-    owed = [stage_for(saved.folder, 1, replica, REPLICAS).outer for replica in range(REPLICAS)]
+    owed = [stage_for(saved.folder, config, 1, replica).outer for replica in range(REPLICAS)]
     name = next(name for name in owed[0] if name.startswith("residual/"))
     assert len({float(own[name].norm()) for own in owed} - {0.0}) == REPLICAS
     assert [int(own["rounds"]) for own in owed] == [4] * REPLICAS
-    assert not stage_for(saved.folder, 1, 0, 2).outer, "two replicas owe nothing of what three owed"
+    two = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 2})})
+    shared = stage_for(saved.folder, two, 1, 1).outer[name]
+    assert torch.equal(shared, (owed[0][name] + owed[1][name] + owed[2][name]) / 2), "two share what three owed"
     go_on(6, "fleet")
     go_on(7, "inline")
     assert losses(read_run(folder)) == inline_losses(whole)

@@ -194,7 +194,7 @@ def test_a_run_goes_on_with_another_number_of_replicas_and_says_what_that_costs(
     record = resume(folder_of(config), train__steps="10", exchange__replicas="3")
     assert ending(record).outcome == "finished"
     assert (
-        "of 2 replicas, now 3 replicas: they begin from the one model, their mean, with fresh mom"
+        "of 2 replicas, now 3 replicas: they begin from the mean of weights and moments, of the outer state too"
         in capfd.readouterr().out
     )
     assert blocks(record) == list(range(12 + 12))

@@ -293,7 +293,7 @@ def test_tensors_that_make_no_state_are_refused_though_their_digests_are_right(c
     named = named_tensors(some_state())
     del named["sha256"]
     carry_out(named)
-    digests = b"".join(packing._digest(name, named[name]) for name in sorted(named))
+    digests = b"".join(packing.digest(name, named[name]) for name in sorted(named))
     named["sha256"] = torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, 32)
     with pytest.raises(PackingError, match=f"packed state.*{why}"):
         state_of(named)

@@ -134,6 +134,10 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
     require_same_data(folder, prepared)
     parent = starting_weights(config, prepared.dataset) if saved is None else None
     with runs.held(folder):
+        given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
+        if given is not None and Path(given) != kept:
+            digests.put(folder, {runs.SCHEDULE: documents.data(Path(given), SCHEDULE_BYTES)})
+            prepared = replace(prepared, config=on_schedule(config, kept))
         there.store.discard_unfinished()
         if saved is not None:
             there.store.set_aside_after(saved)

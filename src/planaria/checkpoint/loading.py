@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from planaria.checkpoint.stage_file import check_stage, read_stage, require_stage, stage_file
+import torch
+from torch import Tensor
+
+from planaria.checkpoint import recut
+from planaria.checkpoint.cut import Cut, holders, require_alike
+from planaria.checkpoint.stage_file import Contents, contents, read_stage, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
+from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
 from planaria.model.families import family
@@ -36,25 +44,64 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
     return model
 
 
-def stage_for(folder: Path, stage: int, replica: int = 0, replicas: int = 1) -> StageState:
-    """A stage for one of so many replicas: its own if the checkpoint is of as many, otherwise the one model's.
+def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
+    """The stage of a replica of a run that goes on as ``config`` says, made of a checkpoint of any cut (``recut``).
 
-    :raises UserError: when it is missing or damaged.
+    Read tensor by tensor: beside the state itself there is never more than one parameter's tensor of each replica.
+
+    :raises UserError: when something is missing or damaged, or does not fit together.
     """
-    manifest = read_manifest(folder)
-    own = replica_folder(folder, replica)
-    if replicas == manifest.replicas > 1 and stage_file(own, stage).exists():
-        return read_stage(own, stage, _digest(folder, manifest, own, stage))
-    state = _of_all(folder, manifest, stage)
-    if manifest.replicas > 1 or replicas != replicas_in(manifest):  # an outer state is of no use to more, or fewer
-        state.outer = {}
-    elif replica:
-        state.outer = read_stage(folder, stage, _digest(folder, manifest, folder, stage, replica), replica).outer
-    return state
+    manifest, wanted = read_manifest(folder), cut_for(config)
+    copies = _copies_for(folder, manifest, wanted, stage)
+    made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
+    for held in made.files.values():
+        if not held.digested or len(made.files) == 1:
+            require_file(folder, held)
+    return carry_out(made)
+
+
+def carry_out(made: recut.StagePlan) -> StageState:
+    """Read what a stage is made of, and make it."""
+    with ExitStack() as opened:
+        read = {path: opened.enter_context(reading(held)) for path, held in made.files.items()}
+
+        def tensor(source: recut.Source) -> Tensor:
+            return read[str(source.held.path)](source.key)
+
+        def make(how: recut.Made) -> Tensor:
+            if how.how == "copy":
+                return tensor(how.of[0])
+            if how.how == "mean":
+                return consensus([{"": tensor(source)} for source in how.of])[""]
+            total = tensor(how.of[0]).clone()
+            for source in how.of[1:]:
+                total += tensor(source)
+            return total / how.among
+
+        weights = {name: make(how) for name, how in made.weights.items()}
+        moments = {name: (make(first), make(second)) for name, (first, second) in made.moments.items()}
+        outer = {name: make(how) for name, how in made.outer.items()}
+        if outer or made.rounds is not None:
+            outer["rounds"] = torch.tensor(0) if made.rounds is None else tensor(made.rounds)
+        generators = {kind: tensor(source) for kind, source in made.generators.items()}
+    clocks, scales = dict(made.clocks), dict(made.scales)
+    return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
+
+
+def cut_of(manifest: Manifest) -> Cut:
+    """How the run of a checkpoint was spread."""
+    return Cut(manifest.model, manifest.pipeline_stages, replicas_in(manifest), manifest.exchange)
+
+
+def cut_for(config: RunConfig) -> Cut:
+    """How a run is to be spread."""
+    return Cut(config.model, config.pipeline.stages, config.exchange.replicas, config.exchange)
 
 
 def replicas_in(manifest: Manifest) -> int:
-    """Replicas whose outer state is there. Those that exchange gradients have it beside the one model of all."""
+    """Replicas that took part. Those that exchange gradients may be saved as one, with their outer states beside it."""
+    if manifest.replicas == 1 and manifest.exchange is not None:
+        return manifest.exchange.replicas
     return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
 
 
@@ -66,13 +113,70 @@ def _places(manifest: Manifest, stage: int) -> range:
     return range(count)
 
 
-def check_stages(folder: Path, manifest: Manifest, stage: int) -> None:
-    """Hold a stage's files against their digests, none of it kept in memory; UserError as in :func:`stage_for`."""
-    for held in _holding(folder, manifest, stage):
-        for place in _places(manifest, stage):
-            check_stage(held, stage, place)
-            if sha256 := _digest(folder, manifest, held, stage, place):
-                require_stage(held, stage, sha256, place)
+def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) -> None:
+    """Can a run begin from these checkpoints (stage → folder's name)? Nothing is kept in memory.
+
+    :raises UserError: naming the first file that is missing, damaged or has changed, or does not fit the run.
+    """
+    read: set[Path] = set()
+    for stage, name in load.items():
+        manifest = read_manifest(checkpoints / name)
+        saved, wanted = cut_of(manifest), cut_for(config)
+        require_alike(saved, wanted, str(checkpoints / name))
+        copies = _copies_for(checkpoints / name, manifest, wanted, stage)
+        for replica in range(config.exchange.replicas):
+            for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
+                if held.path not in read:
+                    require_file(checkpoints / name, held)
+                    read.add(held.path)
+
+
+def _copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
+    """What each replica has saved of all that a wanted stage holds something of."""
+    saved = cut_of(manifest)
+    stages = holders(saved, wanted, stage)
+    if missing := sorted(set(stages) - set(manifest.stages)):
+        raise UserError(
+            f"{folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
+            f"checkpoint, or go on with --pipeline.stages {saved.stages}"
+        )
+    return copies_of(folder, manifest, stages)
+
+
+def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[int, recut.Copy]:
+    """What each replica has saved of these stages.
+
+    :raises UserError: when a file cannot be read, or is of another checkpoint.
+    """
+
+    def look(held: Path, stage: int, place: int = 0) -> Contents:
+        _digest(folder, manifest, held, stage, place)
+        found = contents(held, stage, place)
+        if found.step != manifest.step:
+            raise UserError(
+                f"{found.path}: is of step {found.step}, not {manifest.step}: of another checkpoint; choose another"
+            )
+        return found
+
+    there = {stage: _holding(folder, manifest, stage) for stage in stages}
+    if manifest.replicas == 1:
+        whole = {stage: look(folder, stage) for stage in stages}
+        places = range(min(len(_places(manifest, stage)) for stage in stages))
+        return {
+            place: recut.Copy(whole, {s: look(folder, s, place) for s in stages} if place else whole)
+            for place in places
+        }
+    numbers = [n for n in sorted(manifest.standings) if all(replica_folder(folder, n) in there[s] for s in stages)]
+    found = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}
+    if not found:
+        raise UserError(f"{folder}: no replica has all of the stages {list(stages)}; choose another checkpoint")
+    return {n: recut.Copy(held, held) for n, held in found.items()}
+
+
+def require_file(folder: Path, held: Contents) -> None:
+    """Hold a file against its digest in the manifest, if there is one."""
+    if sha256 := _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place):
+        require_stage(held.path.parent, held.stage, sha256, held.place)
 
 
 def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from planaria import atomic, digests
 from planaria.checkpoint import tensor_file
 from planaria.errors import UserError
-from planaria.model.packing import PackingError, named_tensors, state_of
+from planaria.model.packing import Entry as Entry
+from planaria.model.packing import PackingError, named_tensors, require_digest, state_of, summary
 from planaria.model.state import StageState
 
 
@@ -91,12 +93,6 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
         raise OSError(atomic.refused(path, error)) from None
 
 
-def check_stage(folder: Path, stage: int, place: int = 0) -> None:
-    """Look at a stage's file without reading its tensors; UserError as in :func:`read_stage`."""
-    with _opened(folder, stage, place):
-        pass
-
-
 def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
     """UserError when a stage's file is not the one that was written with this digest."""
     path = stage_file(folder, stage, place)
@@ -115,6 +111,61 @@ def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> St
     with _opened(folder, stage, place) as (file, label):
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a stage's file holds, without its tensors: type, shape and digest of each entry, and the numbers."""
+
+    path: Path
+    stage: int
+    place: int
+    step: int
+    digested: bool
+    """does it have digests of its entries itself? Version 1 has not"""
+    entries: Mapping[str, Entry]
+    clocks: Mapping[str, int]
+    lr_scale: float
+    scales: Mapping[str, float]
+    norms: tuple[float | None, float | None]
+
+    def names(self, kind: str) -> list[str]:
+        """The names of a kind of entries, in order: weights, exp_avg, exp_avg_sq, generators, outer."""
+        return sorted(key.partition(".")[2] for key in self.entries if key.partition(".")[0] == kind)
+
+    @property
+    def generators(self) -> dict[str, str]:
+        """Kind of device → the entry of its generator."""
+        first = {"cpu": "rng"} if "rng" in self.entries else {}
+        return first | {kind: f"generators.{kind}" for kind in self.names("generators")}
+
+
+def contents(folder: Path, stage: int, place: int = 0) -> Contents:
+    """Look into a stage's file; UserError as in :func:`read_stage`."""
+    with _opened(folder, stage, place) as (file, label):
+        path = stage_file(folder, stage, place)
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        specs = {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+        if not isinstance(label, _FirstLabel):
+            return Contents(path, stage, place, label.step, True, *summary(specs, file.get_tensor))
+        entries = {key: Entry(*spec) for key, spec in specs.items()}
+        clocks = {key.partition(".")[2]: label.updates for key in specs if key.startswith("exp_avg.")}
+        norms = (label.grad_norm, label.clipped_norm)
+        return Contents(path, stage, place, label.step, False, entries, clocks, label.lr_scale, {}, norms)
+
+
+@contextmanager
+def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
+    """Single entries of a file, each held against its digest; UserError as in :func:`read_stage`."""
+    with _opened(held.path.parent, held.stage, held.place) as (file, _):
+
+        def read(key: str) -> Tensor:
+            tensor: Tensor = file.get_tensor(key)
+            if held.digested:
+                require_digest(key, tensor, held.entries[key].sha256)
+            return tensor
+
+        yield read
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planaria import documents
 from planaria.checkpoint.stage_file import stage_file
-from planaria.config import ModelConfig
+from planaria.config import ExchangeConfig, ModelConfig
 from planaria.errors import UserError
 from planaria.record.events import Standing
 
@@ -57,6 +57,10 @@ class Manifest(BaseModel):
     digests: dict[str, str] = {}
     """file of the folder → its SHA-256; empty where an older planaria wrote it"""
     model: ModelConfig
+    exchange: ExchangeConfig | None = None
+    """how its replicas agreed; not known where an older planaria wrote it"""
+    block: int | None = None
+    """samples of a block; as the recipe says unless given"""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ from planaria.options import NAME
 from planaria.outlet import ensure, lasting
 from planaria.signals import interrupted
 
-SECOND_WORDS = ("swarm join", "swarm explain", "experts add", "experts remove")
+SECOND_WORDS = (
+    "swarm join",
+    "swarm explain",
+    "experts add",
+    "experts remove",
+    "checkpoint show",
+    "checkpoint verify",
+    "checkpoint convert",
+)
 """commands that consist of two words"""
 LONGEST = 2000
 """maximum characters of an error message"""
@@ -77,10 +85,10 @@ def run(arguments: list[str]) -> int:
     parser, known = make_parser()
     if completion.ASKED in os.environ:
         completion.complete(parser, SECOND_WORDS)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
-        raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     if " ".join(arguments[:2]) in SECOND_WORDS:
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        raise UserError(f"{arguments[0]}: unknown command; {nearest(arguments[0], known)}")
     arguments, options = take_options(arguments)
     given, rest = parser.parse_known_args(arguments)
     _set_options(given, options)

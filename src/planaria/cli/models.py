@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from planaria.cli.flags import command
+from planaria.cli.flags import add_fields, command, flagged
+from planaria.config import RunConfig
 from planaria.errors import UserError
 
 
@@ -47,6 +48,18 @@ def add(commands: Any) -> None:
 
     accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
     accept.add_argument("run", type=Path)
+
+    for name, what, action in (
+        ("show", "list the parameters of a checkpoint, with clocks, sizes and digests", _checkpoint_show),
+        ("verify", "read a run's checkpoints, and check every digest", _checkpoint_verify),
+        ("convert", "write a checkpoint as it would be resumed with other settings", _checkpoint_convert),
+    ):
+        checkpoint = command(commands, f"checkpoint {name}", what, action)
+        checkpoint.add_argument("run", type=Path)
+        checkpoint.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
+        if name == "convert":
+            checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
+            add_fields(checkpoint, RunConfig)
 
     replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
     replay.add_argument("run", type=Path)
@@ -110,6 +123,29 @@ def _accept(given: argparse.Namespace) -> int:
     from planaria.commands.accept import accept
 
     print("\n".join(accept(given.run)))
+    return 0
+
+
+def _checkpoint_show(given: argparse.Namespace) -> int:
+    from planaria.commands.checkpoint import show
+    from planaria.observe import tables
+
+    tables.show(show(given.run, given.checkpoint))
+    return 0
+
+
+def _checkpoint_verify(given: argparse.Namespace) -> int:
+    from planaria.commands.checkpoint import verify
+
+    for line in verify(given.run, given.checkpoint):
+        print(line)
+    return 0
+
+
+def _checkpoint_convert(given: argparse.Namespace) -> int:
+    from planaria.commands.checkpoint import convert
+
+    print("\n".join(convert(given.run, given.checkpoint, flagged(given), given.to)))
     return 0
 
 

@@ -274,6 +274,8 @@ class Controller:
                 for file, sha256 in files.items()
             },
             model=self._config.model,
+            exchange=self._config.exchange,
+            block=settings.block_samples,
         )
         generations = {number: replica.saved_in for number, replica in self.state.replicas.items()}
         try:

@@ -44,7 +44,7 @@ def train(
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
-        setup = Setup(config, folder, dataset, place.host, new_key())
+        setup = Setup(config, folder, dataset, place.host, new_key(), started.offset)
         work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, dataset), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)

@@ -130,7 +130,7 @@ class _InlineRun:
         """A node's own state if the checkpoint is of as many replicas, otherwise its stage of the one model."""
         stage = self.engine.stage[node]
         replica = self.engine.itinerary.arrangement.nodes(stage).index(node)
-        return stage_for(folder, stage, replica, self.config.exchange.replicas)
+        return stage_for(folder, self.config, stage, replica)
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
@@ -265,6 +265,7 @@ class _InlineRun:
             standings=dict.fromkeys(range(several), standing) if several > 1 else {},
             digests=digests,
             model=self.config.model,
+            exchange=self.config.exchange,
         )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
         self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from planaria.config import OptimConfig
+
+NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
@@ -21,10 +24,18 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     return config.lr * (config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """A fresh AdamW (zero moments); its learning rate is set before every update."""
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimConfig, scales: Mapping[nn.Parameter, float] = NONE
+) -> torch.optim.AdamW:
+    """A fresh AdamW (zero moments); its learning rate is set before every update.
+
+    Parameters whose ``scales`` are their own are a group for each, with its ``scale``; all others are the first group.
+    """
+    own: dict[float | None, list[nn.Parameter]] = {None: []}
+    for parameter in parameters:
+        own.setdefault(scales.get(parameter), []).append(parameter)
     return torch.optim.AdamW(
-        parameters,
+        [{"params": group, "scale": scale} for scale, group in own.items()],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planaria import digests, documents, recipe
-from planaria.checkpoint.loading import check_stages, replicas_in
-from planaria.checkpoint.store import CheckpointStore, Saved, read_manifest
-from planaria.config import ChaosConfig, ExchangeConfig, RunConfig
+from planaria.checkpoint import recut
+from planaria.checkpoint.cut import Cut, require_alike
+from planaria.checkpoint.loading import check_stages, cut_for, cut_of
+from planaria.checkpoint.store import CheckpointStore, Saved
+from planaria.config import ChaosConfig, RunConfig
 from planaria.data.shards import Meta
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
-from planaria.engine.prepare import Prepared, on_schedule
+from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.errors import UserError
-from planaria.exchange import exchange
+from planaria.options import Options
+from planaria.record.events import Standing
 from planaria.record.statefile import read_state
 
-FIXED = ("seed", "model", "pipeline", "routing", "data", "network")
-"""what cannot change without making it another run"""
+FIXED = ("seed", "model", "data")
+"""what cannot change without making it another run; of the model, its ``ends_layers`` can"""
+SHAPE = ("model", "pipeline", "routing", "exchange", "network")
+"""what a run goes on with otherwise is said to whoever resumes it"""
 
 
 Say = Callable[[str], None]
@@ -49,53 +54,51 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 
     :raises UserError: when there is no such run or checkpoint, it is damaged, or the changes make it another run.
     """
-    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
+    before = runs.config_of(folder, *runs.KEPT)
+    config = changed(before, changes, folder)
+    if differing := _differing(before, config):
+        say(f"{folder}: goes on with {differing}")
     store = CheckpointStore(folder / "checkpoints")
-    saved = _choose(store, checkpoint)
+    saved = choose(store, checkpoint)
     origin = _origin(store, folder, saved, config, say)
-    for stage, name in origin.load.items():
-        _check_fits(store.folder / name, stage, config)
+    check_stages(store.folder, origin.load, config)
     return Resumption(config, store, saved, origin)
 
 
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """The run's own configuration with flags laid over it; UserError where they would make it another run."""
-    config = recipe.overlay(before, flags)
+    config = recipe.overlay(_chosen_anew(before, flags), flags)
+    recut_model = before.model.model_copy(update={"ends_layers": config.model.ends_layers})
     for name in FIXED:
-        if getattr(config, name) != getattr(before, name):
+        if getattr(config, name) != (recut_model if name == "model" else getattr(before, name)):
             flag = next(f for f in flags if f.partition(".")[0] == name)
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
-    if config.exchange.replicas == before.exchange.replicas > 1:
-        _require_lasting(config.exchange, before.exchange)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
-    if config.routing.schedule is not None:  # the folder may have been moved
-        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+    if config.routing.schedule is not None:
+        if "routing.schedule" not in flags:  # the folder may have been moved
+            config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+        config = placed(config, None)
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
     return config
 
 
-def _require_lasting(ours: ExchangeConfig, theirs: ExchangeConfig) -> None:
-    """What replicas keep from round to round goes on only with the exchange that it is of."""
-    made, kept = exchange(ours), exchange(theirs)
-    options = kept.lasting if type(made) is type(kept) else ()
-    pairs = {"kind": (ours.kind, theirs.kind)}
-    pairs |= {f"options.{name}": (getattr(made, name), getattr(kept, name)) for name in options}
-    for name, (now, was) in pairs.items():
-        if now != was:
-            raise UserError(
-                f"--exchange.{name} {now}: what replicas keep from round to round is of exchange.{name} = {was!r}; "
-                "start a new run, or change exchange.replicas too"
-            )
+def _chosen_anew(before: RunConfig, flags: Mapping[str, object]) -> RunConfig:
+    """Another routing or exchange begins without the options of the one before."""
+    found = {name: getattr(before, name) for name in ("routing", "exchange")}
+    anew = {name: given for name, given in found.items() if flags.get(f"{name}.kind", given.kind) != given.kind}
+    return before.model_copy(update={n: given.model_copy(update={"options": Options()}) for n, given in anew.items()})
 
 
-def _check_fits(checkpoint: Path, stage: int, config: RunConfig) -> None:
-    """A checkpoint that cannot be loaded is to be found out before any worker starts."""
-    manifest = read_manifest(checkpoint)
-    if (manifest.model, manifest.pipeline_stages) != (config.model, config.pipeline.stages):
-        raise UserError(f"{checkpoint}: was written by a model of another shape; choose another with --checkpoint")
-    check_stages(checkpoint, manifest, stage)
+def _differing(before: RunConfig, config: RunConfig) -> str:
+    """What of a run's shape is not as it was, setting by setting; empty if nothing is."""
+    was, now = (recipe.flat({name: getattr(given, name) for name in SHAPE}) for given in (before, config))
+    found = (name for name in was | now if was.get(name) != now.get(name) and name != "routing.schedule")
+    changes = [f"{name} = {now.get(name)!r} (was {was.get(name)!r})" for name in found]
+    if (before.routing.schedule is None) != (config.routing.schedule is None):
+        changes.append("no schedule any more" if config.routing.schedule is None else "a schedule")
+    return ", ".join(changes)
 
 
 def require_same_data(folder: Path, prepared: Prepared) -> None:
@@ -112,19 +115,36 @@ def require_same_data(folder: Path, prepared: Prepared) -> None:
         )
 
 
-def _check_even(saved: Saved, config: RunConfig, apart: int) -> None:
-    """Replicas that step together cannot take up where some were ahead of others: samples would be used twice."""
-    manifest, block = saved.manifest, config.pipeline.samples
-    ragged = manifest.first_block is not None and manifest.first_block * block != manifest.samples
-    on_the_fleet = config.engine == "fleet" and (apart > 1 or config.exchange.replicas == 1)
-    if (ragged or manifest.blocks_ahead) and not on_the_fleet:
+def _first_block(saved: Saved, config: RunConfig, itinerary: Itinerary) -> int | None:
+    """The block before which all are used; None where that follows from the samples.
+
+    :raises UserError: where some replicas were ahead of others, and those that go on step together, or take blocks of
+        another size: samples would be used twice.
+    """
+    manifest = saved.manifest
+    block = manifest.block or config.pipeline.samples
+    apart = config.engine == "fleet" and (itinerary.replicas > 1 or config.exchange.replicas == 1)
+    even = manifest.first_block is None or manifest.first_block == (manifest.samples or 0) // block
+    if even and not manifest.blocks_ahead:
+        return manifest.first_block if block == itinerary.block else None
+    if not apart:
         raise UserError(
             f"{saved.folder}: its replicas were not all at one step, so they cannot go on step by step together; "
             "resume with --engine fleet and an exchange.kind other than 'allreduce'"
         )
+    if block != itinerary.block:
+        raise UserError(
+            f"{saved.folder}: its replicas were not all at one step, so the {block} samples of a replica's step cannot "
+            f"become {itinerary.block}; leave pipeline.microbatches and pipeline.microbatch_size as they were"
+        )
+    return manifest.first_block
 
 
-def _choose(store: CheckpointStore, name: str | None) -> Saved | None:
+def choose(store: CheckpointStore, name: str | None) -> Saved | None:
+    """The checkpoint of this name, or the newest; None if there is none yet.
+
+    :raises UserError: when there is none of this name.
+    """
     if name is None:
         return store.newest()
     known = {saved.folder.name: saved for saved in store.list()}
@@ -152,27 +172,72 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         return Origin(generation=generation)
     if not saved.manifest.digests or not digests.read(folder):
         say(f"{folder}: an older planaria wrote it, without digests; what is damaged may go unnoticed")
-    load = dict.fromkeys(saved.manifest.stages, saved.folder.name)
-    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
-    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
-    if missing and whole is not None:
-        load |= dict.fromkeys(missing, whole.folder.name)
-    if missing:
-        stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
-        say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
-    manifest, apart = saved.manifest, Itinerary(config, together=config.engine == "inline").replicas
-    _check_even(saved, config, apart)
-    if config.exchange.replicas != replicas_in(manifest):
-        was, now = (f"{n} replica{'s' * (n > 1)}" for n in (manifest.replicas, config.exchange.replicas))
-        what = "the one model, their mean, with fresh moments" if manifest.replicas > 1 else "copies of its one"
-        say(f"{saved.folder.name}: of {was}, now {now}: they begin from {what}, and with a fresh outer state")
+    manifest, itinerary = saved.manifest, Itinerary(config, together=config.engine == "inline")
+    was, now = cut_of(manifest), cut_for(config)
+    require_alike(was, now, str(saved.folder))
+    load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
+    first_block = _first_block(saved, config, itinerary)
+    rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
+    for line in _told(was, now, rule, config.optim.clip):
+        say(f"{saved.folder.name}: {line}")
+    standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
+    if rule.outer != "own":
+        standings = {number: Standing(step=standing.step) for number, standing in standings.items()}
     return Origin(
         saved.step,
         generation,
         load,
         manifest.samples,
         struck=not saved.whole,
-        first_block=manifest.first_block,
+        first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
-        standings=manifest.standings if apart == manifest.replicas > 1 else {},
+        standings=standings,
     )
+
+
+def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
+    """The folder that each of the ``stages`` to come begins from; those that are not named, from the seed.
+
+    :raises UserError: when a checkpoint that lacks stages is to be cut otherwise.
+    """
+    missing = sorted(set(range(saved.manifest.pipeline_stages + 1)) - set(saved.manifest.stages))
+    if not missing:
+        return dict.fromkeys(stages, saved.folder.name)
+    if not same_cut:
+        raise UserError(
+            f"{saved.folder}: stages {missing} are missing, and only a whole checkpoint can be re-cut; choose another "
+            f"with --checkpoint, or go on with --pipeline.stages {saved.manifest.pipeline_stages}"
+        )
+    whole = next((s for s in reversed(store.list()) if s.whole and s.step <= saved.step), None)
+    stand_in = f"their state of step {whole.step}" if whole else "the seed's initial weights"
+    say(f"{saved.folder.name}: stages {missing} were lost; they go on from {stand_in}")
+    others = dict.fromkeys(missing, whole.folder.name) if whole is not None else {}
+    return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
+
+
+def _told(was: Cut, now: Cut, rule: recut.Rules, clip: float) -> list[str]:
+    """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
+    lines = []
+    if was.lines != now.lines:
+        counts = "{} stages, ends_layers = {}, now {} and {}".format(*was.lines, *now.lines)
+        lines.append(f"of {counts}: re-cut by parameter, with moments, clocks and learning-rate scales")
+        if clip:
+            lines.append(
+                f"optim.clip = {clip:g} bounds each stage's gradient: wherever it binds, the new cut "
+                "clips otherwise than the old one would have"
+            )
+    if was.replicas != now.replicas:
+        counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
+        what = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
+        lines.append(f"of {counts}: they begin from {what}{_OUTER[rule.outer]}")
+    elif was.replicas > 1 and rule.outer == "anew":
+        what = "; all from the mean of weights and moments" if rule.weights == "mean" else ""
+        lines.append(f"what replicas keep from round to round was of another exchange: it begins anew{what}")
+    return lines
+
+
+_OUTER = {
+    "own": "",
+    "anew": ", and with a fresh outer state",
+    "shared": ", of the outer state too; debts are shared out",
+}

@@ -36,8 +36,8 @@ class StageRunner:
         if config.train.compile:
             _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
-        self.optimizer = make_optimizer(list(self.parameters.values()), config.optim)
-        self.lr_scale = 1.0
+        self.optimizer = make_optimizer(self.parameters.values(), config.optim)
+        self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
         self._pending: tuple[float, float] | None = None
@@ -179,8 +179,9 @@ class StageRunner:
 
     def _update(self, step: int) -> None:
         assert self._pending is not None, "an update without a finished step"
+        rate = learning_rate(self.config.optim, step, self.config.train.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, step, self.config.train.steps) * self.lr_scale
+            group["lr"] = rate * (self.lr_scale if group["scale"] is None else group["scale"])
         self.optimizer.step()
         self.grad_norm, self.clipped_norm = self._pending
 
@@ -212,7 +213,8 @@ class StageRunner:
         steps = torch.stack([held["step"] for held in known.values()]).tolist() if known else []
         clocks = {name: int(step) for name, step in zip(known, steps, strict=True)}
         generators = {kind: generator.get_rng_state() for kind, generator in self._generators.items()}
-        return StageState(weights, moments, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, generators)
+        norms, scales = (self.grad_norm, self.clipped_norm), dict(self.scales)
+        return StageState(weights, moments, clocks, self.lr_scale, *norms, generators, scales=scales)
 
     def load(self, state: StageState) -> None:
         """Become ``state``: weights, moments and clocks, learning-rate scale, last norms, generators that are here.
@@ -221,7 +223,9 @@ class StageRunner:
         """
         self.drop()
         self.put(state.weights)
-        self.optimizer = make_optimizer(list(self.parameters.values()), self.config.optim)
+        self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
+        scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
+        self.optimizer = make_optimizer(self.parameters.values(), self.config.optim, scales)
         for name, (first, second) in state.moments.items():
             parameter = self.parameters[name]
             self.optimizer.state[parameter] = {
@@ -229,7 +233,7 @@ class StageRunner:
                 "exp_avg": first.to(parameter.device, copy=True),
                 "exp_avg_sq": second.to(parameter.device, copy=True),
             }
-        self.lr_scale, self.grad_norm, self.clipped_norm = state.lr_scale, state.grad_norm, state.clipped_norm
+        self.grad_norm, self.clipped_norm = state.grad_norm, state.clipped_norm
         for kind in self._generators.keys() & state.generators.keys():
             # Copied, because torch reads it as numbers of eight bytes, wherever in a larger tensor it begins.
             self._generators[kind].set_rng_state(state.generators[kind].clone())

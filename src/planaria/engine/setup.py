@@ -24,6 +24,8 @@ class Setup:
     """where the controller listens, and the workers of its own machine"""
     key: Annotated[bytes, Field(exclude=True)] = field(default=b"", repr=False)
     """the run's, which all of its connections prove; a machine that joins knows it already"""
+    offset: int = 0
+    """the first sample of block 0 (``RunStarted.offset``)"""
 
     @property
     def checkpoints(self) -> Path:

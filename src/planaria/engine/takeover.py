@@ -78,7 +78,7 @@ def take_state(
         case d.Load(folder=folder):
             post.desk.at("read", here.step)
             runner = _fitting(setup.config, runner, here.stage)
-            state = stage_for(setup.checkpoints / folder, here.stage, here.number, setup.config.exchange.replicas)
+            state = stage_for(setup.checkpoints / folder, setup.config, here.stage, here.number)
             runner.load(state)
             outer = state.outer
         case d.Rebuild() | d.Handover():

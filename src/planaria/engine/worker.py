@@ -274,5 +274,5 @@ class Worker:
         if split not in self._streams:
             dataset = Dataset.open(self.setup.dataset)
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
-        first = order.block * self.itinerary.block if order.mode == "train" else 0
+        first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
         return batches(self._streams[split], first, self.config.pipeline.microbatch_size)

@@ -2,7 +2,8 @@
 
 The bytes are a safetensors document, and the same for the same state: the widest types first, then in order of name.
 Numbers that change from step to step (clocks, scale, norms) are tensors too, so the header's length depends on names,
-types and shapes alone. The entry ``sha256`` holds a digest of every other entry. No pickle; every size that a header
+types and shapes alone. Where parameters have learning-rate scales of their own, all scales are one more. The entry
+``sha256`` holds a digest of every other entry. No pickle; every size that a header
 claims is checked against the bytes that are there before anything is made of them.
 """
 
@@ -12,8 +13,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,22 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 Spec = tuple[torch.dtype, Sequence[int]]
 """a tensor's type and shape"""
+
+
+class Entry(NamedTuple):
+    """A tensor of a packed state, without its numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: bytes = b""
+    """empty where it is not known"""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
 
 
 class PackingError(ValueError):
@@ -103,8 +120,11 @@ def named_tensors(state: StageState) -> dict[str, Tensor]:
     norms = (math.nan if norm is None else norm for norm in (state.grad_norm, state.clipped_norm))
     named["numbers"] = torch.tensor([state.lr_scale, *norms], dtype=torch.float64)
     named["clocks"] = torch.tensor([state.clocks[name] for name in sorted(state.moments)], dtype=torch.int64)
+    if state.scales:
+        scales = [state.scales.get(name, state.lr_scale) for name in sorted(state.weights)]
+        named["scales"] = torch.tensor(scales, dtype=torch.float64)
     named = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-    digests = b"".join(_digest(name, named[name]) for name in sorted(named))
+    digests = b"".join(digest(name, named[name]) for name in sorted(named))
     return named | {"sha256": torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, _DIGEST_BYTES)}
 
 
@@ -116,7 +136,7 @@ def state_of(named: Mapping[str, Tensor]) -> StageState:
     named = dict(named)
     _check_digests(named)
     kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
-    numbers, clocks = named.pop("numbers", None), named.pop("clocks", None)
+    numbers, clocks, scales = (named.pop(key, None) for key in ("numbers", "clocks", "scales"))
     for key, tensor in named.items():
         kind, dot, name = key.partition(".")
         if not dot or kind not in kinds:
@@ -126,14 +146,55 @@ def state_of(named: Mapping[str, Tensor]) -> StageState:
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     if first.keys() != second.keys() or any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
         raise PackingError("a packed state has two moments of a parameter or none, of the shape of its weights")
-    if clocks is None or (clocks.dtype, clocks.shape) != (torch.int64, (len(first),)) or bool((clocks < 0).any()):
-        raise PackingError("a packed state has one clock for each parameter with moments, none below zero")
     moments = {name: (first[name], second[name]) for name in first}
-    ticks = dict(zip(sorted(first), clocks.tolist(), strict=True))
-    return StageState(weights, moments, ticks, *_numbers(numbers), generators, outer)
+    told = numbers_of(numbers)
+    own = scales_of(scales, weights, told[0])
+    return StageState(weights, moments, clocks_of(clocks, first), *told, generators, outer, own)
 
 
-def _numbers(given: Tensor | None) -> tuple[float, float | None, float | None]:
+Numbers = tuple[float | None, float | None]
+Summary = tuple[dict[str, Entry], dict[str, int], float, dict[str, float], Numbers]
+"""entries but those of numbers, clocks, scale of the stage, scales, norms"""
+
+
+def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], Tensor]) -> Summary:
+    """What :func:`named_tensors` made, without its large tensors; ``read`` gives an entry of ``specs``.
+
+    :raises PackingError: when the small ones are missing or damaged.
+    """
+    keys = sorted(specs.keys() - {"sha256"})
+    digests = read("sha256") if "sha256" in specs else None
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), _DIGEST_BYTES)):
+        raise PackingError("a packed state has a digest of each of its tensors")
+    entries = {key: Entry(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
+    small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
+    for key, tensor in small.items():
+        require_digest(key, tensor, entries.pop(key).sha256)
+    weights, first = (
+        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", "exp_avg")
+    )
+    scale, *norms = numbers_of(small.get("numbers"))
+    scales = scales_of(small.get("scales"), weights, scale)
+    return entries, clocks_of(small.get("clocks"), first), scale, scales, (norms[0], norms[1])
+
+
+def clocks_of(given: Tensor | None, names: Collection[str]) -> dict[str, int]:
+    """The clocks of the parameters that have moments, from the entry ``clocks``; PackingError when it is not one."""
+    if given is None or (given.dtype, given.shape) != (torch.int64, (len(names),)) or bool((given < 0).any()):
+        raise PackingError("a packed state has one clock for each parameter with moments, none below zero")
+    return dict(zip(sorted(names), given.tolist(), strict=True))
+
+
+def scales_of(given: Tensor | None, names: Collection[str], stage: float) -> dict[str, float]:
+    """The learning-rate scales, from the entry ``scales``, that are not the stage's; PackingError as above."""
+    if given is None:
+        return {}
+    if (given.dtype, given.shape) != (torch.float64, (len(names),)) or not bool(given.isfinite().all()):
+        raise PackingError("a packed state has a finite learning-rate scale for each parameter, or one for all")
+    return {name: own for name, own in zip(sorted(names), given.tolist(), strict=True) if own != stage}
+
+
+def numbers_of(given: Tensor | None) -> tuple[float, float | None, float | None]:
     """Learning-rate scale and both norms, of which either may be unknown (NaN)."""
     if given is None or (given.dtype, given.shape) != (torch.float64, (3,)):
         raise PackingError("a packed state has three numbers: its learning-rate scale and two norms")
@@ -180,12 +241,17 @@ def _check_digests(named: dict[str, Tensor]) -> None:
     digests = named.pop("sha256", None)
     if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), _DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
-    for name, digest in zip(sorted(named), digests, strict=True):
-        if _digest(name, named[name]) != digest.numpy().tobytes():
-            raise PackingError(f"{name!r} of a packed state is damaged: it does not have its digest")
+    for name, expected in zip(sorted(named), digests, strict=True):
+        require_digest(name, named[name], expected.numpy().tobytes())
 
 
-def _digest(name: str, tensor: Tensor) -> bytes:
+def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
+    """:raises PackingError: when an entry does not have this digest."""
+    if digest(name, tensor) != expected:
+        raise PackingError(f"{name!r} of a packed state is damaged: it does not have its digest")
+
+
+def digest(name: str, tensor: Tensor) -> bytes:
     """SHA-256 of a tensor's name, type, shape and bytes."""
     found = hashlib.sha256(f"{name} {TYPES[tensor.dtype]} {list(tensor.shape)} ".encode(errors="surrogatepass"))
     found.update(_raw(tensor).numpy().data)

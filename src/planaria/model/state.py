@@ -18,9 +18,10 @@ class StageState:
 
     ``moments`` maps a parameter to AdamW's (first, second) moment, and ``clocks`` to the updates that these have seen:
     its bias correction goes by them. Both are empty before the first update and have the same names. ``lr_scale``
-    multiplies the stage's learning rate. The norms (L2, before and after clipping) are those of the last committed
-    gradient; None when there is none yet. ``generators`` are the states of the holder's random generators by kind of
-    device. ``outer`` is what replicas keep from round to round (``exchange.base.Outer.state``).
+    multiplies the stage's learning rate; parameters in ``scales``, from stages of another cut, have another. The norms
+    (L2, before and after clipping) are those of the last committed gradient; None when there is none yet.
+    ``generators`` are the states of the holder's random generators by kind of device. ``outer`` is what replicas keep
+    from round to round (``exchange.base.Outer.state``).
     """
 
     weights: dict[str, Tensor]
@@ -31,6 +32,7 @@ class StageState:
     clipped_norm: float | None = None
     generators: dict[str, Tensor] = field(default_factory=dict)
     outer: dict[str, Tensor] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
     def part(self, wanted: Callable[[str], bool], moments: bool) -> StageState:
         """The ``wanted`` parameters only, with their moments or without; shares memory, leaves generators and outer
@@ -38,7 +40,8 @@ class StageState:
         weights = {name: tensor for name, tensor in self.weights.items() if wanted(name)}
         kept = {name: pair for name, pair in self.moments.items() if moments and wanted(name)}
         clocks = {name: self.clocks[name] for name in kept}
-        return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm)
+        scales = {name: scale for name, scale in self.scales.items() if wanted(name)}
+        return StageState(weights, kept, clocks, self.lr_scale, self.grad_norm, self.clipped_norm, scales=scales)
 
     @property
     def trained(self) -> StageState:

@@ -102,6 +102,15 @@ class RunStarted(Fact):
         return self.blocks_before(self.steps)
 
     @property
+    def offset(self) -> int:
+        """Samples that all blocks are shifted by: earlier parts of the run took samples in steps of another size."""
+        return self.samples_before(self.first_step) % self.block_samples
+
+    def first_of(self, block: int) -> int:
+        """A block's first sample."""
+        return self.offset + block * self.block_samples
+
+    @property
     def used(self) -> tuple[int, frozenset[int]]:
         """The blocks used before: all below the first number, and those beyond."""
         floor = self.blocks_before(self.first_step) if self.first_block is None else self.first_block

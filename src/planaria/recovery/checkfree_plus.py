@@ -99,4 +99,7 @@ def united(parts: list[StageState]) -> StageState:
     first = parts[0]
     whole = moments.keys() == weights.keys()
     norms = (first.grad_norm, first.clipped_norm) if whole else (None, None)
-    return StageState(weights, moments if whole else {}, clocks if whole else {}, first.lr_scale, *norms)
+    scales = {name: part.scales.get(name, part.lr_scale) for part in parts for name in part.weights}
+    own = {name: scale for name, scale in scales.items() if scale != first.lr_scale}
+    made = (moments, clocks) if whole else ({}, {})
+    return StageState(weights, *made, first.lr_scale, *norms, scales=own)

@@ -161,12 +161,12 @@ class _Ledger:
         settings, begun = self.started, self._begun.pop(fact.replica, None)
         if settings.replicas == 1:  # the inline engine does not number blocks
             block = begun.block if begun is not None else 0
-            first = block * settings.block_samples if block else settings.samples_before(fact.step)
+            first = settings.first_of(block) if block else settings.samples_before(fact.step)
         elif begun is None or (begun.generation, begun.step) != (fact.generation, fact.step):
             self._problems.append(f"replica {fact.replica} committed step {fact.step}, which it had not begun")
             return
         else:
-            first = begun.block * settings.block_samples
+            first = settings.first_of(begun.block)
         self._written.append(LedgerLine(fact.step, first, settings.block_samples, fact.replica))
 
     def _check(self, sealed: _Sealed) -> None:
@@ -174,8 +174,7 @@ class _Ledger:
         seal, settings = sealed.fact, self.started
         if settings is None or self.first is None or settings.replicas == 1:
             return
-        size = settings.block_samples
-        said = _blocks(seal.first_block, seal.blocks_ahead, size)
+        said = [(0, settings.first_of(seal.first_block)), *_blocks(settings, seal.blocks_ahead)]
         lines = (self._written[place] for place in sorted(self._held(sealed)))
         held = [(0, _begins(self.first)), *_ahead(self.first), *(line.span for line in lines if line is not None)]
         for first, last in _without(said, held):
@@ -195,16 +194,16 @@ def _begins(started: RunStarted) -> int:
     """All samples before this one were used before."""
     if started.first_block is None:
         return started.samples_before(started.first_step)
-    return started.first_block * started.block_samples
+    return started.first_of(started.first_block)
 
 
 def _ahead(started: RunStarted) -> list[Span]:
     """And these."""
-    return [(b * started.block_samples, (b + 1) * started.block_samples) for b in started.blocks_ahead]
+    return _blocks(started, started.blocks_ahead)
 
 
-def _blocks(floor: int, ahead: Iterable[int], size: int) -> list[Span]:
-    return [(0, floor * size), *((block * size, (block + 1) * size) for block in ahead)]
+def _blocks(started: RunStarted, blocks: Iterable[int]) -> list[Span]:
+    return [(started.first_of(block), started.first_of(block + 1)) for block in blocks]
 
 
 def _without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:

@@ -1,0 +1,70 @@
+"""How a run is spread over stages and replicas, and the names of parameters that no cut changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planaria.config import ExchangeConfig, ModelConfig
+from planaria.errors import UserError
+from planaria.model.families import build_stage, family
+from planaria.model.packing import TYPES, Entry
+from planaria.model.stages import global_name, stage_layers
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a run is spread: over so many block stages, and replicas that agree as ``exchange`` says."""
+
+    model: ModelConfig
+    stages: int
+    replicas: int = 1
+    exchange: ExchangeConfig | None = None
+    """None: an older planaria did not write it down"""
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """All that decides which stage holds which parameter."""
+        return self.stages, self.model.ends_layers
+
+
+def atom_name(cut: Cut, stage: int, local: str) -> str:
+    """The name of a stage's parameter that no cut changes; of a family that cannot be one model, with its stage."""
+    if not family(cut.model).whole:
+        return f"stage {stage}: {local}"
+    try:
+        return global_name(cut.model, cut.stages, stage, local)
+    except ValueError:  # of no layer
+        return f"stage {stage}: {local}"
+
+
+@lru_cache(maxsize=256)
+def declared(cut: Cut, stage: int) -> Mapping[str, Entry]:
+    """Type and shape of every parameter of a stage by its local name."""
+    built = build_stage(cut.model, cut.stages, stage, 0, "meta")
+    return {name: Entry(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
+
+
+def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
+    """:raises UserError: when no change of cut makes the saved model the wanted one."""
+    if saved.model.model_copy(update={"ends_layers": wanted.model.ends_layers}) != wanted.model:
+        raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
+    if saved.lines != wanted.lines and not family(saved.model).whole:
+        raise UserError(
+            f"{place}: of {saved.stages} stages, and its model.family = {saved.model.family!r} has no parameters by "
+            f"layer, by which to re-cut it; go on with --pipeline.stages {saved.stages}"
+        )
+
+
+def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
+    """The saved stages that hold something of the wanted ``stage``."""
+    if saved.lines == wanted.lines:
+        return [stage]
+    layers = set(_layers(wanted, stage))
+    return [s for s in range(saved.stages + 1) if s == stage == 0 or layers & set(_layers(saved, s))]
+
+
+def _layers(cut: Cut, stage: int) -> range:
+    own, each = cut.model.ends_layers, stage_layers(cut.model, cut.stages)
+    return range(own + (stage - 1) * each, own + stage * each) if stage else range(own)

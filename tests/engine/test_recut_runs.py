@@ -1,0 +1,253 @@
+"""Runs that go on in another shape: the same losses where nothing is averaged, every sample once, and what is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planaria
+from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.stage_file import read_stage
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import RunConfig
+from planaria.engine import runs
+from planaria.engine.inline import InlineEngine
+from planaria.engine.resumption import take_up
+from planaria.engine.runner import StageRunner
+from planaria.errors import UserError
+from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
+from planaria.record.logs import read_run
+
+Recipe = Callable[..., RunConfig]
+SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
+
+
+def recipe(config: Recipe, folder: Path, stages: int = 4, steps: int = 20, **sections: Any) -> RunConfig:
+    made = config(
+        model=SMALL,
+        pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
+        optim={"clip": 0.0},
+        train={"steps": steps},
+        observe={"trackers": ""},
+        **sections,
+    )
+    return made.model_copy(update={"engine": "inline", "out": str(folder / "runs")})
+
+
+def begin(given: RunConfig) -> Path:
+    planaria.train(given, progress=False)
+    return Path(given.out) / given.name
+
+
+def go_on(folder: Path, **flags: object) -> list[str]:
+    """Resume; what was said about that."""
+    said: list[str] = []
+    changes = {name.replace("__", "."): value for name, value in flags.items()}
+    planaria.train(folder, resume=True, settings=changes, progress=False, say=said.append)
+    return said
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {m.step: m.loss for m in read_run(folder).trained}
+
+
+def newest(folder: Path) -> Path:
+    saved = CheckpointStore(folder / "checkpoints").newest()
+    assert saved is not None
+    return saved.folder
+
+
+@pytest.fixture(scope="module")
+def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """A run of 20 steps at 4 stages, and the losses of one of 40."""
+    from tiny import config_in
+
+    def make(**sections: Any) -> RunConfig:
+        return config_in(corpus_folder, **sections)
+
+    home = tmp_path_factory.mktemp("parted")
+    through = begin(recipe(make, home / "through", steps=40))
+    return begin(recipe(make, home / "parted")), losses(through)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 12])
+def test_a_recut_run_learns_what_an_unbroken_one_learns(
+    parted: tuple[Path, dict[int, float]], stages: int, tmp_path: Path
+) -> None:
+    """To the last bit; and at the old cut again after that."""
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    said = go_on(folder, pipeline__stages=stages, train__steps=30)
+    assert f"{folder}: goes on with pipeline.stages = {stages} (was 4)" in said
+    assert any(
+        f"of 4 stages, ends_layers = 0, now {stages} and 0: re-cut by parameter" in line and "clip" not in line
+        for line in said
+    )
+    go_on(folder, pipeline__stages=4, train__steps=40)
+    assert losses(folder) == through
+    assert prove_exactly_once(read_run(folder)) == []
+
+
+def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    go_on(folder, model__ends_layers=2, pipeline__stages=5, train__steps=30)
+    assert losses(folder) == {step: loss for step, loss in through.items() if step < 30}
+
+
+def test_without_moments_the_losses_would_differ(
+    parted: tuple[Path, dict[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    real = StageRunner.load
+
+    def bare(self: StageRunner, state: Any) -> None:
+        real(self, state.part(lambda name: True, moments=False))
+
+    monkeypatch.setattr(StageRunner, "load", bare)
+    go_on(folder, pipeline__stages=2, train__steps=24)
+    found = losses(folder)
+    assert found[20] == through[20] and found[23] != through[23]
+
+
+def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=2))
+    said = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
+    assert any("optim.clip = 0.5 bounds each stage's gradient" in line for line in said)
+
+
+def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
+    """CheckFree rebuilds stage 2 of 4; at 2 stages its layers live in stage 1, beside those of the old stage 1."""
+    from planaria.chaos.trace import Fault, Trace, text
+
+    trace = tmp_path / "trace.json"
+    trace.write_text(text(Trace(faults=(Fault(step=3, stage=2),))))
+    folder = begin(recipe(config, tmp_path, steps=8, chaos={"trace": str(trace)}))
+    rebuilt = read_stage(newest(folder), 2)
+    assert (set(rebuilt.clocks.values()), rebuilt.lr_scale) == ({5}, 1.1)
+    two = runs.config_of(folder).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    found = stage_for(newest(folder), two, 1)
+    for name, clock in found.clocks.items():
+        old = int(name.split(".")[1]) >= 3
+        assert (clock, found.scales.get(name, found.lr_scale)) == ((5, 1.1) if old else (8, 1.0))
+    before = {name: weight.clone() for name, weight in found.weights.items()}
+    runner = StageRunner(two, 1)
+    runner.load(found)
+    moved = step_of(runner, dict.fromkeys(before, 0.25))
+    plain = StageRunner(two, 1)
+    plain.load(stage_for(newest(folder), two, 1).part(lambda name: True, moments=True))
+    plain.scales = {}
+    for group in plain.optimizer.param_groups:
+        group["scale"] = None
+    apart = step_of(plain, dict.fromkeys(before, 0.25))
+    for name in before:
+        tall = float((moved[name] - before[name]).norm() / (apart[name] - before[name]).norm())
+        ratio = found.scales.get(name, found.lr_scale) / found.lr_scale
+        assert tall == pytest.approx(ratio, rel=1e-3)
+    state = runner.state()
+    assert state.scales == found.scales and state.clocks == {n: clock + 1 for n, clock in found.clocks.items()}
+
+
+def step_of(runner: StageRunner, size: dict[str, float]) -> dict[str, torch.Tensor]:
+    """The weights after an update with a gradient of these sizes."""
+    runner.take({name: torch.full_like(p, size[name]) for name, p in runner.parameters.items()})
+    runner._pending = (1.0, 1.0)
+    runner.commit(8)
+    return {name: weight.clone() for name, weight in runner.state().weights.items()}
+
+
+NOLOCO = {"kind": "noloco", "options": {"every": 3, "bits": 8}}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "flags"),
+    [
+        (NOLOCO | {"replicas": 3}, {"exchange.replicas": 2, "pipeline.stages": 2}),
+        (NOLOCO | {"replicas": 2}, {"exchange.replicas": 3, "pipeline.microbatches": 3}),
+        ({"replicas": 2, "options": {"bits": 8}}, {"exchange.replicas": 3, "pipeline.stages": 6}),
+        ({"replicas": 3}, {"exchange.kind": "noloco", "exchange.options.every": 2, "pipeline.stages": 1}),
+        (NOLOCO | {"replicas": 3}, {"exchange.replicas": 1, "pipeline.microbatch_size": 5}),
+    ],
+)
+def test_every_sample_is_used_once_whatever_the_shape(
+    exchange: dict[str, Any], flags: dict[str, Any], config: Recipe, tmp_path: Path
+) -> None:
+    given = recipe(config, tmp_path, steps=5, exchange=exchange)
+    folder = begin(given)
+    said: list[str] = []
+    planaria.train(folder, resume=True, settings={**flags, "train.steps": 9}, progress=False, say=said.append)
+    assert all(any(f"{name} = " in line for line in said) for name in flags), said
+    record = read_run(folder)
+    assert prove_exactly_once(record) == []
+    after = runs.config_of(folder)
+    assert sample_ledger(record)[-1].span[1] == 5 * given.samples + 4 * after.samples
+    assert all(0 < loss < 7 for loss in losses(folder).values())
+
+
+def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe, tmp_path: Path) -> None:
+    """Rounds, residuals and momentum included: the losses are those of an unbroken run."""
+    exchange = NOLOCO | {"replicas": 2, "options": {"every": 3}}
+    through = begin(recipe(config, tmp_path / "through", steps=11, exchange=exchange))
+    folder = begin(recipe(config, tmp_path / "parted", steps=7, exchange=exchange))
+    go_on(folder, pipeline__stages=2, train__steps=11)
+    assert losses(folder) == losses(through)
+    assert prove_exactly_once(read_run(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"pipeline.stages": 5}, "model.layers = 12 does not divide into pipeline.stages = 5"),
+        ({"model.dim": 32}, "--model.dim 32: cannot change"),
+        ({"seed": 4}, "--seed 4: cannot change"),
+        ({"data.validation": 0.3}, "--data.validation 0.3: cannot change"),
+    ],
+)
+def test_what_cannot_change_is_refused(
+    parted: tuple[Path, dict[int, float]], flags: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        take_up(parted[0], {**flags, "train.steps": 30}, None, lambda line: None)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_engine_of_another_shape_is_what_the_recut_states_are_for(
+    parted: tuple[Path, dict[int, float]], config: Recipe, tmp_path: Path
+) -> None:
+    """Every state of the checkpoint loads into a runner of the wanted cut, and comes out of it as it went in."""
+    two = runs.config_of(parted[0]).model_copy(update={"pipeline": recipe(config, tmp_path, 2).pipeline})
+    engine = InlineEngine(two, *planaria.streams(two))
+    engine.become({stage: stage_for(newest(parted[0]), two, stage) for stage in range(3)})
+    for stage, runner in engine.runners.items():
+        expected, got = stage_for(newest(parted[0]), two, stage), runner.state()
+        assert all(torch.equal(got.weights[n], w) for n, w in expected.weights.items())
+        for name, pair in expected.moments.items():
+            assert all(torch.equal(a, b) for a, b in zip(got.moments[name], pair, strict=True))
+        assert (got.clocks, got.lr_scale, got.grad_norm) == (expected.clocks, expected.lr_scale, expected.grad_norm)
+
+
+def test_a_run_takes_up_a_schedule_and_leaves_it_again(config: Recipe, tmp_path: Path) -> None:
+    """Every node of a stage begins from its stage; the file goes along with the run."""
+    from schedules import on_schedule, shape
+
+    sections = shape(0.0)
+    (tmp_path / "plan").mkdir()
+    plan = on_schedule(config(**sections), tmp_path / "plan").routing.schedule
+    made = config(pipeline=sections["pipeline"], train={"steps": 4}, observe={"trackers": ""})
+    folder = begin(made.model_copy(update={"engine": "inline", "out": str(tmp_path / "runs")}))
+    said = go_on(folder, routing__schedule=plan, train__steps=6)
+    assert any("goes on with a schedule" in line for line in said)
+    assert plan is not None
+    assert runs.config_of(folder).routing.schedule == str((folder / runs.SCHEDULE).absolute())
+    Path(plan).unlink()
+    with pytest.raises(UserError, match=r"has 4 block stages; pipeline.stages = 2"):
+        go_on(folder, pipeline__stages=2, train__steps=8)
+    said = go_on(folder, routing__schedule="none", pipeline__stages=2, train__steps=8)
+    assert any("no schedule any more" in line for line in said)
+    assert prove_exactly_once(read_run(folder)) == [] and len(losses(folder)) == 8

@@ -1,0 +1,72 @@
+"""Real processes that go on where others, of another cut or in another number, stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import apart, assert_no_orphans, ending, facts, folder_of, losses, resume, tiny, train
+
+from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.store import CheckpointStore
+from planaria.commands import train as command
+from planaria.config import RunConfig
+from planaria.data.shards import prepare
+from planaria.data.stream import Stream
+from planaria.engine import runs
+from planaria.engine.inline import InlineEngine
+from planaria.observe.run.ledger import prove_exactly_once
+from planaria.record import events as e
+from planaria.record.logs import read_run
+
+
+def whole(config: RunConfig, steps: int) -> dict[int, float]:
+    """By step, of a run in one process that is never cut otherwise."""
+    data = prepare(config.data, config.model.vocab)
+    engine = InlineEngine(config, *(Stream(data, split, 32, config.seed) for split in ("train", "validation")))
+    return {result.step: result.loss for result in (engine.train_step() for _ in range(steps))}
+
+
+def test_two_stages_go_on_where_four_stopped_and_one_process_where_those_did(tmp_path: Path) -> None:
+    config = tiny(tmp_path, stages=4, steps=6, optim={"clip": 0.0})
+    train(config)
+    record = resume(folder_of(config), pipeline__stages="2", train__steps="10")
+    assert ending(record).outcome == "finished"
+    assert {linked.stage for linked in facts(record, e.Linked)[-3:]} == {0, 1, 2}
+    for stages, steps, engine in ((1, 12, "inline"), (4, 14, "fleet")):
+        flags = {"pipeline.stages": stages, "train.steps": steps, "engine": engine}
+        assert command.resume(folder_of(config), flags, quiet=True) == 0
+        assert_no_orphans(folder_of(config))
+    record = read_run(folder_of(config))
+    assert prove_exactly_once(record) == []
+    assert losses(record) == whole(config, 14), "to the last bit"
+
+
+def test_three_that_agree_in_every_step_go_on_where_two_met_now_and_then(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their steps take 24 samples, and 80 were used: blocks are shifted, and no sample is used twice."""
+    exchange = {"replicas": 2, "kind": "noloco", "options": {"every": 3}}
+    config = tiny(tmp_path, stages=2, steps=5, exchange=exchange)
+    train(config)
+    folder = folder_of(config)
+    saved = CheckpointStore(folder / "checkpoints").newest()
+    assert saved is not None and saved.manifest.samples == 80
+    flags = {"exchange__replicas": "3", "exchange__kind": "allreduce", "pipeline__stages": "1"}
+    record = resume(folder, **flags, train__steps="8")
+    assert ending(record).outcome == "finished"
+    started = facts(record, e.RunStarted)[-1]
+    assert (started.offset, started.first_of(3)) == (8, 80)
+    assert "2 replicas, now 3 replicas: they begin from the mean of weights and moments" in capfd.readouterr().out
+    after = runs.config_of(folder)
+    data = prepare(after.data, after.model.vocab)
+    engine = InlineEngine(after, *(Stream(data, split, 32, after.seed) for split in ("train", "validation")))
+    states = {n: stage_for(saved.folder, after, s, n // 2) for n, s in engine.stage.items()}
+    engine.become(states)
+    engine.step, engine.sample_offset = 5, 80 - 5 * after.samples
+    found = {result.step: result.loss for result in (engine.train_step() for _ in range(3))}
+    assert apart({step: losses(record)[step] for step in found}, found) < 1e-6
+    last = CheckpointStore(folder / "checkpoints").newest()
+    assert last is not None and last.manifest.samples == 80 + 3 * 24
+    assert all(torch.isfinite(w).all() for w in stage_for(last.folder, after, 1).weights.values())
