@@ -87,12 +87,15 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def _end(run: RunState) -> d.Finish | None:
     """The run is over when all is done and saved, or when the last replica cannot go on, or be saved."""
-    reason, unsaved = next((replica.cannot for replica in run.troubled if replica.cannot), ""), gave_up(run)
+    reason = next((replica.cannot for replica in run.troubled if replica.cannot), "")
+    if not reason and (run.saving >= 0 or not ends(run)):
+        return None
+    unsaved = gave_up(run)
     if reason:
         idle = all(replica.phase == "idle" for replica in run.live.values())
         said = f"{reason}; what is left could not be saved: {unsaved}" if unsaved else reason
         return d.Finish(outcome="cannot", reason=said) if idle and resting(run) is None else None
-    if run.saving >= 0 or not ends(run) or not quiet(run):
+    if not quiet(run):
         return None
     if not all_saved(run):
         return d.Finish(outcome="failed", reason=unsaved) if unsaved else None

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from planaria.control.lending import can_be_copied, lenders
 from planaria.control.spares import at_hand, filled
 from planaria.control.staffing import final, more_to_come
-from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.events import Standing
 from planaria.record.replica import ReplicaState
@@ -33,7 +32,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if lent is None:
         return None
     synchronised, plan = (
-        exchange(run.settings.exchange).synchronised,
+        run.rule.synchronised,
         recovery(run.settings.recovery, run.settings.stages).plan,
     )
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from planaria.exchange import exchange
 from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
 
@@ -19,7 +18,7 @@ def lenders(run: RunState, replica: ReplicaState, gone: Set[int]) -> dict[int, R
     A replica that is whole lends all; each attempt asks the next one. Where every one has lost something, they help one
     another. Without a stage of its own, a replica waits for a whole one to copy.
     """
-    synchronised, hollow = exchange(run.settings.exchange).synchronised, gone == set(replica.arrangement.stages)
+    synchronised, hollow = run.rule.synchronised, gone == set(replica.arrangement.stages)
     others = [r for n, r in run.live.items() if n != replica.number and not r.hollow]
     if synchronised:
         furthest = max((settled(r) for r in others), default=0) if hollow else replica.rounds

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planaria.control.lending import can_be_copied, settled
-from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.replica import Group, ReplicaState
 from planaria.record.state import RunState
@@ -24,10 +23,12 @@ LENIENCE_IN_TROUBLE = 1
 
 def due(run: RunState, replica: ReplicaState) -> bool:
     """Has the replica made its steps since the last round?"""
-    rule, config = exchange(run.settings.exchange), run.settings.exchange
+    if replica.meeting or run.settings.replicas == 1:
+        return False
+    rule, config = run.rule, run.settings.exchange
     own = config.inner[replica.number : replica.number + 1]  # nobody has one for replicas that come later
     every = own[0] if rule.interval and own else rule.interval
-    return bool(every) and run.settings.replicas > 1 and replica.inner >= (every or 0) and not replica.meeting
+    return bool(every) and replica.inner >= (every or 0)
 
 
 def next_block(run: RunState, replica: ReplicaState) -> int | None:
@@ -45,7 +46,7 @@ def _lenience(run: RunState, replica: ReplicaState) -> int:
         return 0
     if run.replicas.generation > settings.first_generation + settings.replicas:
         return LENIENCE_IN_TROUBLE
-    return 2 * (exchange(settings.exchange).interval or LENIENCE)
+    return 2 * (run.rule.interval or LENIENCE)
 
 
 def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | None:
@@ -55,7 +56,7 @@ def meet(run: RunState, concerned: Collection[ReplicaState]) -> d.Decision | Non
         return None
     if not run.allotment.plenty:
         concerned = run.live.values()
-    rule = exchange(run.settings.exchange)
+    rule = run.rule
     for replica in _with_groups(run, concerned) if rule.prefetches else concerned:
         decision: d.Decision | None = None
         if _to_settle(run, replica):
@@ -78,7 +79,7 @@ def _with_groups(run: RunState, replicas: Collection[ReplicaState]) -> list[Repl
 
 def behind(run: RunState) -> frozenset[int]:
     """Replicas that others have settled a round without, and that must not be: they copy one as soon as that can be."""
-    if run.settings.replicas == 1 or not exchange(run.settings.exchange).synchronised:
+    if run.settings.replicas == 1 or not run.rule.synchronised:
         return frozenset()
     rounds = {number: settled(replica) for number, replica in run.live.items()}
     latest = max(rounds.values())
@@ -115,7 +116,7 @@ def _ready(run: RunState, replica: ReplicaState) -> bool:
 
 def _gather(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """Begin the round of a replica that has come to it, once the others of its group have, or are late."""
-    rule, round, live = exchange(run.settings.exchange), replica.rounds, run.live
+    rule, round, live = run.rule, replica.rounds, run.live
     if rule.synchronised and (ahead := [r for r in live.values() if r.rounds > round and not r.hollow]):
         return _catch_up(replica, round, ahead)
     if round not in run.groups and not rule.synchronised:
@@ -150,7 +151,7 @@ def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def _draw(run: RunState, round: int) -> d.DrawGroups:
-    groups = exchange(run.settings.exchange).groups(round, list(run.live), run.settings.seed)
+    groups = run.rule.groups(round, list(run.live), run.settings.seed)
     return d.DrawGroups(round=round, groups=[list(group) for group in groups])
 
 
@@ -192,7 +193,7 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
     party = [
         n for n in meeting.members if n in live and (m := live[n].meeting) is not None and m.round == meeting.round
     ]
-    if exchange(run.settings.exchange).synchronised:
+    if run.rule.synchronised:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
             return _catch_up(replica, meeting.round, ahead)

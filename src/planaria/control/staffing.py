@@ -17,10 +17,10 @@ def staff(run: RunState) -> d.Spawn | None:
 
     Spares are a convenience: where they die before they are ready, the run goes on without.
     """
-    if any(replica.cannot for replica in run.troubled):
+    joined = run.roster.with_room(run.settings.replace)
+    if not (joined or _has_room(run)) or any(replica.cannot for replica in run.troubled):
         return None
     ending = run.stopping or run.allotment.done
-    joined = run.roster.with_room(run.settings.replace)
     if joined and not (ending and needed(run) <= 0):
         return _start(run, joined[0])
     if not _has_room(run):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from planaria.record.copied import copied
+
 V = TypeVar("V")
 Stretch = tuple[int, int]
 """first block, and how many: each is one lane's width after the one before"""
@@ -76,6 +78,9 @@ class Allotment:
     after: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → the latest part of that: since it was saved for a checkpoint that is not sealed yet"""
 
+    top: int = 0
+    """all blocks that were ever taken are below"""
+
     def next_for(self, replica: int, gone: Collection[int], patience: int) -> int | None:
         """The block that ``replica`` takes, while the replicas ``gone`` are not there; None if nothing is left for it.
 
@@ -105,9 +110,8 @@ class Allotment:
 
     @property
     def plenty(self) -> bool:
-        """Has every lane a free block yet, beyond all that are taken? Then there is one for every replica."""
-        used = self.used.floor + self.used.ahead.bit_length()
-        return max(used, max(self.out.values(), default=-1) + 1) + self.lanes <= self.total
+        """Has every lane a free block yet, beyond all that were ever taken? Then there is one for every replica."""
+        return max(self.used.floor + self.used.ahead.bit_length(), self.top) + self.lanes <= self.total
 
     @property
     def done(self) -> bool:
@@ -116,7 +120,7 @@ class Allotment:
 
     def take(self, replica: int, block: int) -> Allotment:
         """``replica`` begins a step with ``block``."""
-        return replace(self, out=MappingProxyType(self.out | {replica: block}))
+        return copied(self, out=MappingProxyType(self.out | {replica: block}), top=max(self.top, block + 1))
 
     def commit(self, replica: int) -> Allotment:
         """``replica`` has committed the block that it had under way."""
@@ -124,7 +128,7 @@ class Allotment:
         since = MappingProxyType(self.since | {replica: _longer(self.since.get(replica, ()), block, self.lanes)})
         if replica in after:
             after = MappingProxyType(after | {replica: _longer(after[replica], block, self.lanes)})
-        return replace(self, used=self.used.with_(block), out=_without(self.out, replica), since=since, after=after)
+        return copied(self, used=self.used.with_(block), out=_without(self.out, replica), since=since, after=after)
 
     def leave(self, replica: int) -> Allotment:
         """``replica`` goes, and is in no checkpoint; what it had under way is free, what it committed stays."""

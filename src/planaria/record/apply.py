@@ -16,6 +16,7 @@ from planaria.record.fold import (
     apply,
     freeze,
     give_up_save,
+    handles,
     noted,
     report,
     reported,
@@ -31,12 +32,12 @@ from planaria.record.state import RunState, Unsaved
 __all__ = ["apply", "losses", "resolved"]
 
 
-@apply.register
+@handles
 def _(fact: e.RunStarted, run: RunState) -> RunState:
     return RunState.start(fact)
 
 
-@apply.register
+@handles
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
     spare = replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
@@ -47,7 +48,7 @@ def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     return run
 
 
-@apply.register
+@handles
 def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
@@ -57,17 +58,17 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
     return set_workers(run, {fact.worker: replace(worker, leaving=True)})
 
 
-@apply.register
+@handles
 def _(fact: e.HostJoined, run: RunState) -> RunState:
     return set_host(run, fact.host, Host(fact.workers))
 
 
-@apply.register
+@handles
 def _(fact: e.HostLeft, run: RunState) -> RunState:
     return set_host(run, fact.host, replace(run.hosts[fact.host], workers=0))
 
 
-@apply.register
+@handles
 def _(fact: e.Linked, run: RunState) -> RunState:
     replica = _answering(run, fact, "link")
     if replica is None:
@@ -79,7 +80,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     return with_replica(run, reported(replica, fact.worker))
 
 
-@apply.register
+@handles
 def _(fact: e.StageReady, run: RunState) -> RunState:
     replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
@@ -87,7 +88,7 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
     return report(run, replica, fact.worker)
 
 
-@apply.register
+@handles
 def _(fact: e.StageCommitted, run: RunState) -> RunState:
     replica = _answering(run, fact, "commit")
     if replica is None or fact.step != replica.step:
@@ -95,7 +96,7 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
     return report(run, replica, fact.worker)
 
 
-@apply.register
+@handles
 def _(fact: e.StageSaved, run: RunState) -> RunState:
     replica = _answering(run, fact, "save")
     if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
@@ -105,7 +106,7 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
     return report(run, replica, fact.worker)
 
 
-@apply.register
+@handles
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # it says so before anything else happens
         return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
@@ -133,14 +134,14 @@ def _unsaved(run: RunState, fact: e.SaveFailed, host: str) -> RunState:
     return replace(give_up_save(run), unsaved=Unsaved(fact.step, fact.detail, tries + 1, hosts | {host}, fact.step))
 
 
-@apply.register
+@handles
 def _(fact: e.RetryDue, run: RunState) -> RunState:
     if run.unsaved is None or run.unsaved.step != fact.step:
         return run
     return anew(replace(run, unsaved=replace(run.unsaved, rested=True)))
 
 
-@apply.register
+@handles
 def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
@@ -154,18 +155,18 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | news)))
 
 
-@apply.register
+@handles
 def _(fact: e.RoundMade, run: RunState) -> RunState:
     replica = _answering(run, fact, "settle")
     return run if replica is None else report(run, replica, fact.worker)
 
 
-@apply.register
+@handles
 def _(fact: e.PatienceOver, run: RunState) -> RunState:
     return anew(replace(run, late=run.late | {(fact.replica, fact.round, fact.meeting)}))
 
 
-@apply.register
+@handles
 def _(fact: e.WorkerFailed, run: RunState) -> RunState:
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
@@ -180,17 +181,17 @@ def _fail_guest(run: RunState, name: str, detail: str, failure: str = "") -> Run
     return apply(e.WorkerLost(worker=name, incarnation=worker.incarnation, cause="exit", detail=detail), run)
 
 
-@apply.register
+@handles
 def _(fact: e.StopRequested, run: RunState) -> RunState:
     return anew(replace(run, stopping=fact.reason))
 
 
-@apply.register
+@handles
 def _(fact: e.IntervalChosen, run: RunState) -> RunState:
     return anew(replace(run, save_every=fact.steps))
 
 
-@apply.register
+@handles
 def _(fact: e.Replanned, run: RunState) -> RunState:
     (replica,) = run.replicas.values()  # only a run of one replica has a schedule
     replica = replace(replica, detour=fact)
@@ -199,7 +200,7 @@ def _(fact: e.Replanned, run: RunState) -> RunState:
 
 def _answering(run: RunState, fact: Any, phase: str) -> ReplicaState | None:
     """The replica whose present phase, of its present generation, this report answers."""
-    replica = run.replica_of(fact.worker)
-    if replica is None or (replica.phase, replica.generation) != (phase, fact.generation):
+    replica = run.replicas.of(fact.worker)
+    if replica is None or replica.phase != phase or replica.generation != fact.generation:
         return None
     return replica if fact.worker in replica.waiting else None

@@ -9,10 +9,10 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.fold import (
     anew,
-    apply,
     call_off,
     freeze,
     give_up_save,
+    handles,
     out_of_round,
     reported,
     set_workers,
@@ -24,7 +24,7 @@ from planaria.record.state import RunState
 from planaria.record.waiting import NOBODY
 
 
-@apply.register
+@handles
 def _(fact: e.WorkerLost, run: RunState) -> RunState:
     worker = run.workers.get(fact.worker)
     if worker is None or worker.status == "dead" or worker.incarnation != fact.incarnation:
@@ -88,7 +88,7 @@ def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> Replica
     return replace(replica, phase="idle", waiting=NOBODY)
 
 
-@apply.register
+@handles
 def _(fact: e.EdgeBroken, run: RunState) -> RunState:
     replica = run.replica_of(fact.worker)
     if replica is None or fact.generation != replica.generation:
@@ -97,7 +97,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
     return with_replica(run, replace(replica, suspects=replica.suspects | {pair}))
 
 
-@apply.register
+@handles
 def _(fact: e.GraceExpired, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.generation != replica.generation or not replica.suspects or replica.phase == "left" or run.over:

@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+from planaria.record.copied import copied
 from planaria.record.decisions import Source
 from planaria.record.events import Replanned, RunStarted, Standing
 from planaria.record.rollback import first_origin
@@ -183,6 +184,4 @@ def go_on(replica: ReplicaState, **changes: Any) -> ReplicaState:
     """
     if not changes.keys() <= _STEADY:
         raise TypeError(f"{sorted(changes.keys() - _STEADY)}: use dataclasses.replace")
-    after = object.__new__(ReplicaState)
-    object.__setattr__(after, "__dict__", replica.__dict__ | changes)
-    return after
+    return copied(replica, **changes)

@@ -54,6 +54,11 @@ class Replicas(Mapping[int, ReplicaState]):
         """Worker → the number of the replica in which it stands."""
         return {worker: number for number, replica in self._all.items() for worker in replica.holders.values()}
 
+    def of(self, worker: str) -> ReplicaState | None:
+        """The one in which a worker stands."""
+        number = self.standing.get(worker)
+        return None if number is None else self._all[number]
+
     def __getitem__(self, number: int) -> ReplicaState:
         return self._all[number]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planaria.exchange import exchange
 from planaria.record import decisions as d
 from planaria.record.ages import after_commit
 from planaria.record.fold import (
     anew,
-    apply,
     concerning,
     freeze,
     give_up_save,
+    handles,
     out_of_round,
     set_host,
     set_workers,
@@ -26,27 +25,27 @@ from planaria.record.state import RunState
 from planaria.record.waiting import NOBODY, Waiting
 
 
-@apply.register
+@handles
 def _(fact: d.Replan, run: RunState) -> RunState:
     return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY))
 
 
-@apply.register
+@handles
 def _(fact: d.Spawn, run: RunState) -> RunState:
     return set_workers(run, {fact.worker: WorkerState(fact.incarnation, "starting", host=fact.host)})
 
 
-@apply.register
+@handles
 def _(fact: d.Release, run: RunState) -> RunState:
     return set_workers(run, {fact.worker: replace(run.workers[fact.worker], status="released")})
 
 
-@apply.register
+@handles
 def _(fact: d.TurnAway, run: RunState) -> RunState:
     return set_host(run, fact.host, Host(workers=0))
 
 
-@apply.register
+@handles
 def _(fact: d.Form, run: RunState) -> RunState:
     replica = _formed(run, run.replicas[fact.replica], fact)
     status: dict[str, Status] = dict.fromkeys(replica.leavers.values(), "spare")
@@ -64,7 +63,7 @@ def _(fact: d.Form, run: RunState) -> RunState:
 def _follow(run: RunState, leader: ReplicaState) -> RunState:
     """One replica has rolled back because nobody has a stage any more. Those that must stay synchronised with it, lack
     the stage too and have settled no more rounds copy it whole: what is left of them may have been rebuilt since."""
-    if not exchange(run.settings.exchange).synchronised:
+    if not run.rule.synchronised:
         return run
     for other in run.live.values():
         if other.number != leader.number and other.rounds <= leader.rounds and other.lost - other.leavers.keys():
@@ -114,7 +113,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
     )
 
 
-@apply.register
+@handles
 def _(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
@@ -123,7 +122,7 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
     return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values())))
 
 
-@apply.register
+@handles
 def _(fact: d.Commit, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if replica.origins:  # of vacant nodes: what they were to begin from is past
@@ -134,9 +133,9 @@ def _(fact: d.Commit, run: RunState) -> RunState:
     return with_replica(run, go_on(replica, phase="commit", waiting=waiting, ages=freeze(dict(ages)), rested=rested))
 
 
-@apply.register
+@handles
 def _(fact: d.Meet, run: RunState) -> RunState:
-    delay = exchange(run.settings.exchange).overlap
+    delay = run.rule.overlap
     for number in fact.members:
         replica = run.replicas[number]
         meeting = OpenRound(fact.round, tuple(fact.members), replica.step + delay)
@@ -146,7 +145,7 @@ def _(fact: d.Meet, run: RunState) -> RunState:
     return replace(run, late=frozenset(key for key in run.late if key[:2] not in met))
 
 
-@apply.register
+@handles
 def _(fact: d.Settle, run: RunState) -> RunState:
     met = {n for number in fact.members if (meeting := run.replicas[number].meeting) for n in meeting.members}
     run = concerning(run, [run.replicas[number] for number in met])  # who is left may go on, alone perhaps
@@ -169,23 +168,23 @@ def _forget_rounds(run: RunState) -> RunState:
     return replace(run, groups=freeze(groups), introduced=freeze(introduced), late=late)
 
 
-@apply.register
+@handles
 def _(fact: d.DrawGroups, run: RunState) -> RunState:
     return anew(replace(run, groups=freeze({**run.groups, fact.round: tuple(map(tuple, fact.groups))})))
 
 
-@apply.register
+@handles
 def _(fact: d.Introduce, run: RunState) -> RunState:
     known = run.introduced.get(fact.round, frozenset()) | {link.id for link in fact.links}
     return replace(run, introduced=freeze({**run.introduced, fact.round: known}))
 
 
-@apply.register
+@handles
 def _(fact: d.Adopt, run: RunState) -> RunState:
     return with_replica(run, _void(run.replicas[fact.replica]))
 
 
-@apply.register
+@handles
 def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     there = replica.stateful
@@ -201,7 +200,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     return with_replica(run, go_on(saved, digests=freeze({})))
 
 
-@apply.register
+@handles
 def _(fact: d.Seal, run: RunState) -> RunState:
     before = replace(run, unsealed=None)
     if fact.partial:
@@ -221,19 +220,19 @@ def _(fact: d.Seal, run: RunState) -> RunState:
     return anew(sealed)
 
 
-@apply.register
+@handles
 def _(fact: d.Discard, run: RunState) -> RunState:
     return anew(replace(run, unsaved=run.unsaved and replace(run.unsaved, discarded=True)))
 
 
-@apply.register
+@handles
 def _(fact: d.Cannot, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     run = give_up_save(replace(run, saved=-1))
     return with_replica(run, replace(replica, cannot=fact.reason, phase="idle", waiting=NOBODY, saved=-1))
 
 
-@apply.register
+@handles
 def _(fact: d.Disband, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     run = set_workers(run, {w: replace(run.workers[w], status="spare") for w in replica.holders.values()})
@@ -253,13 +252,13 @@ def _(fact: d.Disband, run: RunState) -> RunState:
     return with_replica(run, left)
 
 
-@apply.register
+@handles
 def _(fact: d.Found, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     return with_replica(anew(run), replace(replica, phase="idle", attempts=0, saved=-1, skipped=frozenset()))
 
 
-@apply.register
+@handles
 def _(fact: d.Finish, run: RunState) -> RunState:
     run = replace(run, over=True)
     for replica in run.replicas.values():

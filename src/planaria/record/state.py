@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
+from planaria.exchange import exchange
+from planaria.exchange.base import Exchange
 from planaria.record.allotment import Allotment, Used
 from planaria.record.events import RunStarted, Standing
 from planaria.record.replica import Group, ReplicaState
@@ -84,6 +87,11 @@ class RunState:
             durable=durable,
         )
 
+    @cached_property
+    def rule(self) -> Exchange:
+        """How replicas agree."""
+        return exchange(self.settings.exchange)
+
     def rollback_point(self, to: RollbackTo) -> RollbackPoint:
         """Where a rollback of this kind leads."""
         return {"disk": self.durable}[to]
@@ -119,8 +127,7 @@ class RunState:
 
     def replica_of(self, worker: str) -> ReplicaState | None:
         """The replica in which ``worker`` stands."""
-        number = self.replicas.standing.get(worker)
-        return None if number is None else self.replicas[number]
+        return self.replicas.of(worker)
 
     @property
     def workers(self) -> Mapping[str, WorkerState]:
