@@ -76,13 +76,27 @@ def test_a_swarm_learns_a_task_of_ones_own_behind_a_check_of_ones_own(own: Path)
     ("flags", "message"),
     [
         (("--task.name", "own_task:Forwards"), "task.name = 'own_task:Forwards': own_task has no 'Forwards'"),
-        (("--task.options.letter", "3"), "task.options.letter: no option of 'own_task:Backwards'; did you mean"),
-        (("--task.options.letters", "1"), "task.options.letters = 1: Input should be greater than or equal to 2"),
         (("--defence.checks", "own_task:Backwards"), "is not derived from planaria.swarm.checks.base.Check"),
         (("--defence.options.most", "0"), "defence.options.most = 0: Input should be greater than 0"),
-        (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
-        (("--policy.options.widht", "8"), "policy.options.widht: no option of 'shy:Shy'; did you mean 'width'?"),
-        (("--attack.kind", "own_task:Short"), "is not derived from planaria.swarm.attacks.base.Attack"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (
+                    ("--task.options.letter", "3"),
+                    "task.options.letter: no option of 'own_task:Backwards'; did you mean",
+                ),
+                (
+                    ("--task.options.letters", "1"),
+                    "task.options.letters = 1: Input should be greater than or equal to 2",
+                ),
+                (("--policy.kind", "shi:Shy"), "policy.kind = 'shi:Shy': there is no module 'shi'"),
+                (
+                    ("--policy.options.widht", "8"),
+                    "policy.options.widht: no option of 'shy:Shy'; did you mean 'width'?",
+                ),
+                (("--attack.kind", "own_task:Short"), "is not derived from planaria.swarm.attacks.base.Attack"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_peer_starts(own: Path, flags: tuple[str, ...], message: str) -> None:
