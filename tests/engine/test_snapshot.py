@@ -12,6 +12,7 @@ from tiny import engine_of, losses
 
 from planaria.config import RunConfig
 from planaria.engine.inline import InlineEngine
+from planaria.engine.prepare import check
 from planaria.errors import UserError
 from planaria.model.packing import pack
 from planaria.recovery.base import Replica
@@ -64,6 +65,15 @@ def test_a_stage_that_has_not_sent_since_it_is_new_counts_as_lost() -> None:
     assert answer.refused == {4: "1 of 5 stages are lost together (4, and 2 have not taken part in a step since)"}
     assert twice.donors(frozenset({4}), Replica(STAGES, ages)).donors == {4: (0, 1, 3)}
     assert once.donors(frozenset({4}), Replica(STAGES, ages | {2: 1})).donors == {4: (0, 1, 2, 3)}
+
+
+def test_stages_that_may_be_skipped_are_refused(config: Recipe) -> None:
+    """Every parity is of all stages: behind those that went on, it would bring back nobody."""
+    recipe = config(recovery={"strategy": "snapshot", "meanwhile": "skip"})
+    with pytest.raises(
+        UserError, match=r"snapshot needs recovery.meanwhile = 'wait', not 'skip': steps that one stage"
+    ):
+        check(recipe)
 
 
 def test_a_group_too_small_for_what_it_is_to_survive_is_refused(config: Recipe) -> None:

@@ -155,11 +155,14 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if itinerary.schedule is None else "a schedule"
     for name, strategy in chain.strategies.items():
-        if strategy.needs.routing not in ("", kind):
-            raise UserError(
-                f"recovery.strategy = {config.recovery.strategy!r}: {name} needs routing.kind = "
-                f"{strategy.needs.routing!r}, not {kind!r}: {strategy.needs.why}"
-            )
+        needs, meanwhile = strategy.needs, config.recovery.meanwhile
+        asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
+        for setting, needed, found in asked:
+            if needed not in ("", found):
+                raise UserError(
+                    f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
+                    f"{found!r}: {needs.why}"
+                )
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
     if config.train.device == "cuda" and not torch.cuda.is_available():

@@ -99,6 +99,8 @@ class Needs(NamedTuple):
     """the only kind of routing with which it works; any, unless said"""
     why: str = ""
     """as a clause for the user"""
+    meanwhile: str = ""
+    """the only ``recovery.meanwhile`` with which it works; any, unless said"""
 
 
 class Recovery(Choice, ABC):

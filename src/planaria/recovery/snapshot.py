@@ -22,7 +22,19 @@ from torch import Tensor
 from planaria.errors import UserError
 from planaria.model.packing import pack, packed_bytes, unpack
 from planaria.model.state import Shapes, StageState
-from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Moment, Original, Recovery, Replica, Sender, Workshop
+from planaria.recovery.base import (
+    Answer,
+    Copy,
+    CopyCost,
+    Holder,
+    Moment,
+    Needs,
+    Original,
+    Recovery,
+    Replica,
+    Sender,
+    Workshop,
+)
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
 
@@ -33,6 +45,9 @@ PARITY, MEMBERS = "parity", "members"
 class Snapshot(Recovery):
     """How many stages may be lost together, and by which code."""
 
+    needs: ClassVar[Needs] = Needs(
+        meanwhile="wait", why="steps that one stage misses leave every parity behind the stages that made them"
+    )
     exact: ClassVar[bool] = True
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
