@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -66,10 +66,8 @@ class Watch:
             self._note(partial(self._log.worked, when, kept))
 
     def close(self) -> None:
+        self._track(time.monotonic(), lambda tracker: tracker.close())  # while there is a log to say so in
         self._progress.stop()
-        for tracker in self._trackers.values():
-            with suppress(Exception, SystemExit):  # there is nothing left to go on with
-                tracker.close()
         for when, kept in self._sample.rest():
             self._note(partial(self._log.worked, when, kept))
         self._log.close()

@@ -216,7 +216,7 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
     if sent is not None:
         yield page.section(
             "Bytes on each edge",
-            "Payload of activations and gradients between stages, as the senders counted it."
+            "Payload of activations, gradients and copies between stages, as the senders counted it."
             + (" What replicas say to one another is not in it." if naming_of(record).several else ""),
             page.chart(sent, "bytes"),
         )
