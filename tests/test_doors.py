@@ -21,6 +21,7 @@ LEVELS = (
         "recipe",
         "shipped",
         "atomic",
+        "memory_pool",
         "signals",
         "outlet",
         "options",

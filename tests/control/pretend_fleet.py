@@ -35,6 +35,8 @@ class PretendFleet:
         self.run = RunState.start(started)
         self.started = started
         self.stage_of = started.stage_of
+        retaining = recovery(started.recovery, started.stages).retaining
+        self.every, self.slices = retaining[1] if retaining else (0, 1)
         self.asked: list[d.Replan] = []
         self.alive: dict[str, Pretender] = {}
         self.history: list[e.Event | d.Decision] = []
@@ -77,11 +79,14 @@ class PretendFleet:
                 self._take_place(worker, me, form)
             case d.RunStep() as run if run.generation == me.generation:
                 assert me.updates == run.step
+                if run.mode == "train":
+                    me.begin(run.step, self.every)
                 loss, norm = (1.0 if me.stage == 0 else None), (1.0 if run.mode == "train" else None)
                 self._report(worker, e.StageReady, step=run.step, mode=run.mode, loss=loss, grad_norm=norm)
             case d.Commit() as commit if commit.generation == me.generation:
                 assert me.updates == commit.step
                 me.updates = commit.step + 1
+                me.commit(commit.step, self.every, self.slices)
                 for other in me.others:
                     me.kept[other].add(commit.step)
                 self._report(worker, e.StageCommitted, step=commit.step)
@@ -182,8 +187,14 @@ class PretendFleet:
         mine = next(m for m in form.members if m.worker == worker)
         if isinstance(mine.source, d.Keep):
             assert (me.node, me.updates) == (mine.node, form.step), "a worker keeps a state that is not of this step"
+        elif isinstance(mine.source, d.Recall):
+            assert (me.node, me.retains) == (mine.node, mine.source.step), "a worker is to remember what it does not"
+            assert mine.source.step == form.step
         else:
             me.kept.clear()
+            me.retains = -1
+        if any(not isinstance(m.source, d.Keep) for m in form.members):
+            me.pending, me.anew = -1, True
         me.node, me.stage, me.generation, me.updates = mine.node, mine.stage, form.generation, form.step
         me.others = {m.stage for m in form.members} - {mine.stage}
         if isinstance(mine.source, d.Rebuild):
@@ -204,6 +215,9 @@ class PretendFleet:
             for name, other in list(self.alive.items()):
                 if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
                     other.updates = form.step
+                    source = next(m.source for m in form.members if m.worker == name)
+                    if isinstance(source, d.Rebuild) and source.by == "snapshot":
+                        other.retains = form.step
                     self._give(other)
                     self._report(name, e.Linked, link_s=0.0)
 
@@ -213,6 +227,8 @@ class PretendFleet:
             if isinstance(member.source, d.Rebuild):
                 steps, by = me.kept[member.stage], member.source.by
                 whole = me.stage == member.stage if by == d.PEER else True
+                if by == "snapshot":
+                    whole = me.retains == me.updates
                 assert whole and is_whole(self.started.recovery, by, member.stage, steps), (
                     f"node {me.node} has nothing whole of stage {member.stage}"
                 )
@@ -296,8 +312,30 @@ class PretendFleet:
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
         assert not plan.reason, "the controller goes on where no strategy can"
-        assert (form.outcome == "rolled back") == (plan.rollback == "disk")
-        if plan.rollback:
+        saved = self.before.durable.standings[0].step
+        recalled = plan.rollback == "memory" and before.memory is not None and before.memory.step >= saved
+        assert (form.outcome == "recalled") == recalled, (
+            form.outcome,
+            plan,
+            before.memory,
+            before.lost,
+            before.leavers,
+            before.holders,
+            saved,
+        )
+        assert (form.outcome == "rolled back") == (plan.rollback is not None and not recalled), (
+            form,
+            plan,
+            before.memory,
+            before.lost,
+            before.leavers,
+            before.holders,
+            before.origins,
+            saved,
+        )
+        if recalled:
+            self._judge_recall(form, before, plan)
+        elif plan.rollback:
             self._judge_rollback(form, before)
         else:
             sources = {m.node: m.source for m in form.members if isinstance(m.source, d.Rebuild)}
@@ -317,6 +355,24 @@ class PretendFleet:
             if before.links.get((link.low, link.high)) == link.id:
                 assert {link.low, link.high} <= before.holders.keys()
 
+    def _judge_recall(self, form: d.Form, before: ReplicaState, plan: Plan) -> None:
+        """Everyone goes back to the same snapshot; who has none of it, gets it from others."""
+        assert before.memory is not None
+        for member in form.members:
+            donors = plan.rebuilt.get(member.stage)
+            if donors is not None:
+                assert isinstance(member.source, d.Rebuild) and member.source.by == donors[0]
+            elif member.node == self._listed[member.stage][0]:
+                assert member.source == d.Recall(by="snapshot", step=before.memory.step)
+            else:
+                assert member.source == d.Rebuild(by=d.PEER, donors=[self._listed[member.stage][0]])
+        self.next_step = before.memory.step
+
+    @property
+    def _listed(self) -> list[list[int]]:
+        """The nodes of each stage."""
+        return self.started.arrangement or [[node] for node in self.stage_of]
+
     def _judge_rollback(self, form: d.Form, before: ReplicaState) -> None:
         """Everyone goes back to the newest whole checkpoint, or to where the run began."""
         sources = {m.node: m.source for m in form.members}
@@ -334,7 +390,12 @@ class PretendFleet:
         """
         skipped = any(isinstance(fact, d.Form) and fact.outcome == "skipping" for fact in self.history)
         assert skipped or before.ages == self.ages
-        return recovery(self.started.recovery, self.started.stages).plan(self._gone(before), before.ages)
+        chain, remember = recovery(self.started.recovery, self.started.stages), None
+        if before.memory is not None:
+            for node in before.memory.nodes:
+                assert self.alive[before.holders[node]].retains == before.memory.step, "not all remember the same step"
+            remember = {self.stage_of[n] for n in before.memory.nodes if n == self._listed[self.stage_of[n]][0]}
+        return chain.plan(self._gone(before), before.ages, remember)
 
     def _gone(self, before: ReplicaState) -> frozenset[int]:
         """The stages of which no worker has the state any more."""
@@ -356,8 +417,8 @@ class PretendFleet:
         walks = [[node for node in route if node in present] for route in self.started.routes]
         if self.started.arrangement and present != self.stage_of.keys():
             walks = detours(self.started, sorted(present))
-        listed = self.started.arrangement or [[node] for node in self.stage_of]
-        first = {stage: next(n for n in held if n in present) for stage, held in enumerate(listed) if present & {*held}}
+        held = dict(enumerate(self._listed))
+        first = {stage: next(n for n in held[stage] if n in present) for stage in held if present & {*held[stage]}}
         spine = [first[stage] for stage in sorted(first)]
         walks += [[*spine, spine[0]], *([first[self.stage_of[node]], node] for node in present)]
         pairs = [*self.started.pairs, *(pair for walk in walks for pair in pairwise(walk))]

@@ -39,8 +39,25 @@ class Pretender:
     generation: int = 0
     updates: int | None = None
     kept: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    retains: int = -1
+    """the step of the last snapshot of which it has its part: its own state and others' parities"""
+    pending: int = -1
+    """that of the snapshot under way"""
+    anew: bool = True
+    """does one begin with the next step?"""
     others: set[int] = field(default_factory=set)
     wants: set[Gift] = field(default_factory=set)
     owes: list[d.Member] = field(default_factory=list)
     """nodes that rebuild their stage from what it has, once it has its own"""
     orders: deque[d.Order] = field(default_factory=deque)
+
+    def begin(self, step: int, every: int) -> None:
+        """It takes part in a step, whether that comes to anything or not."""
+        if every and self.pending < 0 and (self.anew or step - self.retains >= every):
+            self.pending, self.anew = step, False
+
+    def commit(self, step: int, every: int, slices: int) -> None:
+        if not every:
+            self.retains = step + 1
+        elif self.pending >= 0 and step - self.pending == slices - 1:
+            self.retains, self.pending = self.pending, -1

@@ -28,6 +28,8 @@ CHAINS = [
     "redundant",
     "echo, checkfree",
     "identity, checkpoint",
+    "snapshot",
+    "snapshot, checkpoint",
 ]
 
 
@@ -53,10 +55,22 @@ SHARED: dict[str, Any] = {
 
 
 def on_a_schedule(start: e.RunStarted, meanwhile: str) -> e.RunStarted:
-    """The same run with several nodes to a stage; strategies that keep copies elsewhere are not for those."""
+    """The same run with several nodes to a stage; most strategies that keep copies elsewhere are not for those."""
+    if "snapshot" in start.recovery.strategy:
+        return e.RunStarted.model_validate(start.model_dump() | SHARED)
     first = {"checkpoint": "checkfree, checkpoint"}.get(start.recovery.strategy.split(", ")[-1], "checkfree")
     recovery = with_strategy(start.recovery, first).model_copy(update={"meanwhile": meanwhile})
     return e.RunStarted.model_validate(start.model_dump() | SHARED | {"recovery": recovery.model_dump()})
+
+
+def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
+    """Those that matter to what the controller decides."""
+    if "echo" in strategy:
+        return st.fixed_dictionaries({"every": st.integers(1, 3)})
+    if "snapshot" not in strategy:
+        return st.just({})
+    sent = st.sampled_from([(0, 1), (1, 1), (2, 1), (2, 2), (3, 2)])
+    return st.builds(lambda t, s: {"tolerate": t, "every": s[0], "slices": s[1]}, st.integers(1, 2), sent)
 
 
 alone = st.builds(
@@ -70,8 +84,8 @@ alone = st.builds(
         lambda strategy: st.fixed_dictionaries(
             {
                 "strategy": st.just(strategy),
-                "meanwhile": st.sampled_from(["wait", "skip"]),
-                **({"options": st.fixed_dictionaries({"every": st.integers(1, 3)})} if "echo" in strategy else {}),
+                "meanwhile": st.sampled_from(["wait"] if "snapshot" in strategy else ["wait", "skip"]),
+                "options": options_of(strategy),
             }
         )
     ),

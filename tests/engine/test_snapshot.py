@@ -22,8 +22,10 @@ Recipe = Callable[..., RunConfig]
 STAGES = 4
 
 
-def made(config: Recipe, tolerate: int, strategy: str = "snapshot", **sections: Any) -> InlineEngine:
-    recovery = {"strategy": strategy, "options": {"tolerate": tolerate}}
+def made(
+    config: Recipe, tolerate: int, strategy: str = "snapshot", every: int = 0, slices: int = 1, **sections: Any
+) -> InlineEngine:
+    recovery = {"strategy": strategy, "options": {"tolerate": tolerate, "every": every, "slices": slices}}
     return engine_of(config(recovery=recovery, optim={"weight_decay": 0.1, "clip": 0.5}, **sections))
 
 
@@ -58,13 +60,92 @@ def test_more_than_that_go_to_the_next_strategy_with_the_reason(config: Recipe) 
     assert lose(chained, (1, 3)) == ""
 
 
-def test_a_stage_that_has_not_sent_since_it_is_new_counts_as_lost() -> None:
+def test_a_stage_that_has_its_state_otherwise_than_from_the_parities_counts_as_lost_until_it_took_part() -> None:
     once, twice = Snapshot(tolerate=1), Snapshot(tolerate=2)
-    ages = {0: 3, 1: 3, 2: 0, 3: 3, 4: 3}
-    answer = once.donors(frozenset({4}), Replica(STAGES, ages))
+    ages = dict.fromkeys(range(5), 3)
+    knowing = Replica(STAGES, ages, frozenset({0, 1, 3}))
+    answer = once.donors(frozenset({4}), knowing)
     assert answer.refused == {4: "1 of 5 stages are lost together (4, and 2 have not taken part in a step since)"}
-    assert twice.donors(frozenset({4}), Replica(STAGES, ages)).donors == {4: (0, 1, 3)}
-    assert once.donors(frozenset({4}), Replica(STAGES, ages | {2: 1})).donors == {4: (0, 1, 2, 3)}
+    assert twice.donors(frozenset({4}), knowing).donors == {4: (0, 1, 3)}
+    assert once.donors(frozenset({4}), Replica(STAGES, ages, frozenset({0, 1, 2, 3}))).donors == {4: (0, 1, 2, 3)}
+
+
+def test_what_comes_back_holds_its_parities_at_once(config: Recipe) -> None:
+    """Stage after stage is lost before a single step is made: the group is never without protection."""
+    engine, untroubled = made(config, 1), made(config, 1)
+    losses(engine, 2), losses(untroubled, 2)
+    for stage in (2, 3, 0, 4, 1, 2):
+        assert lose(engine, (stage,)) == ""
+    assert whole(engine) == whole(untroubled) and losses(engine, 2) == losses(untroubled, 2)
+
+
+@pytest.mark.parametrize(("tolerate", "every", "slices"), [(1, 1, 1), (1, 4, 1), (2, 4, 3)])
+def test_all_go_back_to_the_snapshot_that_they_retain(config: Recipe, tolerate: int, every: int, slices: int) -> None:
+    """Snapshots are of steps 0, every, 2 every …, and retained ``slices`` steps later; what follows repeats itself."""
+    unbroken = made(config, tolerate, every=every, slices=slices)
+    told = losses(unbroken, 11)
+    for lost in [(0,), (3,), (0, 1), (2, 3), (4, 0)]:
+        if len(lost) > tolerate:
+            continue
+        for steps in (1, 4, 6, 9):
+            engine = made(config, tolerate, every=every, slices=slices)
+            losses(engine, steps)
+            retained = max((t for t in range(0, steps, every) if t + slices <= steps), default=None)
+            reason = lose(engine, lost)
+            if retained is None:
+                assert "there is no snapshot yet" in reason
+                continue
+            assert reason == "" and engine.step == retained, (lost, steps)
+            assert losses(engine, 11 - retained) == told[retained:], (lost, steps)
+            assert whole(engine) == whole(unbroken)
+
+
+def test_a_snapshot_that_is_taken_again_after_all_went_back_to_it_is_as_good(config: Recipe) -> None:
+    engine, unbroken = made(config, 2, every=3, slices=2), made(config, 2, every=3, slices=2)
+    told = losses(unbroken, 9)
+    losses(engine, 5)
+    assert lose(engine, (0, 1)) == "" and engine.step == 3
+    losses(engine, 2)
+    assert lose(engine, (1, 2)) == "" and engine.step == 3
+    losses(engine, 5)
+    assert lose(engine, (0, 1)) == "" and engine.step == 6
+    assert losses(engine, 3) == told[6:] and whole(engine) == whole(unbroken)
+
+
+def test_what_was_lost_in_a_retained_snapshot_is_protected_at_once(config: Recipe) -> None:
+    unbroken, engine = made(config, 1, every=3, slices=2), made(config, 1, every=3, slices=2)
+    told = losses(unbroken, 9)
+    losses(engine, 6)
+    for stage in (2, 3, 0):
+        assert lose(engine, (stage,)) == "" and engine.step == 3
+    assert losses(engine, 1) == told[3:4] and lose(engine, (1,)) == "" and engine.step == 3
+    assert losses(engine, 6) == told[3:] and whole(engine) == whole(unbroken)
+
+
+def test_more_than_that_in_retained_snapshots_leave_everything_as_it_is(config: Recipe) -> None:
+    engine = made(config, 1, every=2)
+    losses(engine, 3)
+    assert "2 of 5 stages are lost together (1, 2)" in lose(engine, (1, 2)) and engine.step == 3
+
+
+def test_a_checkpoint_that_is_newer_than_the_snapshot_is_where_all_go_back_to(config: Recipe) -> None:
+    engine = made(config, 1, every=4)
+    losses(engine, 7)
+    plan = engine.lose((2,), durable=6)
+    assert plan.rollback == "disk" and engine.step == 7
+    assert engine.lose((2,), durable=4).rollback == "memory" and engine.step == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every": 2, "slices": 3}, "slices = 3: a snapshot is whole before the next one begins, after every = 2"),
+        ({"slices": 2}, "slices = 2: parities in step with training are sent in every step; leave it out"),
+    ],
+)
+def test_slices_that_cannot_be_are_refused(config: Recipe, options: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check(config(recovery={"strategy": "snapshot", "options": options}))
 
 
 def test_stages_that_may_be_skipped_are_refused(config: Recipe) -> None:

@@ -96,3 +96,28 @@ def test_two_stages_that_are_killed_together_come_back_from_the_parities_of_the_
     assert {form.outcome for form in facts(record, d.Form)} == {"started", "recovered"}
     untroubled = config.model_copy(update={"name": "untroubled"})
     assert shas(record.folder) == in_one_process(untroubled, ())
+
+
+@pytest.mark.parametrize(
+    ("pair", "moment", "slices"),
+    [
+        ((0, 1), "backward", 2),
+        pytest.param((2, 3), "commit", 1, marks=pytest.mark.slow),
+        pytest.param((4, 0), "forward", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_all_go_back_to_the_snapshot_that_they_remember_when_two_are_killed_together(
+    tmp_path: Path, pair: tuple[int, int], moment: Any, slices: int
+) -> None:
+    """The steps since are made again, on the same samples, and everything is as if nothing had been."""
+    options = {"tolerate": 2, "every": 3, "slices": slices}
+    config = tiny(tmp_path / "struck", recovery={"strategy": "snapshot", "options": options}, steps=STEPS)
+    blows = [Fault(step=step, stage=stage, moment=moment) for step in (5, 8) for stage in pair]
+    record = train(config, blows)
+    assert ending(record).outcome == "finished" and len(facts(record, e.FaultInjected)) == 4
+    began = sorted({form.step for form in facts(record, d.Form) if form.outcome == "recalled"})
+    at = [step + (moment == "commit") for step in (5, 8)]  # a commit is not taken back
+    assert began == [max(t for t in range(0, STEPS, 3) if t + slices <= step) for step in at]
+    struck = in_one_process(config.model_copy(update={"name": "inline"}), blows)
+    untroubled = in_one_process(config.model_copy(update={"name": "untroubled"}), ())
+    assert shas(record.folder) == struck == untroubled

@@ -70,19 +70,25 @@ def test_stages_that_are_rebuilt_need_no_reason() -> None:
 strategies = st.lists(st.sampled_from(RECOVERIES.names), min_size=1, max_size=4, unique=True)
 
 
-@given(strategies, st.frozensets(st.integers(0, 6)), st.lists(st.integers(0, 5), min_size=7, max_size=7))
+@given(
+    strategies,
+    st.frozensets(st.integers(0, 6)),
+    st.lists(st.integers(0, 5), min_size=7, max_size=7),
+    st.sets(st.integers(0, 6)),
+)
 def test_every_lost_stage_is_rebuilt_by_living_donors_or_rolled_back_or_beyond_rescue(
-    chosen: list[str], lost: frozenset[int], ages: list[int]
+    chosen: list[str], lost: frozenset[int], ages: list[int], remember: set[int]
 ) -> None:
     chain, standing = chain_of(", ".join(chosen)), dict(enumerate(ages))
-    found = chain.plan(lost, standing)
+    replica = Replica(6, standing, frozenset(remember - lost))
+    found = chain.plan(lost, standing, replica.remember)
     beyond = lost - found.rebuilt.keys()
     if found.rollback:
         assert "checkpoint" in chosen and not found.rebuilt and lost
     else:
         assert found.rebuilt.keys() <= lost
         assert bool(found.reason) == bool(beyond) and (not beyond or "checkpoint" not in chosen)
-    answers = {name: each.donors(lost, Replica(6, standing)) for name, each in chain.strategies.items()}
+    answers = {name: each.donors(lost, replica) for name, each in chain.strategies.items()}
     for stage, (by, donors) in found.rebuilt.items():
         assert not lost & set(donors)
         assert by == next(name for name in chosen if stage in answers[name].donors)

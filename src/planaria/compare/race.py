@@ -74,16 +74,16 @@ class _Race:
 
     def lose(self, stages: Sequence[int]) -> str:
         """Lose stages and cope as the recipe says; why that is impossible, or nothing."""
-        before = self.engine.moved_bytes
-        plan = self.engine.lose(stages)
+        before, step_before = self.engine.moved_bytes, self.engine.step
+        plan = self.engine.lose(stages, self.durable[0])
         if plan.reason:
             return f"tick {self.tick}: {plan.reason}"
         outcome, lost = ", ".join(f"{stage}: {by}" for stage, (by, _) in plan.rebuilt.items()), 0
-        if plan.rollback:
-            step, states = self.durable
-            lost, self.engine.step = self.engine.step - step, step
+        if plan.rollback == "disk":
+            self.engine.step, states = self.durable
             self.engine.become(states)
-            outcome = f"all: step {step}"
+        if plan.rollback:
+            lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
         moved = self.engine.moved_bytes - before
         self.met.append(
             Met(

@@ -17,7 +17,7 @@ from planaria.record.rollback import RollbackPoint
 from planaria.record.roster import MAX_STILLBORN
 from planaria.record.state import RunState
 from planaria.recovery import recovery
-from planaria.recovery.chain import ages_by_stage
+from planaria.recovery.chain import Plan, ages_by_stage
 
 
 def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -37,7 +37,7 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     )
     if synchronised and alive.stages and any(lender.rounds > replica.rounds for lender in lent.values()):
         return d.Adopt(replica=replica.number, reason="those that have what it lost have settled rounds without it")
-    answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages))
+    answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
     if answer.reason:
@@ -46,8 +46,10 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     short = len(holders) < len(replica.holders) + len(replica.vacant)
     if short and (answer.rollback or not _may_skip(run, replica)):
         return hopeless(run, replica)
+    if answer.rollback == "memory" and _newer(replica, run.durable):
+        return _recall(run, replica, holders, answer)
     if answer.rollback:
-        return _roll_back(run, replica, holders, run.rollback_point(answer.rollback))
+        return _roll_back(run, replica, holders, run.durable)
     sources = _sources(replica, holders, lent, answer.rebuilt)
     standing, outcome = replica.standing, "skipping" if len(holders) < len(of) else _outcome(replica)
     if lent.keys() == set(of.values()):  # it goes on as the other's copy
@@ -107,6 +109,39 @@ def _once_obeyed(replica: ReplicaState) -> Standing:
     if replica.phase == "commit":
         step, inner = step + 1, inner + 1
     return Standing(step=step, rounds=replica.rounds, inner=inner)
+
+
+def _remember(replica: ReplicaState) -> frozenset[int]:
+    """The stages whose first node's worker has its part of what all remember."""
+    if replica.memory is None or replica.memory.step < 0:
+        return frozenset()
+    return frozenset(s for s in replica.arrangement.stages if replica.arrangement.nodes(s)[0] in replica.memory.nodes)
+
+
+def _newer(replica: ReplicaState, point: RollbackPoint) -> bool:
+    """Is what all remember no older than a checkpoint?"""
+    assert replica.memory is not None
+    saved = point.standings.get(replica.number)
+    return saved is None or replica.memory.step >= saved.step
+
+
+def _recall(run: RunState, replica: ReplicaState, holders: dict[int, str], answer: Plan) -> d.Decision:
+    """Back to what all remember; those that do not are rebuilt from the others. The first node of a stage remembers,
+    its other nodes copy it."""
+    assert replica.memory is not None
+    nodes, by, step = replica.arrangement, replica.memory.by, replica.memory.step
+    first = {stage: nodes.nodes(stage)[0] for stage in nodes.stages}
+    sources: dict[int, d.Source] = {}
+    for node in holders:
+        stage = nodes.stage[node]
+        if stage in answer.rebuilt:
+            strategy, donors = answer.rebuilt[stage]
+            sources[node] = d.Rebuild(by=strategy, donors=[first[s] for s in donors])
+        elif node != first[stage]:
+            sources[node] = d.Rebuild(by=d.PEER, donors=[first[stage]])
+        else:
+            sources[node] = d.Recall(by=by, step=step)
+    return _formation(run, replica, holders, sources, Standing(step=step), "recalled")
 
 
 def _roll_back(

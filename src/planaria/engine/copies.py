@@ -6,9 +6,9 @@ that is expected has been taken, commit or drop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from planaria.model.families import build_stage
 from planaria.model.state import Shapes, StageState
 from planaria.plan.actions import Action
 from planaria.recovery import recovery
-from planaria.recovery.base import Copy, Holder, Moment, Sender
+from planaria.recovery.base import Copy, Holder, Moment, RestoredHolder, Sender
 from planaria.routing.arrangement import Arrangement
 
 MakeRunner = Callable[[RunConfig, int, bool], StageRunner]
@@ -91,7 +91,9 @@ class Keeping:
         state = runner.state()
         for number, sender in self._senders.items():
             message = sender.before(step, state)
-            if message is not None:
+            if message is not None and self._placed[number].host == self._node:
+                self._holders[number].take(step, self._stage[self._node], "before", message)
+            elif message is not None:
                 yield self._placed[number].host, Parcel(number, self._node, "before"), message
 
     def passed(self, action: Action, out: Tensor) -> None:
@@ -115,12 +117,13 @@ class Keeping:
                 yield self._placed[number].host, Parcel(number, self._node, "after"), message
 
     def expects(self, step: int) -> list[Parcel]:
-        """The parcels of ``step`` that this worker must have before it is ready."""
+        """The parcels of ``step`` from others that this worker must have before it is ready."""
         return [
             Parcel(number, source, moment)
             for number, holder in self._holders.items()
             for moment in holder.expects(step)
             for source in self._placed[number].sources
+            if source != self._node
         ]
 
     def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
@@ -135,11 +138,28 @@ class Keeping:
         for keeper in self._keepers:
             keeper.drop()
 
-    def kept(self, by: str, stage: int) -> dict[Copy, StageState]:
-        """What this worker has kept of ``stage`` for the strategy ``by``."""
-        slots = {number: self._chain.slots[number] for number in self._all_holders}
-        mine = {number: slot.copy for number, slot in slots.items() if slot.by == by and stage in slot.copy.sources}
+    def kept(self, by: str, lost: int) -> dict[Copy, StageState]:
+        """What this worker has kept for the strategy ``by`` that concerns the stage ``lost``."""
+        mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
         return {copy: self._all_holders[number].state() for number, copy in mine.items()}
+
+    def remembered(self, by: str) -> StageState:
+        """This worker's own state of the snapshot that all retain by the strategy ``by``."""
+        number = next(n for n, copy in self._kept_by(by) if copy.sources == (copy.host,))
+        return self._all_holders[number].state()
+
+    def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
+        """The stage was rebuilt as ``state``, as of ``step``: what it kept for the same strategy comes back too, if
+        that can."""
+        for number, copy in self._kept_by(by):
+            own = copy.sources == (copy.host,)
+            kept = state if own else self._chain.strategies[by].restored(copy, given)
+            if kept is not None:
+                cast(RestoredHolder, self._all_holders[number]).load(kept, step)
+
+    def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
+        slots = ((number, self._chain.slots[number]) for number in self._all_holders)
+        return [(number, slot.copy) for number, slot in slots if slot.by == by]
 
     @property
     def nbytes(self) -> int:

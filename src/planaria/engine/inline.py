@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from torch import Tensor
@@ -23,6 +23,7 @@ from planaria.plan.actions import Key, Plan
 from planaria.plan.order import topological_order
 from planaria.record.ages import after_commit
 from planaria.record.decisions import PEER
+from planaria.record.memory import Memory
 from planaria.recovery import recovery
 from planaria.recovery.base import Moment
 from planaria.recovery.chain import Plan as RecoveryPlan
@@ -75,6 +76,8 @@ class InlineEngine:
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
         self._chain = recovery(config.recovery, config.pipeline.stages)
+        retaining = self._chain.retaining
+        self._memory = None if retaining is None else Memory(*retaining)
 
     @property
     def there(self) -> Arrangement:
@@ -85,6 +88,8 @@ class InlineEngine:
         """Run and commit one step."""
         plan = self.itinerary.training(self.step, self.skipped, self.detour)
         there = self.there
+        if self._memory is not None:
+            self._memory = self._memory.begun(self.step)
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
         self._carry_out(plan, self._train, sample, train=True)
@@ -98,6 +103,8 @@ class InlineEngine:
         if self.replicas is not None:
             self.replicas.commit()
         self._grow_older()
+        if self._memory is not None:
+            self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
         result = StepResult(self.step, loss, first, rounds)
@@ -141,17 +148,41 @@ class InlineEngine:
         losses = [loss for node in there.nodes(0) if (loss := self.runners[node].loss) is not None]
         return fmean(losses)
 
-    def lose(self, nodes: Sequence[int]) -> RecoveryPlan:
+    def lose(self, nodes: Sequence[int], durable: int = -1) -> RecoveryPlan:
         """The state of ``nodes`` is gone, with all that was kept there; rebuild them as the recipe's strategies say.
 
-        Returns what was done about stages of which nothing is left: a node of any other copies one of its stage. Where
-        that is a rollback, or nothing can be done, the survivors are untouched.
+        Returns what was done about stages of which nothing is left: a node of any other copies one of its stage. In a
+        rollback to memory all have gone back, and ``step`` with them. Where it is one to disk, or nothing can be done,
+        the survivors are untouched. A checkpoint of a step (``durable``) that is newer than the memory is preferred.
         """
-        alive = self.itinerary.arrangement.of(self.stage.keys() - set(nodes) - self.skipped)
-        gone = frozenset(self.stage[node] for node in nodes) - set(alive.stages)
-        plan = self._chain.plan(gone, ages_by_stage(self.itinerary.arrangement, alive, self._ages))
-        rebuilt = {}
-        for node in nodes if not plan.reason and not plan.rollback else ():
+        everywhere = self.itinerary.arrangement
+        alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
+        gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
+        if self._memory is not None:
+            self._memory = self._memory.without(nodes)
+            remember = [s for s in everywhere.stages if everywhere.nodes(s)[0] in self._memory.nodes]
+        plan = self._chain.plan(gone, ages_by_stage(everywhere, alive, self._ages), remember)
+        if plan.rollback == "memory" and self._memory is not None:
+            if self._memory.step < durable:
+                return replace(plan, rebuilt={}, rollback="disk")
+            self._recall(self._memory, everywhere.of(self._memory.nodes))
+            nodes = [node for node in self.stage if node not in self._memory.nodes]
+            alive = everywhere.of(self._memory.nodes)
+        if not plan.reason and plan.rollback != "disk":
+            self._rebuild(nodes, plan, alive)
+        return plan
+
+    def _recall(self, memory: Memory, there: Arrangement) -> None:
+        """Those that remember go back to it."""
+        for node in there.stage:
+            self.runners[node].load(self.keeping[node].remembered(memory.by))
+        self.step = memory.step
+
+    def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:
+        """Give lost ``nodes`` a state, and back what they kept if it can be had."""
+        rebuilt: dict[int, StageState] = {}
+        made: dict[int, tuple[str, dict[int, StageState]]] = {}
+        for node in nodes:
             stage = self.stage[node]
             by, stages = plan.rebuilt.get(stage, (PEER, (stage,)))
             given = {donor: self._given(by, stage, alive.nodes(donor)[0]) for donor in stages}
@@ -161,14 +192,18 @@ class InlineEngine:
                     rebuilt[node].outer = self.replicas.outer[alive.nodes(stage)[0]].given(to_successor=False)
             else:
                 rebuilt[node] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
+                made[node] = by, given
         self.become(rebuilt)
-        return plan
+        for node, (by, given) in made.items():
+            self.keeping[node].restore(by, self.runners[node].state(), given, self.step)
+        if self._memory is not None:
+            restored = [node for node, (by, _) in made.items() if by == self._memory.by]
+            self._memory = replace(self._memory, nodes=self._memory.nodes.union(restored))
 
     def _given(self, by: str, stage: int, donor: int) -> StageState:
         """What the node ``donor`` gives to a lost ``stage``, as it would arrive there."""
-        given = self.runners[donor].state().trained
-        if by != PEER:
-            given = self._chain.give(by, stage, given, self.keeping[donor].kept(by, stage))
+        own = self.runners[donor].state()
+        given = own.trained if by == PEER else self._chain.give(by, stage, own, self.keeping[donor].kept(by, stage))
         flat = pack(given)
         self.moved_bytes += flat.nbytes
         return unpack(flat)
@@ -184,6 +219,8 @@ class InlineEngine:
             self._ages[node] = 0
             if self.replicas is not None:
                 self.replicas.start(node, state.outer)
+        if self._memory is not None and states:
+            self._memory = self._memory.formed(states, ()).restarted()
         self.skip(self.skipped - set(states), set(states))
 
     def skip(self, nodes: Collection[int], reborn: Collection[int] = ()) -> None:

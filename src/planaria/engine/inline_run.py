@@ -144,9 +144,12 @@ class _InlineRun:
         if step == self.origin.step:  # nothing is committed yet: the state can be had again
             self.begin(nodes)
             return ""
-        plan = self.engine.lose(nodes)
-        if plan.rollback:
+        saved = self.store.newest(whole_only=True)
+        plan = self.engine.lose(nodes, self.origin.step if saved is None else saved.step)
+        if plan.rollback == "disk":
             self._roll_back()
+        elif plan.rollback == "memory":
+            self.tell(d.Form(generation=0, step=self.engine.step, outcome="recalled", members=[], links=[]))
         if plan.reason and (unsaved := self.save_at_last([n for n in self.engine.runners if n not in nodes])):
             return f"{plan.reason}; what is left could not be saved: {unsaved}"
         return plan.reason

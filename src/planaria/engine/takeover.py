@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
 from planaria.model.packing import pack, unpack
+from planaria.model.state import StageState
 from planaria.record import decisions as d
 from planaria.recovery import recovery
 from planaria.transport.wire import State
@@ -30,6 +33,15 @@ class Timing:
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     rebuild_s: float = 0.0
+
+
+class Taken(NamedTuple):
+    """A stage that a worker has got."""
+
+    runner: StageRunner
+    timing: Timing = Timing()
+    given: Mapping[int, StageState] = {}
+    """what a recovery strategy made its state of, by the donors' stages"""
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
@@ -51,8 +63,9 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
         source = member.source
         if isinstance(source, d.Rebuild) and post.here.node in source.donors:
             post.desk.at("give", post.here.step)
-            given = runner.state().trained
+            given = runner.state()
             if source.by == d.PEER:
+                given = given.trained
                 given.outer = post.circle.outer.given(to_successor=False)
             else:
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
@@ -60,9 +73,10 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
 
 
 def take_state(
-    setup: Setup, post: Post, source: d.Source, runner: StageRunner, rounds: int
-) -> tuple[StageRunner, Timing]:
-    """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now.
+    setup: Setup, post: Post, source: d.Source, runner: StageRunner, keeping: Keeping | None, rounds: int
+) -> Taken:
+    """The runner of this position's stage with the state that ``source`` says; ``runner`` is what the worker has now,
+    and ``keeping`` what it remembers.
 
     ``rounds`` of the exchange are behind its replica.
 
@@ -72,7 +86,7 @@ def take_state(
     here, outer = post.here, dict[str, Tensor]()
     match source:
         case d.Keep():
-            return runner, Timing()
+            return Taken(runner)
         case d.Fresh():
             runner = new_runner(setup.config, here.stage, initialise=True)
         case d.Load(folder=folder):
@@ -81,20 +95,23 @@ def take_state(
             state = stage_for(setup.checkpoints / folder, setup.config, here.stage, here.number)
             runner.load(state)
             outer = state.outer
+        case d.Recall(by=by):
+            assert keeping is not None
+            runner.load(keeping.remembered(by))
         case d.Rebuild() | d.Handover():
             runner = _fitting(setup.config, runner, here.stage)
-            timing, outer = _receive(setup.config, post, source, runner)
+            timing, outer, given = _receive(setup.config, post, source, runner)
             post.circle.begin(outer, runner, rounds)
-            return runner, timing
+            return Taken(runner, timing, given)
     post.circle.begin(outer, runner, rounds)
-    return runner, Timing(rebuild_s=time.monotonic() - start)
+    return Taken(runner, Timing(rebuild_s=time.monotonic() - start))
 
 
 def _receive(
     config: RunConfig, post: Post, source: d.Rebuild | d.Handover, runner: StageRunner
-) -> tuple[Timing, dict[str, Tensor]]:
+) -> tuple[Timing, dict[str, Tensor], Mapping[int, StageState]]:
     """Wait for what is given, and take it as it is, or let the recovery strategy make the lost state of it; also the
-    outer state."""
+    outer state, and what a strategy made the state of, by the donors' stages."""
     start, here = time.monotonic(), post.here
     post.desk.at("take", here.step)
     stages = {n: here.stage_of(n) for n in (source.donors if isinstance(source, d.Rebuild) else [d.BEFORE])}
@@ -106,12 +123,12 @@ def _receive(
     outer: dict[str, Tensor] = {}
     if isinstance(source, d.Handover) or source.by == d.PEER:
         runner.load(given[here.stage])
-        outer = given[here.stage].outer
+        outer, given = given[here.stage].outer, {}
     else:
         chain = recovery(config.recovery, config.pipeline.stages)
         runner.load(chain.rebuild(source.by, here.stage, given, workshop(config, here.stage, here.step)))
     post.links.end_transfers()
-    return Timing(arrived - start, size, time.monotonic() - arrived), outer
+    return Timing(arrived - start, size, time.monotonic() - arrived), outer, given
 
 
 def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:

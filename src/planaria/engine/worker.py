@@ -132,9 +132,11 @@ class Worker:
         self.post.move(me.node, form)
         rounds = form.step if self.itinerary.at_once > 1 else form.rounds  # one in every step
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        self.runner, timing = take_state(self.setup, self.post, me.source, self.runner, rounds)
-        if self.keeping is None or not isinstance(me.source, d.Keep):
+        self.runner, timing, given = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
+        if self.keeping is None or not isinstance(me.source, d.Keep | d.Recall):
             self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
+        if given and isinstance(me.source, d.Rebuild):
+            self.keeping.restore(me.source.by, self.runner.state(), given, form.step)
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
         reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}

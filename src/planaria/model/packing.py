@@ -75,19 +75,30 @@ def pack(state: StageState) -> Tensor:
     return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *(_raw(named[name]) for name in spans)])
 
 
-def packed_bytes(shapes: Shapes) -> int:
-    """Length of what :func:`pack` makes of a stage of these parameters that has been trained, in fp32."""
+def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
+    """The same without digests, for bytes that are checked otherwise: a mere copy, into ``memory`` of so many bytes."""
+    named = named_tensors(state, digests=False)
+    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
+    flat = memory(len(head) + max(end for _, end in spans.values()))
+    flat[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    for name, (begin, end) in spans.items():
+        flat[len(head) + begin : len(head) + end] = _raw(named[name])
+    return flat
+
+
+def bare_bytes(shapes: Shapes) -> int:
+    """Length of what :func:`pack_bare` makes of a stage of these parameters that has been trained, in fp32 on a CPU."""
     specs: dict[str, Spec] = {
         f"{kind}.{name}": (torch.float32, shape) for kind in ("weights", *_MOMENTS) for name, shape in shapes.items()
     }
     specs |= {"numbers": (torch.float64, (3,)), "clocks": (torch.int64, (len(shapes),))}
-    specs["sha256"] = (torch.uint8, (len(specs), _DIGEST_BYTES))
+    specs["generators.cpu"] = (torch.uint8, torch.random.get_rng_state().shape)
     head, spans = layout(specs)
     return len(head) + max(end for _, end in spans.values())
 
 
-def unpack(flat: Tensor) -> StageState:
-    """The state that :func:`pack` packed; its tensors share the memory of ``flat``.
+def unpack(flat: Tensor, digests: bool = True) -> StageState:
+    """The state that :func:`pack` packed, or, without ``digests``, :func:`pack_bare`; shares the memory of ``flat``.
 
     :raises PackingError: when the bytes are not one, or are damaged.
     """
@@ -104,10 +115,11 @@ def unpack(flat: Tensor) -> StageState:
     size = max((end for _, end in spans.values()), default=0)
     if len(body) != size:
         raise PackingError(f"a packed state announces {len(head) + size} bytes and has {len(flat)}")
-    return state_of({name: body[a:b].view(specs[name][0]).view(specs[name][1]) for name, (a, b) in spans.items()})
+    named = {name: body[a:b].view(specs[name][0]).view(specs[name][1]) for name, (a, b) in spans.items()}
+    return state_of(named, digests)
 
 
-def named_tensors(state: StageState) -> dict[str, Tensor]:
+def named_tensors(state: StageState, digests: bool = True) -> dict[str, Tensor]:
     """All of ``state`` as contiguous tensors on the CPU, with a digest of each; they share memory where they can.
 
     :raises KeyError: for a tensor of a type that the bytes do not have.
@@ -124,17 +136,20 @@ def named_tensors(state: StageState) -> dict[str, Tensor]:
         scales = [state.scales.get(name, state.lr_scale) for name in sorted(state.weights)]
         named["scales"] = torch.tensor(scales, dtype=torch.float64)
     named = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-    digests = b"".join(digest(name, named[name]) for name in sorted(named))
-    return named | {"sha256": torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, _DIGEST_BYTES)}
+    if not digests:
+        return named
+    each = b"".join(digest(name, named[name]) for name in sorted(named))
+    return named | {"sha256": torch.frombuffer(bytearray(each), dtype=torch.uint8).view(-1, _DIGEST_BYTES)}
 
 
-def state_of(named: Mapping[str, Tensor]) -> StageState:
+def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
     """What :func:`named_tensors` made; shares memory.
 
     :raises PackingError: naming the tensor that is damaged, missing or not of a state.
     """
     named = dict(named)
-    _check_digests(named)
+    if digests:
+        _check_digests(named)
     kinds: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     numbers, clocks, scales = (named.pop(key, None) for key in ("numbers", "clocks", "scales"))
     for key, tensor in named.items():

@@ -78,6 +78,8 @@ class Allotment:
     after: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """replica → the latest part of that: since it was saved for a checkpoint that is not sealed yet"""
 
+    recent: MappingProxyType[int, tuple[Stretch, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """replica → what it has committed since the step that its workers remember"""
     top: int = 0
     """all blocks that were ever taken are below"""
 
@@ -122,13 +124,21 @@ class Allotment:
         """``replica`` begins a step with ``block``."""
         return copied(self, out=MappingProxyType(self.out | {replica: block}), top=max(self.top, block + 1))
 
-    def commit(self, replica: int) -> Allotment:
-        """``replica`` has committed the block that it had under way."""
+    def commit(self, replica: int, remembered: int | None = None) -> Allotment:
+        """``replica`` has committed the block that it had under way.
+
+        Its workers can go back so many steps of theirs (``remembered``); None: they remember nothing.
+        """
         block, after = self.out[replica], self.after
         since = MappingProxyType(self.since | {replica: _longer(self.since.get(replica, ()), block, self.lanes)})
         if replica in after:
             after = MappingProxyType(after | {replica: _longer(after[replica], block, self.lanes)})
-        return copied(self, used=self.used.with_(block), out=_without(self.out, replica), since=since, after=after)
+        recent = self.recent
+        if remembered is not None:
+            kept = _last(_longer(recent.get(replica, ()), block, self.lanes), remembered, self.lanes)
+            recent = MappingProxyType(recent | {replica: kept})
+        used, out = self.used.with_(block), _without(self.out, replica)
+        return copied(self, used=used, out=out, since=since, after=after, recent=recent)
 
     def leave(self, replica: int) -> Allotment:
         """``replica`` goes, and is in no checkpoint; what it had under way is free, what it committed stays."""
@@ -160,6 +170,24 @@ class Allotment:
             out=_without(self.out, replica),
             since=_without(self.since, replica),
             after=_without(self.after, replica),
+            recent=_without(self.recent, replica),
+        )
+
+    def recall(self, replica: int) -> Allotment:
+        """``replica`` goes back to what its workers remember; what it committed since then is free again.
+
+        What it was saved as for the last checkpoint that is sealed is not newer.
+        """
+        undone = self._blocks(self.recent.get(replica, ()))
+        since = self.since.get(replica, ())
+        left = sum(length for _, length in since) - len(undone)
+        return replace(
+            self,
+            used=self.used.without(undone),
+            out=_without(self.out, replica),
+            since=MappingProxyType(self.since | {replica: _first(since, left)}),
+            after=_without(self.after, replica),
+            recent=_without(self.recent, replica),
         )
 
     def _blocks(self, stretches: tuple[Stretch, ...]) -> list[int]:
@@ -171,6 +199,28 @@ def _longer(stretches: tuple[Stretch, ...], block: int, lanes: int) -> tuple[Str
     if stretches and block == stretches[-1][0] + lanes * stretches[-1][1]:
         return (*stretches[:-1], (stretches[-1][0], stretches[-1][1] + 1))
     return (*stretches, (block, 1))
+
+
+def _first(stretches: tuple[Stretch, ...], count: int) -> tuple[Stretch, ...]:
+    """The first ``count`` blocks of them."""
+    kept: list[Stretch] = []
+    for first, length in stretches:
+        if count > 0:
+            kept.append((first, min(length, count)))
+        count -= length
+    return tuple(kept)
+
+
+def _last(stretches: tuple[Stretch, ...], count: int, lanes: int) -> tuple[Stretch, ...]:
+    """The last ``count`` blocks of them."""
+    over = sum(length for _, length in stretches) - count
+    kept: list[Stretch] = []
+    for first, length in stretches:
+        cut = min(max(over, 0), length)
+        if cut < length:
+            kept.append((first + cut * lanes, length - cut))
+        over -= length
+    return tuple(kept)
 
 
 def _without(mapping: MappingProxyType[int, V], key: int) -> MappingProxyType[int, V]:

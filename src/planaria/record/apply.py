@@ -73,6 +73,8 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     replica = _answering(run, fact, "link")
     if replica is None:
         return run
+    if replica.memory is not None:
+        replica = go_on(replica, memory=replica.memory.linked(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it has had its state before
         return report(run, replica, fact.worker)
     origins = freeze({node: source for node, source in replica.origins.items() if node != fact.node})

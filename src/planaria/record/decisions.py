@@ -20,6 +20,7 @@ from planaria.record.members import Link as Link
 from planaria.record.members import Load as Load
 from planaria.record.members import Member as Member
 from planaria.record.members import Rebuild as Rebuild
+from planaria.record.members import Recall as Recall
 from planaria.record.members import Source as Source
 from planaria.record.members import state_link as state_link
 
@@ -59,7 +60,7 @@ class Form(Fact):
     replica: int = 0
     generation: int
     step: int
-    outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "skipping"]
+    outcome: Literal["started", "recovered", "relinked", "handed over", "rolled back", "recalled", "skipping"]
     members: list[Member]
     links: list[Link]
     routes: list[list[int]] = Field(default_factory=list)
@@ -68,6 +69,11 @@ class Form(Fact):
     """of the exchange, that are behind the replica"""
     inner: int = 0
     """steps since the last of them"""
+
+    @property
+    def goes_back(self) -> bool:
+        """Are steps undone: to a state on disk, or in memory?"""
+        return self.outcome in ("rolled back", "recalled")
 
     @property
     def holders(self) -> dict[int, str]:

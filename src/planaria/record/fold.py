@@ -51,8 +51,10 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
     if waiting or replica.phase == "run":
         return go_on(replica, waiting=waiting)
     if replica.phase == "commit":
-        step, inner = replica.step + 1, replica.inner + 1
-        return go_on(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0)
+        step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
+        if memory is not None:
+            memory = memory.committed(replica.step, replica.holders)
+        return go_on(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
     if replica.phase == "evaluate":
         return go_on(replica, waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.leavers:
@@ -106,7 +108,8 @@ def with_replica(run: RunState, replica: ReplicaState) -> RunState:
     """The run with this replica as it now is; a step that is committed uses its samples."""
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
     if before.phase == "commit" and replica.step > before.step:
-        allotment = allotment.commit(replica.number)
+        memory = replica.memory
+        allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)
     if undecided is not None:
         undecided |= {replica.number}
     return copied(run, replicas=run.replicas.having(replica), allotment=allotment, undecided=undecided)

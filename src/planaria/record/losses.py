@@ -68,14 +68,16 @@ def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int
 def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:
     """The replica without the worker that stood at the nodes ``gone``."""
     known = _still_known(replica)
-    origins = {**replica.origins, **{n: known[n] for n in gone if n in known}}
-    lost = replica.lost | {n for n in gone if n not in origins}
+    left = {n: o for n, o in replica.origins.items() if n not in gone or not isinstance(o, d.Recall)}
+    origins = {**left, **{n: known[n] for n in gone if n in known}}
+    lost = (replica.lost | gone) - origins.keys()
     replica = replace(
         out_of_round(replica),
         holders=freeze({n: w for n, w in replica.holders.items() if w != worker}),
         origins=freeze(origins),
         lost=frozenset(lost),
         links=freeze({p: i for p, i in replica.links.items() if not set(p) & set(gone)}),
+        memory=replica.memory and replica.memory.without(gone),
     )
     if replica.phase in ("commit", "settle"):  # the others finish what cannot be taken back
         return reported(replica, worker)

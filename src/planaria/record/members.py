@@ -28,6 +28,16 @@ class Load(Fact):
     folder: str
 
 
+class Recall(Fact):
+    """The member goes back to what it remembers of its own stage."""
+
+    origin: Literal["recall"] = "recall"
+    by: str
+    """the strategy that had it remembered"""
+    step: int
+    """that it is of"""
+
+
 class Rebuild(Fact):
     """The member rebuilds its stage from what the donor nodes send it."""
 
@@ -50,7 +60,7 @@ BEFORE = -1
 """in place of a node: who stood there before"""
 
 
-Source = Annotated[Keep | Fresh | Load | Rebuild | Handover, Field(discriminator="origin")]
+Source = Annotated[Keep | Fresh | Load | Recall | Rebuild | Handover, Field(discriminator="origin")]
 
 
 class Member(Fact):

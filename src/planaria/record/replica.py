@@ -11,6 +11,7 @@ from typing import Any, Literal
 from planaria.record.copied import copied
 from planaria.record.decisions import Source
 from planaria.record.events import Replanned, RunStarted, Standing
+from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
 from planaria.record.waiting import NOBODY, Waiting
 from planaria.routing.arrangement import Arrangement, Pair
@@ -87,6 +88,8 @@ class ReplicaState:
     inner: int = 0
     """steps since the last of them"""
     meeting: OpenRound | None = None
+    memory: Memory | None = None
+    """what its workers remember together; None where no strategy has them do so"""
     cannot: str = ""
     """why the strategy cannot go on"""
 
@@ -95,7 +98,7 @@ class ReplicaState:
         """A replica when its run is just being started or resumed."""
         standing = settings.standing(number)
         if number >= settings.replicas:  # there will be one when machines have joined
-            state = cls(settings=settings, number=number, phase="left", step=standing.step)
+            state = cls(settings=settings, number=number, phase="left", step=standing.step, memory=settings.memory)
             return replace(state, lost=frozenset(state.arrangement.stage))
         state = cls(
             settings=settings,
@@ -105,6 +108,7 @@ class ReplicaState:
             evaluated=standing.step or -1,
             rounds=standing.rounds,
             inner=standing.inner,
+            memory=settings.memory,
         )
         origins = {node: first_origin(settings, stage) for node, stage in state.arrangement.stage.items()}
         return replace(state, origins=MappingProxyType(origins))

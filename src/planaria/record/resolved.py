@@ -18,6 +18,7 @@ from planaria.record.fold import (
     taken,
     with_replica,
 )
+from planaria.record.memory import Memory
 from planaria.record.replica import OpenRound, ReplicaState, go_on
 from planaria.record.rollback import RollbackPoint
 from planaria.record.roster import Host, Status, WorkerState
@@ -57,6 +58,8 @@ def _(fact: d.Form, run: RunState) -> RunState:
         saved, allotment = min(run.saved, run.durable.step), run.allotment.roll_back(fact.replica)
         run = give_up_save(replace(run, allotment=allotment, saved=saved, unsaved=unsaved))
         run = _follow(run, replica)
+    elif fact.outcome == "recalled":
+        run = give_up_save(replace(run, allotment=run.allotment.recall(fact.replica)))
     return with_replica(run, replica)
 
 
@@ -78,17 +81,17 @@ def _void(replica: ReplicaState) -> ReplicaState:
 
 
 def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
-    back = form.outcome == "rolled back"
+    rebuilt = {m.node for m in form.members if isinstance(m.source, d.Rebuild)}
     origins, ages = dict(replica.origins), dict(replica.ages)
     for member in form.members:
-        if isinstance(member.source, d.Fresh | d.Load):
+        if isinstance(member.source, d.Fresh | d.Load | d.Recall):
             origins[member.node] = member.source
         if not isinstance(member.source, d.Keep):
             ages[member.node] = 0
     nodes = {member.node for member in form.members}
     donors = {n for m in form.members if isinstance(m.source, d.Rebuild) for n in m.source.donors}
     holders, handing = form.holders, form.handing
-    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not back}
+    leavers = {n: w for n, w in {**replica.leavers, **handing}.items() if holders.get(n) != w and not form.goes_back}
     again = {node for node, worker in replica.leavers.items() if holders.get(node) == worker}
     return replace(
         replica,
@@ -101,7 +104,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         skipped=frozenset(replica.arrangement.stage) - nodes,
         origins=freeze(origins),
         ages=freeze(ages),
-        lost=frozenset() if back else (replica.lost - again) | handing.keys(),
+        lost=frozenset(rebuilt) if form.goes_back else (replica.lost - again) | handing.keys(),
         lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
@@ -110,7 +113,18 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,
         inner=form.inner,
+        memory=replica.memory and _remembered(replica.memory, form),
     )
+
+
+def _remembered(memory: Memory, form: d.Form) -> Memory:
+    """What is remembered once ``form`` is linked."""
+    if form.outcome == "rolled back":
+        return memory.void()
+    renewed = {m.node: m.source for m in form.members if not isinstance(m.source, d.Keep | d.Recall)}
+    restored = {node for node, s in renewed.items() if isinstance(s, d.Rebuild) and s.by == memory.by}
+    formed = memory.formed(renewed, restored)
+    return formed if all(isinstance(m.source, d.Keep) for m in form.members) else formed.restarted()
 
 
 @handles
@@ -118,6 +132,8 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     if fact.mode == "train":
         run = taken(run, run.allotment.take(fact.replica, fact.block))
+        if replica.memory is not None:
+            replica = go_on(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values())))
 

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from planaria.config import ExchangeConfig, RecoveryConfig
+from planaria.record.memory import Memory
+from planaria.recovery import recovery
 
 
 class Fact(BaseModel):
@@ -71,6 +73,12 @@ class RunStarted(Fact):
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
+
+    @cached_property
+    def memory(self) -> Memory | None:
+        """What a replica remembers at first, where one of its strategies has all stages remember their state."""
+        retaining = recovery(self.recovery, self.stages).retaining
+        return None if retaining is None else Memory(*retaining)
 
     def samples_before(self, step: int) -> int:
         """Samples used in the steps before ``step``: its first one's number."""

@@ -15,7 +15,6 @@ from planaria.record.replica import Group, ReplicaState
 from planaria.record.replicas import Replicas
 from planaria.record.rollback import RollbackPoint
 from planaria.record.roster import Host, Roster, Status, WorkerState
-from planaria.recovery.base import RollbackTo
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,6 @@ class RunState:
     def rule(self) -> Exchange:
         """How replicas agree."""
         return exchange(self.settings.exchange)
-
-    def rollback_point(self, to: RollbackTo) -> RollbackPoint:
-        """Where a rollback of this kind leads."""
-        return {"disk": self.durable}[to]
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:

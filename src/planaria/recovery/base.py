@@ -14,13 +14,15 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from planaria.model.state import Shapes, StageState
+from planaria.recovery.retention import Retention
 from planaria.registry import Choice
 
 
 class Copy(NamedTuple):
     """What the worker of stage ``host`` keeps beside its own stage, and of which stages: of one, or a function of many.
 
-    Engines put nodes in place of stages (``Chain.placed``).
+    Where the host is the only source, it is what a worker remembers of its own past. Engines put nodes in place of
+    stages (``Chain.placed``).
     """
 
     sources: tuple[int, ...]
@@ -34,7 +36,7 @@ class Copy(NamedTuple):
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Those between which its messages travel, the smaller number first."""
-        return tuple((min(source, self.host), max(source, self.host)) for source in self.sources)
+        return tuple((min(source, self.host), max(source, self.host)) for source in self.sources if source != self.host)
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,13 @@ class Replica:
 
     stages: int
     ages: Mapping[int, int]
+    remember: frozenset[int] = frozenset()
+    """stages whose worker lives and has its part of what a strategy with a :class:`Retention` retains"""
 
 
-RollbackTo = Literal["disk"]
-"""where a state of the past lies that all stages can go back to; on disk: the newest checkpoint, or the beginning"""
+RollbackTo = Literal["disk", "memory"]
+"""where a state of the past lies that all stages can go back to; on disk: the newest checkpoint, or the beginning; in
+memory: what all remember"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Answer:
     refused: Mapping[int, str] = field(default_factory=dict)
     """lost stage → why it is out of reach, as a clause for the user"""
     rollback: RollbackTo | None = None
-    """all stages go back to the newest state of this kind"""
+    """all stages go back to the newest state of this kind; to one in memory, those with donors as rebuilt from them"""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,11 @@ class Recovery(Choice, ABC):
         """What of its options makes its rebuilt stages better or worse, for those who remember past races."""
         return ""
 
+    @property
+    def retention(self) -> Retention | None:
+        """How often all stages together remember their state, if they do; what is kept is of that state then."""
+        return None
+
     def copies(self, stages: int) -> tuple[Copy, ...]:
         """What is kept where while nothing fails, for block stages 1..``stages`` and the ends (0)."""
         return ()
@@ -135,13 +145,21 @@ class Recovery(Choice, ABC):
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         """Who gives what the ``lost`` stages are rebuilt from; each is in donors or refused, unless all roll back."""
 
+    def concerns(self, copy: Copy, lost: int) -> bool:
+        """Is one of the :meth:`copies` of use to the ``lost`` stage?"""
+        return lost in copy.sources
+
     @abstractmethod
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
-        """What a donor sends: of its ``own`` stage, or of the copies that it ``kept`` of the lost one."""
+        """What a donor sends: of its ``own`` stage, or of the copies that it ``kept`` which :meth:`concerns`."""
 
     @abstractmethod
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """The lost stage's new state from what its donors gave."""
+
+    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
+        """What the lost stage ``copy.host`` kept there, from the same; None: nothing, its copies begin anew."""
+        return None
 
 
 Moment = Literal["before", "after"]
@@ -214,6 +232,14 @@ class Holder(Protocol):
 
     def state(self) -> StageState:
         """What the host can give of what it keeps; shares memory."""
+        ...
+
+
+class RestoredHolder(Holder, Protocol):
+    """The holder of a strategy that brings back what was kept, too (:meth:`Recovery.restored`)."""
+
+    def load(self, state: StageState, step: int) -> None:
+        """Keep what :meth:`state` is to give, as of ``step``."""
         ...
 
 

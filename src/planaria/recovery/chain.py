@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from planaria.errors import UserError
 from planaria.model.state import StageState
 from planaria.recovery.base import Copy, Recovery, Replica, RollbackTo, Workshop
+from planaria.recovery.retention import Retention
 from planaria.routing.arrangement import Arrangement
 
 
@@ -20,7 +22,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of lost stages: rebuilt (by which strategy, from whom), or all rolled back, or nothing works."""
+    """What becomes of lost stages: rebuilt (by which strategy, from whom), or all rolled back, or nothing works.
+
+    In a rollback to memory, those that have nothing of it are rebuilt as it says.
+    """
 
     rebuilt: Mapping[int, tuple[str, tuple[int, ...]]]
     rollback: RollbackTo | None
@@ -33,18 +38,31 @@ class Chain:
 
     def __init__(self, strategies: Mapping[str, Recovery], stages: int) -> None:
         self.strategies, self.stages = dict(strategies), stages
+        self.retaining = self._retaining()
+        """the strategy by which all stages remember their state together, and how often they do"""
         self.slots = [Slot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
-    def plan(self, lost: frozenset[int], ages: Mapping[int, int]) -> Plan:
-        """Every lost stage goes to the first strategy that can rebuild it; what is left rolls back, if one can."""
+    def _retaining(self) -> tuple[str, Retention] | None:
+        found = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
+        if len(found) > 1:
+            both = " and ".join(repr(name) for name, _ in found[:2])
+            raise UserError(f"recovery.strategy: {both} both keep snapshots of all stages; leave one out")
+        return found[0] if found else None
+
+    def plan(self, lost: frozenset[int], ages: Mapping[int, int], remember: Collection[int] | None = None) -> Plan:
+        """Every lost stage goes to the first strategy that can rebuild it; what is left rolls back, if one can.
+
+        ``ages`` and ``remember`` as in :class:`Replica`; all that have an age remember, unless said.
+        """
         left = lost
+        known = {s for s, age in ages.items() if age and s not in lost} if remember is None else remember
         rebuilt: dict[int, tuple[str, tuple[int, ...]]] = {}
         refused: dict[tuple[int, str], str] = {}
         for name, strategy in self.strategies.items():
             # A stage that an earlier strategy rebuilds is lost all the same: it gives nothing, so all are asked for.
-            answer = strategy.donors(lost, Replica(self.stages, ages))
+            answer = strategy.donors(lost, Replica(self.stages, ages, frozenset(known)))
             if answer.rollback and left:
-                return Plan({}, answer.rollback, "")
+                return Plan({s: (name, given) for s, given in sorted(answer.donors.items())}, answer.rollback, "")
             rebuilt |= {stage: (name, donors) for stage, donors in answer.donors.items() if stage in left}
             refused |= {(stage, name): why for stage, why in answer.refused.items()}
             left -= answer.donors.keys()
@@ -55,6 +73,9 @@ class Chain:
         """The slots with nodes for stages: the first node of a stage sends for it, and keeps what the stage hosts."""
         first = {stage: there.nodes(stage)[0] for stage in there.stages}
         return [Slot(by, Copy(tuple(first[s] for s in copy.sources), first[copy.host])) for by, copy in self.slots]
+
+    def concerns(self, by: str, copy: Copy, lost: int) -> bool:
+        return self.strategies[by].concerns(copy, lost)
 
     def give(self, by: str, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         return self.strategies[by].give(lost, own, kept)

@@ -1,17 +1,17 @@
-"""Snapshot: the stages keep parities of one another, in step with training (after REFT, arXiv 2310.12670, version 1).
+"""Snapshot: the stages keep parities of one another's states (after REFT, arXiv 2310.12670, version 1).
 
 All stages of a replica, the ends among them, are one group. Each cuts its state into blocks, and each holds parities of
-the others' (``codes/layout.py``), which it gets with the update of every step. So whatever ``tolerate`` stages are lost
-together, neighbours or not, what is left determines them: the weights, moments and clocks of the last commit, bit for
-bit. For single losses `redundant` costs fewer bytes a step, and more memory.
+the others' (``codes/layout.py``). So whatever ``tolerate`` stages are lost together, neighbours or not, what is left
+determines them, bit for bit: weights, moments, clocks and generators, and the parities that they held.
 
-A block carries the length of the state that it is from. So stages of different sizes need not know each other's.
+In step (``every`` = 0), parities follow every update: nobody goes back, and no stage remembers more than parities.
+Retained (``every`` > 0), each stage also remembers its own state of the last snapshot, and all go back to that. For
+single losses `redundant` costs fewer bytes a step, and more memory.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import ClassVar
 
@@ -20,14 +20,12 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.errors import UserError
-from planaria.model.packing import pack, packed_bytes, unpack
 from planaria.model.state import Shapes, StageState
 from planaria.recovery.base import (
     Answer,
     Copy,
     CopyCost,
     Holder,
-    Moment,
     Needs,
     Original,
     Recovery,
@@ -37,13 +35,15 @@ from planaria.recovery.base import (
 )
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
+from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
+from planaria.recovery.retention import Retention
+from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
-LENGTH_BYTES = 8
-PARITY, MEMBERS = "parity", "members"
+MEMBERS = "members"
 
 
 class Snapshot(Recovery):
-    """How many stages may be lost together, and by which code."""
+    """How many stages may be lost together, by which code, and how often all remember their state."""
 
     needs: ClassVar[Needs] = Needs(
         meanwhile="wait", why="steps that one stage misses leave every parity behind the stages that made them"
@@ -51,67 +51,120 @@ class Snapshot(Recovery):
     exact: ClassVar[bool] = True
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
+    every: int = Field(0, ge=0)
+    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back"""
+    slices: int = Field(1, ge=1)
+    """steps over which a snapshot is sent"""
     code: str = "auto"
     """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json)"""
 
     @property
     def variety(self) -> str:
-        return f"any {self.tolerate}"
+        return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
+
+    @property
+    def retention(self) -> Retention:
+        if self.every and self.slices > self.every:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
+                f"every = {self.every} steps; lower it"
+            )
+        if not self.every and self.slices > 1:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
+                "leave it out, or give every"
+            )
+        return Retention(self.every, self.slices)
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         group = self._group(stages)
-        return tuple(
-            Copy(group.givers(stripe), host) for stripe in range(group.members) for host in group.holders(stripe)
-        )
+        own = [Copy((stage,), stage) for stage in range(group.members) if self.every]
+        stripes = range(group.members)
+        return (*own, *(Copy(group.givers(stripe), host) for stripe in stripes for host in group.holders(stripe)))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
+        if _own(copy):
+            return OwnSender(self.retention)
         group = self._group_of(copy)
-        return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data)
+        return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        if _own(copy):
+            return OwnHolder(self.retention)
         group = self._group_of(copy)
         row = group.holders(_stripe(group, copy)).index(copy.host)
-        return ParityHolder(copy.sources, Code(group.code.weights[row : row + 1]))
+        return ParityHolder(copy.sources, Code(group.code.weights[row : row + 1]), self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
-        parts = self._group_of(copy).code.data
-        blocks = [LENGTH_BYTES + -(-packed_bytes(own) // parts) for own in shapes.values()]
-        return CopyCost(sum(blocks) / len(blocks), max(blocks))
+        # Of two snapshots, one is whole. The memory of the one before is used for the next.
+        versions = 2 if self.every else 1
+        if _own(copy):
+            return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
+        slices = self.slices
+        parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
+        sent = slices * sum(parts) / len(parts) / max(1, self.every)
+        return CopyCost(sent, versions * slices * max(parts))
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
-        group = self._group(replica.stages)
-        # A stage that is new has not sent yet, and has heard nothing: its blocks belong to no version with the others'.
-        gone = lost | {stage for stage in range(group.members) if not replica.ages[stage]}
+        group, everybody = self._group(replica.stages), range(replica.stages + 1)
+        if lost and not replica.remember:
+            return Answer(refused=dict.fromkeys(lost, "there is no snapshot yet that all could go back to"))
+        # A stage that is new, and has not taken part since, has nothing of the version that the others have.
+        gone = lost | {stage for stage in everybody if stage not in replica.remember}
         donors, refused = {}, {}
-        for stage in sorted(lost):
-            reads = group.reads(gone, stage, parity=False)
+        for stage in sorted(gone if self.every else lost):
+            reads = group.reads(gone, stage)
             if isinstance(reads, str):
                 new = f", and {_list(gone - lost)} have not taken part in a step since" if gone - lost else ""
                 refused[stage] = f"{len(lost)} of {group.members} stages are lost together ({_list(lost)}{new})"
             else:
                 donors[stage] = tuple(sorted({who for members in reads.values() for who in members}))
-        return Answer(donors, refused)
+        if refused:  # who goes back, goes with all others
+            told = next(iter(refused.values()))
+            return Answer({}, dict.fromkeys(lost, told)) if self.every else Answer(donors, refused)
+        return Answer(donors, {}, "memory" if self.every else None)
+
+    def concerns(self, copy: Copy, lost: int) -> bool:
+        """A parity of a stripe is: of what the lost stage gave to it, or for another parity that it held."""
+        return not _own(copy)
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         group = self._group_of(next(iter(kept)))
         (me,) = {copy.host for copy in kept}
-        whole, wanted = _packed.of(own), set(group.given(lost))
-        blocks = {str(t): _block(whole, n, group.code.data) for n, t in enumerate(group.given(me)) if t in wanted}
-        held = {str(_stripe(group, copy)): parity.weights[PARITY] for copy, parity in kept.items()}
+        whole, slices = stream(own), self.slices
+        blocks = {
+            f"{stripe}.{n}": block(whole, number * slices + n, group.code.data * slices)
+            for number, stripe in enumerate(group.given(me))
+            for n in range(slices)
+        }
+        held = {
+            f"{_stripe(group, copy)}.{key.removeprefix(PARITY)}": part
+            for copy, parity in kept.items()
+            for key, part in parity.weights.items()
+        }
         return StageState(blocks | held | {MEMBERS: torch.tensor(group.members)})
 
     def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
         """:raises LossError: when what was given does not determine the stage."""
-        (members,) = {int(part.weights[MEMBERS]) for part in given.values()}
-        group = self._group(members - 1)
-        blocks = []
-        for stripe in group.given(stage):
-            there = {who: part.weights[str(stripe)] for who, part in given.items() if str(stripe) in part.weights}
-            longest = max(map(len, there.values()))
-            wanted = group.shard(stripe, stage)
-            reads = {group.shard(stripe, who): _padded(block, longest) for who, block in there.items()}
-            blocks.append(group.code.repair(reads, [wanted])[wanted])
-        return unpack(_joined([torch.from_numpy(block) for block in blocks]))
+        group = self._group_given(given)
+        slices = range(self.slices)
+        parts = [self._repaired(group, stripe, n, stage, given) for stripe in group.given(stage) for n in slices]
+        return state_in(joined(parts))
+
+    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
+        if _own(copy):
+            return None  # what was rebuilt is the very state that it remembers
+        group = self._group_given(given)
+        stripe, slices = _stripe(group, copy), range(self.slices)
+        return StageState({f"{PARITY}{n}": self._repaired(group, stripe, n, copy.host, given) for n in slices})
+
+    def _repaired(self, group: Layout, stripe: int, slice: int, stage: int, given: Mapping[int, StageState]) -> Tensor:
+        """The lost block or parity of ``stage`` in a stripe."""
+        key, wanted = f"{stripe}.{slice}", group.shard(stripe, stage)
+        there = {who: part.weights[key] for who, part in given.items() if key in part.weights}
+        longest = max(map(len, there.values()))
+        reads = {group.shard(stripe, who): _padded(part, longest) for who, part in there.items()}
+        return torch.from_numpy(group.code.repair(reads, [wanted])[wanted])
 
     def _group(self, stages: int) -> Layout:
         members = stages + 1
@@ -125,6 +178,10 @@ class Snapshot(Recovery):
     def _group_of(self, copy: Copy) -> Layout:
         return self._group(len(copy.sources) + self.tolerate - 1)
 
+    def _group_given(self, given: Mapping[int, StageState]) -> Layout:
+        (members,) = {int(part.weights[MEMBERS]) for part in given.values()}
+        return self._group(members - 1)
+
 
 @lru_cache
 def _group(name: str, members: int, tolerate: int) -> Layout:
@@ -132,113 +189,18 @@ def _group(name: str, members: int, tolerate: int) -> Layout:
     return Layout((0,) * members, code(name, members, tolerate))
 
 
+def _own(copy: Copy) -> bool:
+    """Is it what a stage remembers itself?"""
+    return copy.sources == (copy.host,)
+
+
 def _stripe(group: Layout, copy: Copy) -> int:
     """The stripe of which ``copy.host`` holds this parity."""
     return next(t for t in range(group.members) if group.givers(t) == copy.sources and copy.host in group.holders(t))
 
 
-class _Packed:
-    """The bytes of the state that was asked for last: a stage sends parts of it to many. Forgotten with the state."""
-
-    def __init__(self) -> None:
-        self._of: weakref.ref[StageState] | None = None
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-
-    def of(self, state: StageState) -> Tensor:
-        if self._of is None or self._of() is not state:
-            self._bytes = pack(state.trained)
-            self._of = weakref.ref(state, self._forget)
-        return self._bytes
-
-    def _forget(self, gone: weakref.ref[StageState]) -> None:
-        if self._of is gone:
-            self._bytes = self._bytes[:0].clone()
-
-
-_packed = _Packed()
-
-
-def _block(whole: Tensor, number: int, parts: int) -> Tensor:
-    """Block ``number`` of a state's bytes, after their length."""
-    size = -(-len(whole) // parts)
-    length = torch.frombuffer(bytearray(len(whole).to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
-    return torch.cat([length, whole[number * size : (number + 1) * size]])
-
-
-def _joined(blocks: Sequence[Tensor]) -> Tensor:
-    """A state's bytes from all its blocks, each with its length and perhaps with padding."""
-    (length,) = {int.from_bytes(block[:LENGTH_BYTES].numpy().tobytes(), "little") for block in blocks}
-    size = -(-length // len(blocks))
-    return torch.cat([block[LENGTH_BYTES : LENGTH_BYTES + size] for block in blocks])[:length]
-
-
-def _padded(block: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(block, (0, size - len(block)))
-
-
-class BlockSender:
-    """Sends one block of the stage's state after every update."""
-
-    nbytes = 0
-
-    def __init__(self, number: int, parts: int) -> None:
-        self._number, self._parts = number, parts
-
-    def restart(self) -> None:
-        """Every step sends all: nothing is built upon."""
-
-    def before(self, step: int, state: StageState) -> Tensor | None:
-        return None
-
-    def updates_first(self, step: int) -> bool:
-        return True
-
-    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
-        return _block(_packed.of(state), self._number, self._parts)
-
-    def commit(self, step: int) -> None: ...
-
-    def drop(self) -> None: ...
-
-
-class ParityHolder:
-    """Holds one parity of the sources' blocks as of the last commit, and gathers those of the step under way."""
-
-    def __init__(self, sources: Sequence[int], row: Code) -> None:
-        """``row``: a code of this one parity."""
-        self._sources, self._row = tuple(sources), row
-        self._held = torch.empty(0, dtype=torch.uint8)
-        self._pending: dict[int, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return self._held.nbytes
-
-    def restart(self) -> None:
-        """What is held stays until all have sent again."""
-
-    def expects(self, step: int) -> tuple[Moment, ...]:
-        return ("after",)
-
-    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
-        if message.dtype != torch.uint8 or message.ndim != 1 or len(message) <= LENGTH_BYTES:
-            raise ValueError(f"a block is a row of bytes, not {message.dtype} {list(message.shape)}")
-        self._pending[source] = message
-
-    def passes(self, microbatch: int, x: Tensor) -> None:
-        """Activations are nothing to a parity."""
-
-    def commit(self, step: int) -> None:
-        if self._pending.keys() == set(self._sources):
-            (parity,) = self._row.encode([self._pending[source] for source in self._sources])
-            self._held = torch.from_numpy(parity)
-        self._pending.clear()
-
-    def drop(self) -> None:
-        self._pending.clear()
-
-    def state(self) -> StageState:
-        return StageState({PARITY: self._held})
+def _padded(part: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(part, (0, size - len(part)))
 
 
 def _list(stages: Collection[int]) -> str:

@@ -75,7 +75,7 @@ class Progress(Quiet):
     def on_decision(self, t: float, decision: Decision) -> None:
         self._say(self._narrator.tell(t, decision))
         self._done = self._members.progress
-        if isinstance(decision, Form) and decision.outcome == "rolled back":
+        if isinstance(decision, Form) and decision.goes_back:
             self._told = self._tenth()
         self._refresh()
 

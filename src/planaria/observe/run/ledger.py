@@ -101,7 +101,7 @@ class _Ledger:
             self._begun[fact.replica] = fact
         elif isinstance(fact, Form | Disband):
             self._begun.pop(fact.replica, None)  # what was under way is dropped
-            if isinstance(fact, Form) and fact.outcome == "rolled back":
+            if isinstance(fact, Form) and fact.goes_back:
                 self._roll_back(fact)
         elif isinstance(fact, Commit):
             self._commit(fact)

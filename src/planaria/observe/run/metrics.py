@@ -96,7 +96,7 @@ class StepMetrics:
 
     def _other(self, t: float, decision: d.Decision, started: e.RunStarted) -> ValidationMetric | None:
         """What several replicas do beside steps."""
-        if isinstance(decision, d.Form) and decision.outcome == "rolled back":
+        if isinstance(decision, d.Form) and decision.goes_back:
             self._undo(decision)
         elif isinstance(decision, d.Seal) and not decision.partial:  # no rollback goes further back
             for step in [step for step in self._parts if step < self._whole]:

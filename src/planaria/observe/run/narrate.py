@@ -89,6 +89,8 @@ class Narrator:
         if form.outcome == "rolled back":
             who = f"replica {replica} " if self._naming.several else ""
             return self._line("rollback", f"{who}rolled back to step {form.step}", replica)
+        if form.outcome == "recalled":
+            return self._line("rollback", f"all went back to step {form.step}, which they remember", replica)
         if form.outcome == "skipping":
             left_out = self._naming.name(self.members.vacant(replica))
             return self._line("relink", f"no worker for {left_out} yet: training on without")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal[
-    "recovered", "rolled back", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
+    "recovered", "rolled back", "recalled", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
 ]
 
 

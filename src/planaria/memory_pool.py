@@ -1,0 +1,43 @@
+"""Large memory that is used again: touching fresh pages takes about as long as filling them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import weakref
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+_HUGE = 4 << 20
+
+
+class MemoryPool:
+    """Gives out memory, and keeps some of what nobody uses any more for the next one of that size."""
+
+    def __init__(self, most_kept: int) -> None:
+        """``most_kept``: bytes that are kept while nobody uses them."""
+        self._most_kept = most_kept
+        self._unused: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+
+    def take(self, size: int) -> Tensor:
+        """An uninitialised uint8 tensor [size], size > 0; its memory comes back when nobody uses it any more."""
+        try:
+            pages = self._unused[size].pop()
+        except IndexError:
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        lease = (ctypes.c_char * size).from_buffer(pages)
+        weakref.finalize(lease, self._back, pages).atexit = False
+        return torch.frombuffer(lease, dtype=torch.uint8)
+
+    def _back(self, pages: mmap.mmap) -> None:
+        """May be called in any thread, and in the middle of :meth:`take`: there is no lock to wait for."""
+        self._unused[len(pages)].append(pages)
+        while sum(size * len(unused) for size, unused in list(self._unused.items())) > self._most_kept:
+            largest = max((size for size, unused in list(self._unused.items()) if unused), default=0)
+            with contextlib.suppress(IndexError):  # another thread has just taken it
+                self._unused[largest].pop()

@@ -1,0 +1,195 @@
+"""Parities of many stages' states at another: what sends the blocks, what holds the parity, what remembers the state.
+
+In step with training, blocks are of the state after the update, and the parity is of the last commit. For a snapshot
+every few steps, each stage copies its state when one begins, sends it in slices at the beginnings of the next steps,
+and remembers it (``retention.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from planaria.model.state import StageState
+from planaria.recovery.base import Moment
+from planaria.recovery.codes.base import Code
+from planaria.recovery.retention import Retention, Versions
+from planaria.recovery.stream import block, state_in, stream
+
+PARITY = "parity"
+
+
+class _Side:
+    """What both sides of a copy know of the snapshots."""
+
+    def __init__(self, rule: Retention) -> None:
+        self._rule = rule
+        self._versions = Versions()
+
+    def restart(self) -> None:
+        """What was under way is void; what is retained stays."""
+        self._versions = self._versions.restart()
+
+    def _slice(self, step: int) -> int:
+        """Which slice is sent in ``step``; -1: none."""
+        found = self._versions.begin(step, self._rule).slice(step)
+        return found if found < self._rule.slices else -1
+
+    def drop(self) -> None:
+        """The step is dropped: a snapshot that began with it begins again with the next try, from the same state."""
+
+
+class BlockSender(_Side):
+    """Sends one block of the stage's state: after every update, or of each snapshot, slice by slice."""
+
+    nbytes = 0
+    """what is remembered is at the stage's own worker already"""
+
+    def __init__(self, number: int, parts: int, rule: Retention) -> None:
+        super().__init__(rule)
+        self._number, self._parts = number, parts
+        self._snapshot: Tensor | None = None
+
+    def restart(self) -> None:
+        super().restart()
+        self._snapshot = None
+
+    def before(self, step: int, state: StageState) -> Tensor | None:
+        if self._rule.in_step:
+            return None
+        if (n := self._slice(step)) < 0:
+            return None
+        if self._snapshot is None:
+            self._snapshot = stream(state)
+        return block(self._snapshot, self._number * self._rule.slices + n, self._parts * self._rule.slices)
+
+    def updates_first(self, step: int) -> bool:
+        return self._rule.in_step
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return block(stream(state), self._number, self._parts) if self._rule.in_step else None
+
+    def commit(self, step: int) -> None:
+        self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
+        if self._versions.pending < 0:
+            self._snapshot = None
+
+
+class ParityHolder(_Side):
+    """Holds one parity of the sources' blocks, and gathers the next: those of the step, or of the pending snapshot."""
+
+    def __init__(self, sources: Sequence[int], row: Code, rule: Retention) -> None:
+        """``row``: a code of this one parity."""
+        super().__init__(rule)
+        self._sources, self._row = tuple(sources), row
+        self._held: list[Tensor] = []
+        """parities of the slices"""
+        self._coming: list[Tensor] = []
+        self._now: dict[int, Tensor] = {}
+        """source → its slice of the step under way"""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*self._held, *self._coming))
+
+    def restart(self) -> None:
+        super().restart()
+        self._coming.clear()
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        if self._rule.in_step:
+            return ("after",)
+        return ("before",) if self._slice(step) >= 0 else ()
+
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        if message.dtype != torch.uint8 or message.ndim != 1:
+            raise ValueError(f"a block is a row of bytes, not {message.dtype} {list(message.shape)}")
+        self._now[source] = message
+
+    def passes(self, microbatch: int, x: Tensor) -> None:
+        """Activations are nothing to a parity."""
+
+    def commit(self, step: int) -> None:
+        versions = self._versions.begin(step, self._rule)
+        if self._now.keys() == set(self._sources):
+            (parity,) = self._row.encode([self._now[source] for source in self._sources])
+            self._coming.append(torch.from_numpy(parity))
+        self._now.clear()
+        self._versions = versions.commit(step, self._rule)
+        if versions.completed(step, self._rule):
+            self._held, self._coming = self._coming, []
+
+    def drop(self) -> None:
+        self._now.clear()
+
+    def state(self) -> StageState:
+        return StageState({f"{PARITY}{n}": part for n, part in enumerate(self._held)})
+
+    def load(self, state: StageState, step: int) -> None:
+        self._held = [state.weights[f"{PARITY}{n}"] for n in range(len(state.weights))]
+        self._versions = Versions(step)
+
+
+class OwnSender(_Side):
+    """Hands the state over to what remembers it, when a snapshot begins."""
+
+    nbytes = 0
+
+    def before(self, step: int, state: StageState) -> Tensor | None:
+        return stream(state) if self._slice(step) == 0 else None
+
+    def updates_first(self, step: int) -> bool:
+        return False
+
+    def after(self, step: int, state: StageState, gradients: StageState) -> Tensor | None:
+        return None
+
+    def commit(self, step: int) -> None:
+        self._versions = self._versions.begin(step, self._rule).commit(step, self._rule)
+
+
+class OwnHolder(_Side):
+    """Remembers the stage's own state: of the retained snapshot, and of the pending one."""
+
+    def __init__(self, rule: Retention) -> None:
+        super().__init__(rule)
+        self._held: Tensor | None = None
+        self._coming: Tensor | None = None
+        self._now: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(whole.nbytes for whole in (self._held, self._coming) if whole is not None)
+
+    def restart(self) -> None:
+        super().restart()
+        self._coming = None
+
+    def expects(self, step: int) -> tuple[Moment, ...]:
+        return ("before",) if self._slice(step) == 0 else ()
+
+    def take(self, step: int, source: int, moment: Moment, message: Tensor) -> None:
+        self._now = message
+
+    def passes(self, microbatch: int, x: Tensor) -> None:
+        """Activations are nothing to it."""
+
+    def commit(self, step: int) -> None:
+        versions = self._versions.begin(step, self._rule)
+        if self._now is not None:
+            self._coming, self._now = self._now, None
+        self._versions = versions.commit(step, self._rule)
+        if versions.completed(step, self._rule):
+            self._held, self._coming = self._coming, None
+
+    def drop(self) -> None:
+        self._now = None
+
+    def state(self) -> StageState:
+        assert self._held is not None, "asked for a snapshot before one was retained"
+        return state_in(self._held)
+
+    def load(self, state: StageState, step: int) -> None:
+        self._held, self._versions = stream(state), Versions(step)

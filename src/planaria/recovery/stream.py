@@ -1,0 +1,97 @@
+"""A stage's state as a row of bytes that is cut into blocks: what parities are made of, and what is remembered.
+
+    [length of what follows: 8 bytes, 56 empty] [the packed state, without digests] [padding, where a block needs it]
+
+So a state can be put together from its blocks alone, although stages differ in size. The bytes are never taken for
+numbers: what is XORed may look like NaN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from planaria.memory_pool import MemoryPool
+from planaria.model.packing import bare_bytes, pack_bare, unpack
+from planaria.model.state import Shapes, StageState
+
+HEAD = 64
+"""bytes before the packed state, which stays aligned"""
+_UNIT = 64
+"""blocks are whole multiples of so many bytes"""
+
+
+class _Streams:
+    """The stream of the state that was asked for last: a stage sends parts of it to many.
+
+    It lives as long as anybody uses it; a state that is gone is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._pool = MemoryPool(1 << 40)
+        self._of: weakref.ref[StageState] | None = None
+        self._stream: Tensor | None = None
+
+    def __call__(self, state: StageState) -> Tensor:
+        """uint8; a copy of ``state``, the same memory for the same object."""
+        if self._stream is None or self._of is None or self._of() is not state:
+            self._stream = self._made(state)
+            self._of = weakref.ref(state, self._forget)
+        return self._stream
+
+    def _made(self, state: StageState) -> Tensor:
+        whole: list[Tensor] = []
+
+        def memory(size: int) -> Tensor:
+            whole.append(self._pool.take(HEAD + size))
+            return whole[0][HEAD:]
+
+        packed = pack_bare(state, memory)
+        length = len(packed).to_bytes(8, "little")
+        whole[0][:HEAD] = torch.frombuffer(bytearray(length.ljust(HEAD, b"\0")), dtype=torch.uint8)
+        return whole[0]
+
+    def _forget(self, gone: weakref.ref[StageState]) -> None:
+        if self._of is gone:
+            self._stream = self._of = None
+
+
+stream = _Streams()
+
+
+def state_in(whole: Tensor) -> StageState:
+    """The state that a stream holds; shares memory.
+
+    :raises PackingError: when it holds none.
+    """
+    return unpack(whole[HEAD:], digests=False)
+
+
+def block(whole: Tensor, number: int, parts: int) -> Tensor:
+    """Block ``number`` of a stream in so many parts; shares memory. The last ones may be short, or empty."""
+    size = _size(len(whole), parts)
+    return whole[number * size : (number + 1) * size]
+
+
+def joined(blocks: Sequence[Tensor]) -> Tensor:
+    """A stream from all its blocks, in order, each perhaps with padding behind it."""
+    length = HEAD + int.from_bytes(blocks[0][:8].numpy().tobytes(), "little")
+    size = _size(length, len(blocks))
+    return torch.cat([part[:size] for part in blocks])[:length]
+
+
+def stream_bytes(shapes: Shapes) -> int:
+    """Length of the stream of a stage of these parameters that has been trained, in fp32 on a CPU."""
+    return HEAD + bare_bytes(shapes)
+
+
+def block_bytes(shapes: Shapes, parts: int) -> int:
+    """Length of each of so many blocks of it, the last ones apart."""
+    return _size(stream_bytes(shapes), parts)
+
+
+def _size(length: int, parts: int) -> int:
+    return -(-length // (parts * _UNIT)) * _UNIT
