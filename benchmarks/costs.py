@@ -121,7 +121,7 @@ def small(given: argparse.Namespace, way: RecoveryConfig) -> RunConfig:
 
 def stated(config: RunConfig) -> Statement:
     """What the strategy says of itself."""
-    from planaria.compare.clock import costs_of_copies
+    from planaria.engine.copy_costs import costs_of_copies
 
     memory: dict[int, int] = defaultdict(int)
     copies = costs_of_copies(config)

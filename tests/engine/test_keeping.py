@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import engine_of, losses
 
-from planaria.compare.clock import costs_of_copies
 from planaria.config import RunConfig
+from planaria.engine.copy_costs import costs_of_copies
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
 from planaria.plan.build import plan_for

@@ -132,7 +132,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         )
     prepared = prepare(config, told.of_data, begins=False)
     require_same_data(folder, prepared)
-    parent = starting_weights(config, prepared.dataset) if saved is None else None
+    parent = starting_weights(config, prepared.dataset) if saved is None and origin.recalled < 0 else None
     with runs.held(folder):
         given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:

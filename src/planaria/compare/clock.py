@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-
-import torch
 
 from planaria.compare.race import Course, Met
-from planaria.config import ModelConfig, RunConfig
+from planaria.config import RunConfig
+from planaria.engine.copy_costs import costs_of_copies, shapes_of
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
-from planaria.model.families import build_stage, stage_parameters
+from planaria.model.families import stage_parameters
 from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES, Costs, message_bytes
-from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
 
 STATE = 3 * FP32_BYTES
@@ -93,7 +90,7 @@ def exchange_costs(config: RunConfig) -> list[ExchangeCost]:
     """What one round costs one replica, stage by stage; nothing for one replica."""
     replicas, stages = config.exchange.replicas, range(config.pipeline.stages + 1)
     agreed = exchange(config.exchange)
-    return [agreed.cost(_shapes(config, stage), replicas) for stage in stages] if replicas > 1 else []
+    return [agreed.cost(shapes_of(config, stage), replicas) for stage in stages] if replicas > 1 else []
 
 
 def exchanged_bytes(config: RunConfig) -> float:
@@ -101,13 +98,6 @@ def exchanged_bytes(config: RunConfig) -> float:
     every = exchange(config.exchange).interval
     sent = config.exchange.replicas * sum(cost.total for cost in exchange_costs(config))
     return 0.0 if every is None else sent / max(1, every)
-
-
-def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
-    """What every copy costs that the recipe's strategies keep."""
-    chain = recovery(config.recovery, config.pipeline.stages)
-    named = [(chain.strategies[slot.by], slot.copy) for slot in chain.slots]
-    return [(copy, by.cost(copy, {stage: _shapes(config, stage) for stage in copy.sources})) for by, copy in named]
 
 
 def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
@@ -119,13 +109,3 @@ def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
     return [set(pair) for pair in {pair for copy, _ in copies for pair in copy.pairs}]
-
-
-def _shapes(config: RunConfig, stage: int) -> Mapping[str, torch.Size]:
-    return _stage_shapes(config.model, config.pipeline.stages, stage)
-
-
-@cache
-def _stage_shapes(model: ModelConfig, stages: int, stage: int) -> Mapping[str, torch.Size]:
-    built = build_stage(model, stages, stage, 0, "meta")
-    return {name: parameter.shape for name, parameter in built.named_parameters()}

@@ -33,6 +33,17 @@ class Parcel(NamedTuple):
     moment: Moment
 
 
+class Remembered(NamedTuple):
+    """A worker's part of a snapshot."""
+
+    stage: int
+    step: int
+    state: StageState
+    """its own"""
+    parities: Mapping[str, Tensor]
+    """of others' states, by the copy's place in the chain's slots and a name"""
+
+
 @dataclass(frozen=True)
 class _Original:
     """A stage as its keepers may know it."""
@@ -57,7 +68,7 @@ class Keeping:
 
     def __init__(self, config: RunConfig, node: int, there: Arrangement, make: MakeRunner) -> None:
         """``there``: all nodes of the node's replica, whether anybody stands there or not."""
-        self._node, self._stage = node, there.stage
+        self.node, self._stage = node, there.stage
         self._chain = recovery(config.recovery, config.pipeline.stages)
         self._placed = [slot.copy for slot in self._chain.placed(there)]
         self._all_senders: dict[int, Sender] = {}
@@ -91,10 +102,10 @@ class Keeping:
         state = runner.state()
         for number, sender in self._senders.items():
             message = sender.before(step, state)
-            if message is not None and self._placed[number].host == self._node:
-                self._holders[number].take(step, self._stage[self._node], "before", message)
+            if message is not None and self._placed[number].host == self.node:
+                self._holders[number].take(step, self._stage[self.node], "before", message)
             elif message is not None:
-                yield self._placed[number].host, Parcel(number, self._node, "before"), message
+                yield self._placed[number].host, Parcel(number, self.node, "before"), message
 
     def passed(self, action: Action, out: Tensor) -> None:
         """This node has carried out ``action`` and hands on ``out``."""
@@ -114,7 +125,7 @@ class Keeping:
         for number, sender in self._senders.items():
             message = sender.after(step, state, gradients)
             if message is not None:
-                yield self._placed[number].host, Parcel(number, self._node, "after"), message
+                yield self._placed[number].host, Parcel(number, self.node, "after"), message
 
     def expects(self, step: int) -> list[Parcel]:
         """The parcels of ``step`` from others that this worker must have before it is ready."""
@@ -123,7 +134,7 @@ class Keeping:
             for number, holder in self._holders.items()
             for moment in holder.expects(step)
             for source in self._placed[number].sources
-            if source != self._node
+            if source != self.node
         ]
 
     def take(self, step: int, parcel: Parcel, message: Tensor) -> None:
@@ -143,10 +154,33 @@ class Keeping:
         mine = {number: copy for number, copy in self._kept_by(by) if self._chain.concerns(by, copy, lost)}
         return {copy: self._all_holders[number].state() for number, copy in mine.items()}
 
-    def remembered(self, by: str) -> StageState:
-        """This worker's own state of the snapshot that all retain by the strategy ``by``."""
-        number = next(n for n, copy in self._kept_by(by) if copy.sources == (copy.host,))
-        return self._all_holders[number].state()
+    @property
+    def retained(self) -> int:
+        """The step of the snapshot that this worker has its part of, where all go back to one; -1: none."""
+        return -1 if self._own is None else self._own[1].retained
+
+    def remembered(self) -> Remembered:
+        """This worker's part of the snapshot that all retain."""
+        assert self._own is not None
+        mine, holder = self._own
+        parities = {
+            f"{number}.{key}": part
+            for number, copy in self._kept_by(self._chain.slots[mine].by)
+            if number != mine
+            for key, part in self._all_holders[number].state().weights.items()
+        }
+        return Remembered(self._stage[self.node], holder.retained, holder.state(), parities)
+
+    def recall(self, given: Remembered) -> None:
+        """Have this part of a snapshot, as :meth:`remembered` gave it."""
+        assert self._own is not None
+        self._own[1].load(given.state, given.step)
+        for number, _ in self._kept_by(self._chain.slots[self._own[0]].by):
+            kept = {
+                key.partition(".")[2]: p for key, p in given.parities.items() if key.partition(".")[0] == str(number)
+            }
+            if kept:
+                cast(RestoredHolder, self._all_holders[number]).load(StageState(kept), given.step)
 
     def restore(self, by: str, state: StageState, given: Mapping[int, StageState], step: int) -> None:
         """The stage was rebuilt as ``state``, as of ``step``: what it kept for the same strategy comes back too, if
@@ -160,6 +194,15 @@ class Keeping:
     def _kept_by(self, by: str) -> list[tuple[int, Copy]]:
         slots = ((number, self._chain.slots[number]) for number in self._all_holders)
         return [(number, slot.copy) for number, slot in slots if slot.by == by]
+
+    @property
+    def _own(self) -> tuple[int, RestoredHolder] | None:
+        """The slot in which the worker remembers its own stage, and what does that."""
+        for number, holder in self._all_holders.items():
+            copy = self._chain.slots[number].copy
+            if copy.sources == (copy.host,):
+                return number, cast(RestoredHolder, holder)
+        return None
 
     @property
     def nbytes(self) -> int:

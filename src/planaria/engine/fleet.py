@@ -14,6 +14,7 @@ from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
 from planaria.engine.replanner import Replanner
 from planaria.engine.setup import SETUP, Setup
@@ -41,6 +42,7 @@ def train(
     itinerary = Itinerary(config)
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
+    memory = prepare_memory(config, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
@@ -49,7 +51,10 @@ def train(
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
-        return controller.run(asked)
+        finish = controller.run(asked)
+    if memory is not None and finish.outcome in ("finished", "stopped"):  # all is on disk
+        memory.remove()
+    return finish
 
 
 def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:

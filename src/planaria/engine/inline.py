@@ -175,7 +175,7 @@ class InlineEngine:
     def _recall(self, memory: Memory, there: Arrangement) -> None:
         """Those that remember go back to it."""
         for node in there.stage:
-            self.runners[node].load(self.keeping[node].remembered(memory.by))
+            self.runners[node].load(self.keeping[node].remembered().state)
         self.step = memory.step
 
     def _rebuild(self, nodes: Sequence[int], plan: RecoveryPlan, alive: Arrangement) -> None:

@@ -34,6 +34,11 @@ class Origin:
     """all blocks of samples before this one are used; those of the steps, unless given"""
     blocks_ahead: Sequence[int] = ()
     """and these beyond"""
+    recalled: int = -1
+    """step of a snapshot in memory from which those ``remembering`` begin, in place of what they load; -1: none"""
+    remembering: Sequence[int] = ()
+    durable_step: int | None = None
+    """that of the checkpoint in ``load``, where it is older than ``step``"""
     standings: Mapping[int, Standing] = field(default_factory=dict)
     """where replicas that are not all at ``step`` take up"""
 
@@ -78,6 +83,9 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         exchange=config.exchange,
         wall_time=time.time(),
         load=dict(origin.load),
+        recalled=origin.recalled,
+        remembering=list(origin.remembering),
+        durable_step=origin.durable_step,
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,

@@ -17,6 +17,7 @@ from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
+from planaria.engine.recall import recalled
 from planaria.errors import UserError
 from planaria.options import Options
 from planaria.record.events import Standing
@@ -62,6 +63,8 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     saved = choose(store, checkpoint)
     origin = _origin(store, folder, saved, config, say)
     check_stages(store.folder, origin.load, config)
+    if checkpoint is None:
+        origin = recalled(origin, saved, config, folder, say)
     return Resumption(config, store, saved, origin)
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.memory import MemoryFolder
 from planaria.config import RunConfig
-from planaria.engine.copies import Keeping
+from planaria.engine.copies import Keeping, Remembered
 from planaria.engine.mail import Awaited
 from planaria.engine.post import Post
 from planaria.engine.rebirth import workshop
@@ -42,6 +43,18 @@ class Taken(NamedTuple):
     timing: Timing = Timing()
     given: Mapping[int, StageState] = {}
     """what a recovery strategy made its state of, by the donors' stages"""
+    part: Remembered | None = None
+    """of a snapshot to which it went back"""
+
+
+def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, step: int) -> Remembered:
+    """What this worker remembers of ``step``, or the one that stood here before, in a file of this machine.
+
+    :raises UserError: when that cannot be read.
+    """
+    if keeping is not None and keeping.node == node and keeping.retained == step:
+        return keeping.remembered()
+    return Remembered(stage, step, *MemoryFolder(setup.folder).read(stage, step))
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
@@ -95,9 +108,12 @@ def take_state(
             state = stage_for(setup.checkpoints / folder, setup.config, here.stage, here.number)
             runner.load(state)
             outer = state.outer
-        case d.Recall(by=by):
-            assert keeping is not None
-            runner.load(keeping.remembered(by))
+        case d.Recall(step=step):
+            post.desk.at("read", here.step)
+            runner = _fitting(setup.config, runner, here.stage)
+            part = _part(setup, keeping, here.node, here.stage, step)
+            runner.load(part.state)
+            return Taken(runner, Timing(rebuild_s=time.monotonic() - start), part=part)
         case d.Rebuild() | d.Handover():
             runner = _fitting(setup.config, runner, here.stage)
             timing, outer, given = _receive(setup.config, post, source, runner)

@@ -20,6 +20,7 @@ from planaria.engine.copies import Keeping
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
 from planaria.engine.perform import perform
 from planaria.engine.position import Position
@@ -76,6 +77,7 @@ class Worker:
         self.post.patience.warm_s = time.monotonic() - began
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
+        self.outliving = outliving(setup)
         self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
 
@@ -132,11 +134,14 @@ class Worker:
         self.post.move(me.node, form)
         rounds = form.step if self.itinerary.at_once > 1 else form.rounds  # one in every step
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
-        self.runner, timing, given = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
-        if self.keeping is None or not isinstance(me.source, d.Keep | d.Recall):
+        taken = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
+        self.runner, timing = taken.runner, taken.timing
+        if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
-        if given and isinstance(me.source, d.Rebuild):
-            self.keeping.restore(me.source.by, self.runner.state(), given, form.step)
+        if taken.given and isinstance(me.source, d.Rebuild):
+            self.keeping.restore(me.source.by, self.runner.state(), taken.given, form.step)
+        if taken.part is not None:
+            self.keeping.recall(taken.part)
         if isinstance(self.runner, SleepingRunner):
             self.runner.stand_at(self.itinerary.place(me.node), self.itinerary.prices)
         reborn = {m.node for m in form.members if not isinstance(m.source, d.Keep)}
@@ -215,6 +220,8 @@ class Worker:
         self.keeping.commit(order.step)
         self.post.circle.outer.commit()
         self.here.report(e.StageCommitted, step=order.step)
+        if self.outliving is not None:
+            self.outliving.look(self.keeping)
         self._report_work([e.Span(action="optimizer", start=start, end=time.monotonic())])
 
     def _settle(self, order: d.Settle) -> None:

@@ -140,6 +140,10 @@ class Allotment:
         used, out = self.used.with_(block), _without(self.out, replica)
         return copied(self, used=used, out=out, since=since, after=after, recent=recent)
 
+    def begun_after(self, steps: int) -> Allotment:
+        """A single replica begins so many steps after the checkpoint to which a rollback would take it."""
+        return replace(self, since=MappingProxyType({0: ((self.used.floor - steps, steps),)}))
+
     def leave(self, replica: int) -> Allotment:
         """``replica`` goes, and is in no checkpoint; what it had under way is free, what it committed stays."""
         return replace(self, out=_without(self.out, replica), after=_without(self.after, replica))

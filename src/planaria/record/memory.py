@@ -60,6 +60,10 @@ class Memory:
         """The workers of these nodes are dead."""
         return replace(self, nodes=self.nodes.difference(nodes), coming=self.coming.difference(nodes))
 
+    def resumed(self, step: int, nodes: Collection[int]) -> Memory:
+        """A run begins from the snapshot of ``step``, of which these nodes have their part."""
+        return replace(self, versions=Versions(step), nodes=frozenset(nodes))
+
     def void(self) -> Memory:
         """All have gone back to a state that is none of these."""
         return Memory(self.by, self.rule)

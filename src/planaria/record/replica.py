@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from planaria.record.copied import copied
-from planaria.record.decisions import Source
+from planaria.record.decisions import Recall, Source
 from planaria.record.events import Replanned, RunStarted, Standing
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
@@ -110,7 +110,13 @@ class ReplicaState:
             inner=standing.inner,
             memory=settings.memory,
         )
-        origins = {node: first_origin(settings, stage) for node, stage in state.arrangement.stage.items()}
+        nodes, memory = state.arrangement.stage, settings.memory
+        if settings.recalled >= 0 and memory is not None:
+            recall, there = Recall(by=memory.by, step=settings.recalled), settings.remembering
+            memory = memory.resumed(settings.recalled, there)
+            lost = frozenset(nodes.keys() - set(there))
+            return replace(state, origins=MappingProxyType(dict.fromkeys(there, recall)), lost=lost, memory=memory)
+        origins = {node: first_origin(settings, stage) for node, stage in nodes.items()}
         return replace(state, origins=MappingProxyType(origins))
 
     @cached_property

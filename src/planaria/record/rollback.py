@@ -6,18 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from planaria.record.decisions import Fresh, Load
+from planaria.record.decisions import Fresh, Load, Recall
 from planaria.record.events import Standing
 from planaria.record.started import RunStarted
 from planaria.routing.arrangement import Arrangement
 
-Origin = Fresh | Load
-"""what a worker can begin from by itself; snapshots in memory will be others"""
+Origin = Fresh | Load | Recall
+"""what a worker can begin from by itself"""
 
 
 def first_origin(settings: RunStarted, stage: int) -> Origin:
     """What the nodes of a stage begin from when their run is started or resumed."""
     return Load(folder=settings.load[stage]) if stage in settings.load else Fresh()
+
+
+def _durable_step(settings: RunStarted) -> int:
+    """That of the checkpoint that a run begins from, or of the newest that it has when it begins from memory."""
+    return settings.first_step if settings.durable_step is None else settings.durable_step
+
+
+def _durable_standing(settings: RunStarted, replica: int) -> Standing:
+    if settings.durable_step is None:
+        return settings.standing(replica)
+    return Standing(step=settings.durable_step)
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,8 @@ class RollbackPoint:
         whole = settings.load.keys() == set(stages) and len(set(settings.load.values())) == 1
         return cls(
             {stage: first_origin(settings, stage) for stage in stages},
-            {number: settings.standing(number) for number in range(settings.replicas)},
-            settings.first_step if whole else -1,
+            {number: _durable_standing(settings, number) for number in range(settings.replicas)},
+            _durable_step(settings) if whole else -1,
         )
 
     @property

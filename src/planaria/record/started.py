@@ -59,6 +59,12 @@ class RunStarted(Fact):
     wall_time: float
     load: dict[int, str] = {}
     """stage → checkpoint folder it starts from; stages not named start from the seed's initial weights"""
+    recalled: int = -1
+    """step of the snapshot in memory from which the nodes in ``remembering`` begin; -1: none"""
+    remembering: list[int] = []
+    """their other nodes are to be rebuilt from these"""
+    durable_step: int | None = None
+    """that of the checkpoints in ``load``, where it is older than ``first_step``"""
     eval_every: int = 0
     save_every: int = 0
     """steps between checkpoints, at first"""

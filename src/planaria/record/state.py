@@ -77,10 +77,13 @@ class RunState:
     def start(cls, settings: RunStarted) -> RunState:
         """The state of a run that is just being started or resumed."""
         used, durable = Used.of(*settings.used), RollbackPoint.begin(settings)
+        allotment = Allotment(settings.replicas, settings.last_block, used)
+        if settings.durable_step is not None:
+            allotment = allotment.begun_after(settings.first_step - settings.durable_step)
         return cls(
             settings=settings,
             replicas=Replicas({n: ReplicaState.start(settings, n) for n in range(settings.most_replicas)}),
-            allotment=Allotment(settings.replicas, settings.last_block, used),
+            allotment=allotment,
             save_every=settings.save_every,
             saved=durable.step,
             durable=durable,

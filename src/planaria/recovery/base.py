@@ -236,7 +236,13 @@ class Holder(Protocol):
 
 
 class RestoredHolder(Holder, Protocol):
-    """The holder of a strategy that brings back what was kept, too (:meth:`Recovery.restored`)."""
+    """The holder of a strategy with a :class:`Retention`, which brings back what was kept, too
+    (:meth:`Recovery.restored`)."""
+
+    @property
+    def retained(self) -> int:
+        """The step of which :meth:`state` is; -1: none yet."""
+        ...
 
     def load(self, state: StageState, step: int) -> None:
         """Keep what :meth:`state` is to give, as of ``step``."""

@@ -42,6 +42,12 @@ class Chain:
         """the strategy by which all stages remember their state together, and how often they do"""
         self.slots = [Slot(name, copy) for name, each in self.strategies.items() for copy in each.copies(stages)]
 
+    @property
+    def remembering(self) -> Recovery:
+        """That strategy; there is one."""
+        assert self.retaining is not None
+        return self.strategies[self.retaining[0]]
+
     def _retaining(self) -> tuple[str, Retention] | None:
         found = [(name, rule) for name, each in self.strategies.items() if (rule := each.retention) is not None]
         if len(found) > 1:

@@ -32,6 +32,11 @@ class _Side:
         """What was under way is void; what is retained stays."""
         self._versions = self._versions.restart()
 
+    @property
+    def retained(self) -> int:
+        """The step of what is retained; -1: nothing is yet."""
+        return self._versions.retained
+
     def _slice(self, step: int) -> int:
         """Which slice is sent in ``step``; -1: none."""
         found = self._versions.begin(step, self._rule).slice(step)

@@ -16,6 +16,8 @@ class Retention(NamedTuple):
     every: int
     """steps; 0: what is remembered is renewed with every commit, and nobody goes back"""
     slices: int = 1
+    outlive: bool = False
+    """is it also written to files in the machine's memory, which outlive the worker?"""
 
     @property
     def in_step(self) -> bool:

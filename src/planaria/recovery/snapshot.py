@@ -55,6 +55,8 @@ class Snapshot(Recovery):
     """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back"""
     slices: int = Field(1, ge=1)
     """steps over which a snapshot is sent"""
+    outlive: bool = False
+    """keep snapshots in files of the machine's memory too, for the case that all processes die"""
     code: str = "auto"
     """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json)"""
 
@@ -74,7 +76,11 @@ class Snapshot(Recovery):
                 f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
                 "leave it out, or give every"
             )
-        return Retention(self.every, self.slices)
+        if self.outlive and not self.every:
+            raise UserError(
+                "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
+            )
+        return Retention(self.every, self.slices, self.outlive)
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         group = self._group(stages)

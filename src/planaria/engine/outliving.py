@@ -1,0 +1,76 @@
+"""What a worker remembers, written to files that outlive it, by a thread of its own: training does not wait."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from planaria.checkpoint.memory import MemoryFolder, require_room, sweep
+from planaria.config import RunConfig
+from planaria.engine.copies import Keeping, Remembered
+from planaria.engine.copy_costs import costs_of_copies
+from planaria.engine.setup import Setup
+from planaria.record.started import RunStarted
+from planaria.recovery import recovery
+
+
+def memory_of(config: RunConfig, folder: Path) -> MemoryFolder | None:
+    """Where snapshots of the run in ``folder`` outlive its workers; None where the recipe does not ask for that."""
+    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    return MemoryFolder(folder) if retaining is not None and retaining[1].outlive else None
+
+
+def prepare_memory(config: RunConfig, folder: Path, started: RunStarted) -> MemoryFolder | None:
+    """Make room for snapshots before any worker starts, and remove what other runs have left.
+
+    :raises UserError: when there is none.
+    """
+    sweep()
+    memory = memory_of(config, folder)
+    if memory is None:
+        MemoryFolder(folder).remove()
+        return None
+    memory.begin(config, started)
+    require_room(sum(cost.host_memory for _, cost in costs_of_copies(config)))
+    return memory
+
+
+def outliving(setup: Setup) -> Outliving | None:
+    """What a worker writes its snapshots with, if it does."""
+    folder = memory_of(setup.config, setup.folder)
+    return None if folder is None else Outliving(folder)
+
+
+class Outliving:
+    """Writes each snapshot that a worker has its part of; one that is not written yet when the next comes is left out.
+
+    Without room for it, the worker's log says so, and what was written before stays.
+    """
+
+    def __init__(self, folder: MemoryFolder) -> None:
+        self._folder = folder
+        self._wanted: Remembered | None = None
+        self._news = threading.Condition()
+        self._written = -1
+        """step of the last one that was handed over"""
+        threading.Thread(target=self._work, name="snapshots", daemon=True).start()
+
+    def look(self, keeping: Keeping) -> None:
+        """A step is committed: is there something new to write?"""
+        if keeping.retained in (-1, self._written):
+            return
+        self._written = keeping.retained
+        with self._news:
+            self._wanted = keeping.remembered()
+            self._news.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._wanted is not None)
+                wanted, self._wanted = self._wanted, None
+            assert wanted is not None
+            try:
+                self._folder.write(wanted.stage, wanted.step, wanted.state, wanted.parities)
+            except OSError as error:
+                print(f"snapshot of step {wanted.step}: {error}", flush=True)

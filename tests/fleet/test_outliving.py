@@ -1,0 +1,108 @@
+"""Snapshots in the machine's memory: all processes die, and the run goes on from there, before any disk is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import RunRecord, ending, facts, folder_of, live, losses, resume, tiny, train
+
+from planaria.chaos.trace import Fault, Trace, write
+from planaria.checkpoint.memory import SHARED, MemoryFolder
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.record import decisions as d
+from planaria.record import events as e
+
+SAVED = 25
+"""steps between checkpoints"""
+OPTIONS = {"tolerate": 1, "every": 5, "slices": 2, "outlive": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = set(SHARED.glob("planaria-*"))
+    yield
+    left = set(SHARED.glob("planaria-*")) - before
+    assert not left, "snapshots of a run that has ended"
+
+
+def recipe(folder: Path, **sections: Any) -> RunConfig:
+    recovery = {"strategy": "snapshot, checkpoint", "options": OPTIONS}
+    return tiny(folder, **({"recovery": recovery, "checkpoint": {"every": SAVED}, "steps": 10_000} | sections))
+
+
+def killed(config: RunConfig) -> tuple[MemoryFolder, int, int]:
+    """Kill the controller well behind a checkpoint, and with it its workers; the steps in memory and on disk."""
+    with live(config) as run:
+        run.wait_until(lambda record: (made := len(losses(record))) > SAVED and 9 <= made % SAVED <= SAVED - 7)
+        os.kill(run.process.pid, signal.SIGKILL)
+        assert run.end()[0] == -signal.SIGKILL
+    memory, saved = MemoryFolder(folder_of(config)), CheckpointStore(folder_of(config) / "checkpoints").newest()
+    remembered = next(step for step, stages in memory.newest_first() if len(stages) == 5)
+    assert saved is not None and remembered > saved.step
+    return memory, remembered, saved.step
+
+
+def taken_up(config: RunConfig, steps: int, faults: Sequence[Fault] = ()) -> RunRecord:
+    """The run goes on, and every loss is as if nothing had been."""
+    trace = Path(config.out).parent / "trace.json"
+    write(Trace(faults=tuple(faults)), trace)
+    record = resume(folder_of(config), train__steps=str(steps), chaos__trace=str(trace))
+    assert ending(record).outcome == "finished"
+    untroubled = Path(config.out).parent / "untroubled"
+    assert losses(record) == losses(train(recipe(untroubled, steps=steps, recovery={"strategy": "checkfree"})))
+    return record
+
+
+@pytest.mark.parametrize(
+    "lost", [(), pytest.param((0,), marks=pytest.mark.slow), pytest.param((3,), marks=pytest.mark.slow)]
+)
+def test_a_run_whose_processes_are_all_killed_goes_on_from_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: tuple[int, ...]
+) -> None:
+    config = recipe(tmp_path)
+    memory, step, saved = killed(config)
+    for stage in lost:
+        for path in memory.folder.glob(f"step-*/stage-{stage:04d}*"):
+            path.unlink()
+    record = taken_up(config, step + 10)
+    started, said = facts(record, e.RunStarted)[-1], capsys.readouterr().out
+    assert (started.first_step, started.recalled, started.durable_step) == (step, step, saved)
+    assert f"goes on from step {step}, which was in memory" in said
+    assert ("from the others' parities" in said) == bool(lost)
+
+
+def test_more_damage_than_the_parities_survive_is_said_and_the_disk_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path)
+    memory, step, saved = killed(config)
+    for path in memory.folder.glob("step-*/stage-000[12].safetensors"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    started = facts(taken_up(config, step + 5), e.RunStarted)[-1]
+    assert started.recalled == -1 and started.first_step == saved
+    said = capsys.readouterr().out
+    assert f"snapshot of step {step} not used, 2 of 5 stages are lost together (1, 2)" in said
+
+
+def test_a_rollback_after_that_leads_to_the_checkpoint_before(tmp_path: Path) -> None:
+    """Two are lost at once: the disk is older than where the run took up, and its samples are used again."""
+    config = recipe(tmp_path)
+    _, step, saved = killed(config)
+    record = taken_up(config, step + 6, [Fault(step=step + 1, stage=stage, moment="forward") for stage in (2, 3)])
+    forms = [(form.outcome, form.step) for form in facts(record, d.Form)]
+    assert ("rolled back", saved) in forms
+
+
+def test_snapshots_without_a_step_between_them_cannot_outlive(tmp_path: Path) -> None:
+    config = recipe(tmp_path, recovery={"strategy": "snapshot", "options": {"outlive": True}})
+    with pytest.raises(UserError, match="outlive = true: in step with training there is no snapshot to keep"):
+        train(config)
