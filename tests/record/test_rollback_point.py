@@ -40,10 +40,10 @@ def test_a_run_goes_back_to_where_it_began_which_may_be_a_checkpoint(
 def test_what_is_sealed_takes_its_place_for_every_node_of_every_stage() -> None:
     settings = started(arrangement=[[0, 4], [2, 1], [3]], routes=[[0, 2, 3, 0], [4, 1, 3, 4]])
     run = RunState.start(settings)
-    assert run.rollback_point("disk") == RollbackPoint.begin(settings)
+    assert run.durable == RollbackPoint.begin(settings)
     run = apply(d.Seal(step=6, folder="step-6", stages=[0, 1, 2], partial=False), run)
-    point = run.rollback_point("disk")
+    point = run.durable
     assert (point.folder, point.step) == ("step-6", 6)
     assert point.origins(run.replicas[0].arrangement) == dict.fromkeys(range(5), d.Load(folder="step-6"))
     run = apply(d.Seal(step=7, folder="step-7", stages=[0, 1], partial=True), run)
-    assert run.rollback_point("disk") == point, "a partial one is none that all can go back to"
+    assert run.durable == point, "a partial one is none that all can go back to"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from planaria.config import ExchangeConfig, RecoveryConfig
-from planaria.record.memory import Memory
-from planaria.recovery import recovery
+
+if TYPE_CHECKING:
+    from planaria.record.memory import Memory
 
 
 class Fact(BaseModel):
@@ -83,6 +84,9 @@ class RunStarted(Fact):
     @cached_property
     def memory(self) -> Memory | None:
         """What a replica remembers at first, where one of its strategies has all stages remember their state."""
+        from planaria.record.memory import Memory  # reading a log must not wait for torch
+        from planaria.recovery import recovery
+
         retaining = recovery(self.recovery, self.stages).retaining
         return None if retaining is None else Memory(*retaining)
 
