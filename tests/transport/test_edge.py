@@ -15,9 +15,10 @@ import torch
 from planaria.transport import channel
 from planaria.transport.edge import Arrived, Broken, Edge, EdgeSpec, Opened
 from planaria.transport.inbox import Inbox
+from planaria.transport.pieces import ON_THE_WAY, PIECE_BYTES
 from planaria.transport.port import Port
 from planaria.transport.secure import new_key
-from planaria.transport.wire import HEADER_BYTES, Content, Ping
+from planaria.transport.wire import HEADER_BYTES, Content, Piece, Ping
 
 SOON_S = 20.0
 """a busy machine's patience"""
@@ -39,8 +40,8 @@ class End:
         assert isinstance(item, kind), item
         return item
 
-    def send(self, payload: torch.Tensor, number: int = 0) -> None:
-        self.edge.send(Ping(number, Content.PING), payload)
+    def send(self, payload: torch.Tensor, number: int = 0, later: bool = False) -> None:
+        self.edge.send(Ping(number, Content.PING), payload, later)
 
     def hears_nothing(self) -> bool:
         try:
@@ -249,3 +250,46 @@ def test_a_large_frame_leaves_others_their_turn(spec: EdgeSpec, port: Port) -> N
         low.send(torch.zeros(1 << 24))
         assert high.next(Arrived).payload.nbytes == 1 << 26
         assert high.inbox.rounds - before > 5, "4 MB at a time, and what a socket's buffer holds beside that"
+
+
+def test_what_may_wait_arrives_whole_and_in_order_with_others_between(ends: tuple[End, End]) -> None:
+    low, high = ends
+    large = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in (900_000, 0, 1, 1 << 20)]
+    for number, payload in enumerate(large):
+        low.send(payload, number, later=True)
+        high.send(payload, number, later=True)
+        low.send(torch.tensor([number]), 10 + number)
+    for end, numbers in ((high, [0, 1, 2, 3, 10, 11, 12, 13]), (low, [0, 1, 2, 3])):
+        arrived = [end.next(Arrived) for _ in numbers]
+        assert sorted(item.header.label.number for item in arrived) == numbers
+        waited = [item for item in arrived if item.header.label.number < 10]
+        assert [item.header.label.number for item in waited] == [0, 1, 2, 3]
+        assert all(torch.equal(item.payload, whole) for item, whole in zip(waited, large, strict=True))
+
+
+def test_on_a_slow_link_a_frame_passes_what_may_wait(spec: EdgeSpec, port: Port) -> None:
+    """A megabyte takes a second; what is sent behind it comes after the few pieces that are on their way."""
+    slow = replace(spec, bandwidth=1e6)
+    for low, high in opened(slow, port):
+        low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
+        time.sleep(0.05)
+        began = time.monotonic()
+        low.send(torch.zeros(1000, dtype=torch.uint8), 1)
+        first = high.next(Arrived)
+        assert first.header.label.number == 1
+        assert time.monotonic() - began < 2 * ON_THE_WAY * PIECE_BYTES / 1e6, "more was ahead of it than may be"
+        assert high.next(Arrived).header.label.number == 0
+
+
+def test_an_edge_that_is_given_up_leaves_out_what_may_wait(spec: EdgeSpec, port: Port) -> None:
+    for low, high in opened(replace(spec, bandwidth=1e6), port):
+        low.send(torch.zeros(1 << 20, dtype=torch.uint8), 0, later=True)
+        low.send(torch.zeros(10), 1)
+        assert high.next(Arrived).header.label.number == 1
+
+
+@pytest.mark.parametrize("piece", [b"", b"x" * 600])
+def test_a_piece_that_nobody_announced_breaks_the_edge(ends: tuple[End, End], piece: bytes) -> None:
+    low, high = ends
+    low.edge.send(Piece(), torch.frombuffer(bytearray(piece or b"y"), dtype=torch.uint8))
+    assert "where 0 are missing" in high.next(Broken).detail

@@ -193,8 +193,8 @@ class Post:
         return taken
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
-        """Send a copy's message to the node that hosts it."""
-        self.links.edges[host].send(self._copy_message(parcel), flat)
+        """Send a copy's message to the node that hosts it; what has the whole step's time lets the others pass."""
+        self.links.edges[host].send(self._copy_message(parcel), flat, later=parcel.moment == "before")
 
     def take_parcels(self, keeping: Keeping) -> None:
         """Wait for all that this step brings to the copies kept here, and put it there."""

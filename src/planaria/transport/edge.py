@@ -18,10 +18,12 @@ from torch import Tensor
 from planaria.transport.buffers import as_bytes, receive_buffer
 from planaria.transport.channel import Channel, Closed
 from planaria.transport.inbox import Inbox
+from planaria.transport.pieces import Incoming, Outgoing
 from planaria.transport.port import Port, Unmet
-from planaria.transport.wire import HEADER_BYTES, Goodbye, Header, Label, WireError, pack, unpack
+from planaria.transport.wire import HEADER_BYTES, Goodbye, Header, Label, Piece, Taken, WireError, pack, unpack
 
 _GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
+_TAKEN = memoryview(pack(Header(Taken(), torch.uint8, (0,))))
 _NOTHING = torch.empty(0)
 _TURN_BYTES = 4 << 20
 """of a large frame that are read before orders and other edges have their turn"""
@@ -78,6 +80,8 @@ class Edge:
         """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
         self._port, self._inbox = port, inbox
         self._unsent: deque[tuple[memoryview, memoryview]] = deque()
+        self._later, self._coming = Outgoing(), Incoming()
+        """what may wait"""
         self._sending = threading.Lock()
         """held by who sends, or changes what the next four say"""
         self._channel: Channel | None = None
@@ -90,23 +94,31 @@ class Edge:
         self._line_free = self._due = 0.0
         threading.Thread(target=self._open, name=f"open {spec.link_id}", daemon=True).start()
 
-    def send(self, label: Label, payload: Tensor) -> None:
+    def send(self, label: Label, payload: Tensor, later: bool = False) -> None:
         """Send a frame, or queue what does not fit at once; the payload must not change until it has left.
+
+        One that may wait (``later``) lets all others pass that are sent before it is whole.
 
         :raises WireError: when such a tensor or label does not fit a frame.
         """
         header = memoryview(pack(Header(label, payload.dtype, payload.shape, time.monotonic())))
         self.sent_bytes += payload.nbytes
         with self._sending:
-            if not self._over:
+            if self._over:
+                return
+            begun = bool(self._unsent)
+            if later:
+                self._later.add(label, payload)
+            else:
                 self._unsent.append((header, as_bytes(payload.contiguous())))
-                if self._channel is not None and len(self._unsent) == 1 and not self._send_on(self._channel):
-                    self._inbox.want_room(self, True)
+            if not begun:
+                self._push()
 
     def abandon(self) -> None:
         """Stop reporting; say goodbye to the other end, behind what was sent before, if it can still hear it."""
         with self._sending:
             self._abandoned = True
+            self._later.clear()
             if self._channel is not None and not self._over:
                 self._inbox.want_room(self, True)
         self._port.look_up()
@@ -125,7 +137,7 @@ class Edge:
         if channel is None or self._over:
             return
         try:
-            if self._unsent or self._abandoned:
+            if self._unsent or self._later or self._abandoned:
                 with self._sending:
                     if self._send_on(channel):
                         self._inbox.want_room(self, False)
@@ -157,7 +169,7 @@ class Edge:
             self._inbox.put(Opened(self, time.monotonic() - start))
         self._inbox.watch(self)
         with self._sending:  # what was wanted before it was watched
-            if not self._over and (self._unsent or self._abandoned):
+            if not self._over and (self._unsent or self._later or self._abandoned):
                 self._inbox.want_room(self, True)
 
     def _needless(self) -> bool:
@@ -168,15 +180,19 @@ class Edge:
         """Send what there is room for; is there nothing left? The reader finds out whether the connection broke."""
         while True:
             if not self._unsent:
-                if self._parted or not self._abandoned:
+                if (piece := self._later.next()) is not None:
+                    self._unsent.append(piece)
+                elif self._parted or not self._abandoned:
                     return True
-                self._unsent.append((_GOODBYE, _GOODBYE[:0]))
-                self._parted = True
+                else:
+                    self._unsent.append((_GOODBYE, _GOODBYE[:0]))
+                    self._parted = True
             first, second = self._unsent[0]
             try:
                 sent = channel.write_some(first, second)
             except OSError:
                 self._unsent.clear()
+                self._later.clear()
                 self._parted = self._abandoned
                 return True
             if sent < len(first) + len(second):
@@ -197,15 +213,50 @@ class Edge:
                 self._header = unpack(self._raw, self.spec.max_bytes)
                 if isinstance(self._header.label, Goodbye):
                     return True
-                self._payload = receive_buffer(self._header)
-                self._missing = as_bytes(self._payload)
+                self._missing = self._room(self._header)
             if not self._missing:
-                self._deliver(Arrived(self, self._header, self._payload), self._emulate_link(self._header))
+                self._filled(self._header)
                 self._header, self._payload, self._missing = None, _NOTHING, memoryview(self._raw)
                 if not channel.unseen():
                     break
         channel.expect(len(self._missing))
         return False
+
+    def _room(self, header: Header) -> memoryview:
+        """Where the payload goes that comes behind a header."""
+        if header.announced:
+            self._coming.announce(header)
+            return memoryview(b"")
+        if isinstance(header.label, Piece):
+            return self._coming.room(header.nbytes)
+        self._payload = receive_buffer(header)
+        return as_bytes(self._payload)
+
+    def _filled(self, header: Header) -> None:
+        """A frame is there."""
+        if isinstance(header.label, Taken):
+            with self._sending:
+                self._later.taken()
+                self._push()
+        elif isinstance(header.label, Piece):
+            due = self._emulate_link(header)
+            self._inbox.call(self._tell_taken, due)
+            if (whole := self._coming.whole()) is not None:
+                self._deliver(Arrived(self, *whole), due)
+        elif not header.announced:
+            self._deliver(Arrived(self, header, self._payload), self._emulate_link(header))
+
+    def _tell_taken(self) -> None:
+        """A piece has come over the link: there may be another."""
+        with self._sending:
+            if not self._over and not self._abandoned:
+                self._unsent.append((_TAKEN, _TAKEN[:0]))
+                self._push()
+
+    def _push(self) -> None:
+        """Send what there is room for, and the rest when there is."""
+        if self._channel is not None and not self._send_on(self._channel):
+            self._inbox.want_room(self, True)
 
     def _emulate_link(self, header: Header) -> float:
         """When a link of the given latency and bandwidth would have delivered a frame (monotonic seconds).
@@ -225,6 +276,7 @@ class Edge:
         with self._sending:
             self._over = True
             self._unsent.clear()
+            self._later.clear()
         self._inbox.forget(self)
         channel.close()
 

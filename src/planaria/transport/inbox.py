@@ -15,8 +15,9 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from queue import Empty
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _GRACE_S = 0.002
 """how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
@@ -32,6 +33,12 @@ class Served(Protocol):
     def serve(self) -> None:
         """Read and write what can be read and written now. Only one thread at a time calls this."""
         ...
+
+
+class _Act(NamedTuple):
+    """Something to do, in place of something to hand over."""
+
+    act: Callable[[], None]
 
 
 class Inbox:
@@ -69,6 +76,13 @@ class Inbox:
             heapq.heappush(self._held, (due, next(self._count), item))
         else:
             self._items.append(item)
+
+    def call(self, act: Callable[[], None], due: float) -> None:
+        """Do something when it is ``due`` (monotonic seconds), or now. Only while being served."""
+        if due > time.monotonic():
+            heapq.heappush(self._held, (due, next(self._count), _Act(act)))
+        else:
+            act()
 
     def get(self, timeout: float | None = None) -> Any:
         """The next item. Called by the owner only.
@@ -181,7 +195,11 @@ class Inbox:
             elif (served := self._served.get(handle)) is not None:
                 served.serve()
         while self._held and self._held[0][0] <= time.monotonic():
-            self._items.append(heapq.heappop(self._held)[2])
+            item = heapq.heappop(self._held)[2]
+            if isinstance(item, _Act):
+                item.act()
+            else:
+                self._items.append(item)
 
     def _wake(self) -> None:
         """Wake who serves the edges."""

@@ -17,9 +17,9 @@ HEADER_BYTES = 128
 MAX_DIMS = 4
 _NUMBERS = 4
 """that a label may have"""
-_LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d 56x")
+_LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d B 55x")
 _MAGIC = b"PLNR"
-_VERSION = 2
+_VERSION = 3
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _ZEROS = [(0,) * count for count in range(max(MAX_DIMS, _NUMBERS) + 1)]
@@ -43,6 +43,8 @@ class Content(enum.IntEnum):
     PING = 8
     PONG = 9
     GOODBYE = 10
+    PIECE = 11
+    TAKEN = 12
 
 
 Pass = Literal[Content.FORWARD, Content.BACKWARD]
@@ -107,11 +109,24 @@ class Goodbye(NamedTuple):
     content: Literal[Content.GOODBYE] = Content.GOODBYE
 
 
-Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye
+class Piece(NamedTuple):
+    """The next bytes of the frame that was announced last, one that may wait."""
+
+    content: Literal[Content.PIECE] = Content.PIECE
+
+
+class Taken(NamedTuple):
+    """A piece has arrived: another may be sent."""
+
+    content: Literal[Content.TAKEN] = Content.TAKEN
+
+
+Label = Activation | GradientShare | CopyMessage | State | OfferPart | Ping | Goodbye | Piece | Taken
 """What a frame is: numbers below 2³², and its content last, so that labels of different kinds are never equal."""
 
 _KINDS: tuple[Any, ...] = (
-    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye
+    Activation, Activation, GradientShare, CopyMessage, CopyMessage, State, OfferPart, OfferPart, Ping, Ping, Goodbye,
+    Piece, Taken
 )  # fmt: skip
 _LABELS = {content: (content, kind, len(kind._fields) - 1) for content, kind in zip(Content, _KINDS, strict=True)}
 """by the code of a content: the content, its label, and how many numbers that has"""
@@ -124,6 +139,8 @@ class Header(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     sent_at: float = 0.0
+    announced: bool = False
+    """does the tensor come piece by piece, with other frames between?"""
 
     @property
     def nbytes(self) -> int:
@@ -152,6 +169,7 @@ def pack(header: Header) -> bytes:
             *_ZEROS[MAX_DIMS - dims],
             header.nbytes,
             header.sent_at,
+            header.announced,
         )
     except struct.error as error:
         raise WireError(f"{header.label} does not fit a frame: {error}") from None
@@ -167,8 +185,8 @@ def unpack(raw: bytes | bytearray, max_bytes: int) -> Header:
     content, label, count = _LABELS[code]
     if any(rest[count:_NUMBERS]):
         raise WireError(f"a frame of {content.name} has {count} numbers, not {rest[:_NUMBERS]}")
-    *sides, nbytes, sent_at = rest[_NUMBERS:]
-    header = Header(label(*rest[:count], content), _DTYPES[kind], tuple(sides[:dims]), sent_at)
+    *sides, nbytes, sent_at, announced = rest[_NUMBERS:]
+    header = Header(label(*rest[:count], content), _DTYPES[kind], tuple(sides[:dims]), sent_at, bool(announced))
     if header.nbytes != nbytes or not math.isfinite(sent_at):
         raise WireError(f"frame sent at {sent_at} announces {nbytes} bytes, its shape {header.shape} {header.nbytes}")
     known = math.prod(side for side in header.shape if side)  # they may be absurd although another one is 0
