@@ -16,6 +16,7 @@ from planaria.exchange.base import ExchangeCost
 from planaria.model.families import stage_parameters
 from planaria.model.stages import parameter_count
 from planaria.network.costs import FP32_BYTES, Costs, message_bytes
+from planaria.recovery import recovery
 from planaria.recovery.base import Copy, CopyCost
 
 STATE = 3 * FP32_BYTES
@@ -102,9 +103,24 @@ def exchanged_bytes(config: RunConfig) -> float:
 
 def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
     """Bytes that copies add to a step, and the memory they take over all stages' weights and moments."""
-    costs = [cost for _, cost in costs_of_copies(config)]
-    memory = sum(cost.host_memory + cost.own_memory for cost in costs)
-    return sum(cost.step_bytes for cost in costs), memory / (STATE * parameter_count(config.model))
+    costs = costs_of_copies(config)
+    memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
+    return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), memory / (
+        STATE * parameter_count(config.model)
+    )
+
+
+def copies_stated(config: RunConfig) -> list[str]:
+    """What the copies of a recipe cost while nothing fails, and what a failure costs then, in a line or two."""
+    chain = recovery(config.recovery, config.pipeline.stages)
+    if not chain.slots:
+        return []
+    sent, held = step_bytes_and_memory(config)
+    lines = [f"copies: {sent / 1e6:,.2f} MB sent in a step, all stages together; {held:.3f} of the model's state held"]
+    if chain.retaining is not None:
+        name, rule = chain.retaining
+        lines.append(f"{name}: {rule.steps_lost():g} steps lost in a failure, on average")
+    return lines
 
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore
@@ -16,7 +18,7 @@ from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
 from planaria.engine.batches import Batch, batches
 from planaria.engine.blows import SIGNALS, Blows
-from planaria.engine.copies import Keeping
+from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
@@ -181,15 +183,22 @@ class Worker:
         """This stage's part of a step and of what is kept for others; the gradient's norm."""
         step, keeping = self.here.step, self.keeping
         assert keeping is not None
-        for parcel in keeping.before(step, self.runner):
-            self.post.send_parcel(*parcel)
+        self._send_copies(keeping.before(step, self.runner), spans)
         perform(plan, self.post, self.runner, spans, keeping.passed)
         self._agree(spans)
         norm = self.runner.finish()
-        for parcel in keeping.after(step, self.runner):
-            self.post.send_parcel(*parcel)
+        self._send_copies(keeping.after(step, self.runner), spans)
         self.post.take_parcels(keeping)
         return norm
+
+    def _send_copies(self, parcels: Iterable[tuple[int, Parcel, Tensor]], spans: list[e.Span]) -> None:
+        """Make what keeps copies of this stage, and hand it over."""
+        start, sent = time.monotonic(), 0
+        for parcel in parcels:
+            self.post.send_parcel(*parcel)
+            sent += 1
+        if sent:
+            spans.append(e.Span(action="copy", start=start, end=time.monotonic()))
 
     def _agree(self, spans: list[e.Span]) -> None:
         """The nodes of a stage come to one gradient."""

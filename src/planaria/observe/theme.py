@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif'
 INK, MUTED, RULE, PAPER = "#1d2733", "#66727f", "#e6eaee", "#ffffff"
-BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
+BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL, PINK = (
     "#3f7fb5",
     "#e29a3d",
     "#7c69b3",
@@ -18,8 +18,9 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL = (
     "#c73a4b",
     "#b9c1c9",
     "#4aa3a2",
+    "#d16fa6",
 )
-SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", "#d16fa6", "#8c9a2e", "#5661c9")
+SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", PINK, "#8c9a2e", "#5661c9")
 """of lines, peers or arms side by side"""
 MOST = 4000
 """points of a curve; a screen is half as many pixels wide"""

@@ -10,7 +10,7 @@ from planaria.record.started import Fact
 class Span(Fact):
     """One action of one worker, for the Gantt chart."""
 
-    action: Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save"]
+    action: Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "copy"]
     microbatch: int = -1
     hop: int = -1
     start: float

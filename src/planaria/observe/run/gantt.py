@@ -14,12 +14,20 @@ import plotly.graph_objects as go
 from planaria.observe import theme
 from planaria.observe.run.naming import Naming, naming_of
 from planaria.observe.run.recovery_timeline import RecoveryTiming
-from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
+from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, PINK, RED, TEAL, VIOLET, figure, label, lanes
 from planaria.record.decisions import Form
 from planaria.record.events import Linked, Span, Worked
 from planaria.record.logs import RunRecord
 
-COLOURS = {"forward": BLUE, "backward": ORANGE, "exchange": GREY, "optimizer": VIOLET, "rebuild": GREEN, "save": TEAL}
+COLOURS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "exchange": GREY,
+    "optimizer": VIOLET,
+    "rebuild": GREEN,
+    "save": TEAL,
+    "copy": PINK,
+}
 ROW = 34
 """pixels of one worker's row"""
 

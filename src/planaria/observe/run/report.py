@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from planaria.config import RunConfig
 from planaria.observe import page
+from planaria.observe.run import snapshots
 from planaria.observe.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -62,6 +63,7 @@ def body(record: RunRecord) -> Iterator[str]:
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)
     yield from _recoveries(record, timings)
+    yield from snapshots.section(record, timings)
     yield from _holders_and_bytes(record, timings)
     yield page.section(
         "Configuration",
