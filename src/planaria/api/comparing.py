@@ -16,6 +16,7 @@ from planaria.compare.race_spec import Arm, Comparison, load, trace_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.engine import runs
+from planaria.engine.best import settle
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.own_classes import own_classes
 from planaria.engine.prepare import check
@@ -48,8 +49,9 @@ def raced(
     comparison, arms = load(path, flags, seeds, only)
     if arms[0].config.routing.schedule is not None:
         raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
-    clocks = {arm.name: _clock(path, comparison, arm) for arm in arms}
-    arms = [_settled(comparison, arm, clocks[arm.name]) for arm in arms]
+    on_the_clock = {arm.name: clock_config(path, comparison, arm) for arm in arms}
+    clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
+    arms = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
     for arm in arms:
         with of_arm(f"{path}: compare.arms.{arm.name}"):
             check(arm.config.model_copy(update={"engine": "inline"}))
@@ -70,17 +72,16 @@ def raced(
     return found, folder
 
 
-def _clock(path: Path, comparison: Comparison, arm: Arm) -> Clock:
-    config = clock_config(path, comparison, arm)
+def _clock(path: Path, arm: Arm, config: RunConfig) -> Clock:
     with of_arm(f"{path}: compare.arms.{arm.name}"), blaming(partial(own_classes, config)):
         return clock_of(config)
 
 
-def _settled(comparison: Comparison, arm: Arm, clock: Clock) -> Arm:
-    """The arm with its best checkpoint interval as a number of steps, by the clock and the trace's rate."""
-    config, trace = arm.config, comparison.trace
+def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: Clock) -> Arm:
+    """The arm with its best intervals as numbers of steps, by the clock and the trace's rate."""
+    config, trace = arm.config.model_copy(update={"recovery": on_the_clock.recovery}), comparison.trace
     if config.checkpoint.every != "best":
-        return arm
+        return arm.model_copy(update={"config": config})
     struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
     every = best_steps(trace.hourly, len(struck), clock.step_s, clock.save_s)
     checkpoint = config.checkpoint.model_copy(update={"every": every})
@@ -95,7 +96,7 @@ def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Race:
 def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
     """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe."""
     if not comparison.clock:
-        return arm.config
+        return settle(arm.config)
     beside = path.parent / comparison.clock
     other = recipe.load(beside if beside.is_file() else Path(comparison.clock), {}, "train", "compare")
     if other.pipeline.stages != arm.config.pipeline.stages:
@@ -104,7 +105,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
     taken = ("routing", "recovery", "exchange")
-    return other.model_copy(update={name: getattr(arm.config, name) for name in taken})
+    return settle(other.model_copy(update={name: getattr(arm.config, name) for name in taken}))
 
 
 def _compared(

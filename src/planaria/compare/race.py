@@ -37,8 +37,9 @@ class Met(Record):
     moved_bytes: int
     """what donors gave"""
     rolled_back: bool
+    """to a checkpoint"""
     steps_lost: int
-    """by the rollback"""
+    """by a rollback, to a checkpoint or to what all remember"""
 
 
 class Course(Record):
@@ -91,7 +92,7 @@ class _Race:
                 stages=list(stages),
                 outcome=outcome,
                 moved_bytes=moved,
-                rolled_back=plan.rollback is not None,
+                rolled_back=plan.rollback == "disk",
                 steps_lost=lost,
             )
         )

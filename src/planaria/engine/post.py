@@ -198,6 +198,8 @@ class Post:
 
     def take_parcels(self, keeping: Keeping) -> None:
         """Wait for all that this step brings to the copies kept here, and put it there."""
+        for edge in self.links.edges.values():
+            edge.hurry()
         expected = keeping.expects(self.here.step)
         frames = [Awaited(parcel.source, self._copy_message(parcel)) for parcel in expected]
         for parcel, flat in zip(expected, self.collect(frames, "what is kept here of {}"), strict=True):

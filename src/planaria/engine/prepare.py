@@ -18,6 +18,7 @@ from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
+from planaria.engine.best import settle
 from planaria.engine.branch import starting_weights
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.unused import idle, require_used
@@ -78,10 +79,12 @@ def streams(config: RunConfig, dataset: Dataset) -> tuple[Stream, Stream | None]
 
 
 def placed(config: RunConfig, recipe: Path | None) -> RunConfig:
-    """The recipe with the full paths of the trace and the schedule that lie beside its file ``recipe``.
+    """The recipe with numbers for what it calls 'best', and the full paths of the trace and the schedule that lie
+    beside its file ``recipe``.
 
     :raises UserError: when its schedule cannot be read, breaks a rule, or is not for this recipe.
     """
+    config = settle(config)
     if config.chaos.trace is not None and (file := beside(recipe, config.chaos.trace)) != Path(config.chaos.trace):
         chaos = config.chaos.model_copy(update={"trace": str(file.absolute())})
         config = config.model_copy(update={"chaos": chaos})

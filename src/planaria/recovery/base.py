@@ -97,6 +97,20 @@ class CopyCost:
     """the host computes the stage's forward pass too"""
 
 
+class Machines(NamedTuple):
+    """What a run's machines are like, as far as the best interval of something depends on it."""
+
+    members: int
+    """of a pipeline, the ends among them"""
+    step_s: float
+    state_bytes: int
+    """of the largest stage"""
+    bandwidth: float
+    """bytes per second of a link; infinite where the recipe gives none"""
+    hourly: float
+    """probability that one member fails within an hour"""
+
+
 class Needs(NamedTuple):
     """What a strategy needs of the rest of a recipe."""
 
@@ -119,6 +133,18 @@ class Recovery(Choice, ABC):
     def variety(self) -> str:
         """What of its options makes its rebuilt stages better or worse, for those who remember past races."""
         return ""
+
+    @property
+    def open(self) -> bool:
+        """Does an option say 'best', for which :meth:`settled` has a number?"""
+        return False
+
+    def settled(self, at: Machines) -> Mapping[str, object]:
+        """Options as numbers that say 'best'.
+
+        :raises UserError: when nothing is best there.
+        """
+        return {}
 
     @property
     def retention(self) -> Retention | None:

@@ -11,9 +11,10 @@ single losses `redundant` costs fewer bytes a step, and more memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +27,7 @@ from planaria.recovery.base import (
     Copy,
     CopyCost,
     Holder,
+    Machines,
     Needs,
     Original,
     Recovery,
@@ -33,6 +35,7 @@ from planaria.recovery.base import (
     Sender,
     Workshop,
 )
+from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
@@ -40,6 +43,10 @@ from planaria.recovery.retention import Retention
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 MEMBERS = "members"
+COPY_BANDWIDTH = 5e9
+"""bytes per second at which a stage copies its state, which is all that training waits for: about what one core does"""
+LINK_SHARE = 0.25
+"""of each link's time, at most, for snapshots"""
 
 
 class Snapshot(Recovery):
@@ -51,8 +58,9 @@ class Snapshot(Recovery):
     exact: ClassVar[bool] = True
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
-    every: int = Field(0, ge=0)
-    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back"""
+    every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
+    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back;
+    best: what loses least at the recipe's [network], in as many slices as leave most of each link to the training"""
     slices: int = Field(1, ge=1)
     """steps over which a snapshot is sent"""
     outlive: bool = False
@@ -65,7 +73,25 @@ class Snapshot(Recovery):
         return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
 
     @property
+    def open(self) -> bool:
+        return self.every == "best"
+
+    def settled(self, at: Machines) -> Mapping[str, object]:
+        if not self.open:
+            return {}
+        if not at.hourly:
+            raise UserError(
+                "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
+            )
+        copied_s = at.state_bytes / COPY_BANDWIDTH
+        best = best_steps(at.hourly, at.members, at.step_s, copied_s)
+        slices = max(1, math.ceil(self.tolerate * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        return {"every": max(best, slices), "slices": slices}
+
+    @property
     def retention(self) -> Retention:
+        if self.every == "best":
+            raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
         if self.every and self.slices > self.every:
             raise UserError(
                 f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
@@ -108,7 +134,7 @@ class Snapshot(Recovery):
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
         parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
-        sent = slices * sum(parts) / len(parts) / max(1, self.every)
+        sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
         return CopyCost(sent, versions * slices * max(parts))
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:

@@ -114,6 +114,14 @@ class Edge:
             if not begun:
                 self._push()
 
+    def hurry(self) -> None:
+        """Nothing else is to be sent for now: what may wait need not."""
+        with self._sending:
+            if not self._over and self._later:
+                self._later.hurry()
+                if not self._unsent:
+                    self._push()
+
     def abandon(self) -> None:
         """Stop reporting; say goodbye to the other end, behind what was sent before, if it can still hear it."""
         with self._sending:

@@ -1,11 +1,14 @@
 """Large frames that may wait: sent piece by piece behind all others, never much ahead of what has arrived.
 
-Whatever lies in a connection's buffers is ahead of the next activation. So a sender has at most a few pieces on their
-way, and the receiver tells of each that has come.
+Whatever lies in a connection's buffers is ahead of the next activation. So the receiver tells of each piece that has
+come, and the sender has only so many on their way that they wait a few milliseconds for one another, as LEDBAT does
+(RFC 6817): more while they come sooner, fewer when they come later. Once a worker has nothing else to send, there is
+no limit.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
@@ -15,9 +18,11 @@ from torch import Tensor
 from planaria.transport.buffers import as_bytes, receive_buffer
 from planaria.transport.wire import Header, Label, Piece, WireError, pack
 
-PIECE_BYTES = 128 << 10
-ON_THE_WAY = 4
-"""pieces, at most"""
+PIECE_BYTES = 32 << 10
+TARGET_S = 0.005
+"""that a piece may take longer than the quickest one"""
+MOST = 1024
+"""pieces on their way"""
 
 
 class Outgoing:
@@ -28,20 +33,34 @@ class Outgoing:
         """announcement, and what of the payload is left"""
         self._announced = False
         """is the first of them?"""
-        self._on_the_way = 0
+        self._on_the_way: deque[float] = deque()
+        """when each piece was sent that has not arrived yet"""
+        self._window, self._quickest = 1.0, math.inf
+        self._hurried = False
 
     def add(self, label: Label, payload: Tensor) -> None:
         """:raises WireError: when such a tensor or label does not fit a frame."""
         header = Header(label, payload.dtype, payload.shape, time.monotonic(), announced=True)
+        self._hurried = self._hurried and bool(self._frames)
         self._frames.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
 
     def taken(self) -> None:
-        """The other end has got a piece."""
-        self._on_the_way = max(0, self._on_the_way - 1)
+        """The other end has got a piece: the window follows how long it took."""
+        if not self._on_the_way:
+            return
+        took = time.monotonic() - self._on_the_way.popleft()
+        self._quickest = min(self._quickest, took)
+        change = 1.0 - (took - self._quickest) / TARGET_S
+        self._window = min(MOST, max(1.0, self._window + max(change, -self._window / 2) / self._window))
+
+    def hurry(self) -> None:
+        """There is nothing else to send: no limit, until all is out."""
+        self._hurried = True
 
     def next(self) -> tuple[memoryview, memoryview] | None:
         """What to write now, header and payload; None while there is nothing, or enough on its way."""
-        if not self._frames or self._on_the_way >= ON_THE_WAY:
+        full = len(self._on_the_way) >= self._window
+        if not self._frames or (full and not self._hurried):
             return None
         announcement, left = self._frames[0]
         if not self._announced:
@@ -52,8 +71,9 @@ class Outgoing:
         if len(piece) == len(left):
             self._frames.popleft()
             self._announced = False
-        self._on_the_way += 1
-        return memoryview(pack(Header(Piece(), torch.uint8, (len(piece),), time.monotonic()))), piece
+        now = time.monotonic()
+        self._on_the_way.append(now)
+        return memoryview(pack(Header(Piece(), torch.uint8, (len(piece),), now))), piece
 
     def clear(self) -> None:
         """Nobody wants it any more."""

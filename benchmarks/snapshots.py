@@ -1,0 +1,230 @@
+"""What snapshots in the others' memory cost while nothing fails, and how soon a run is back when all processes die.
+
+- **Blocked.** A stage's state (256 MB) is copied into a buffer that was used before, beside the same state saved and
+  synced. Training waits for that copy alone.
+- **A step on links.** Stages that sleep their passes, links of 100 Mbit/s and 1 Gbit/s: steps with snapshots at the
+  best interval over steps without, taking turns. A step's slice may take a quarter of a link's time, and no more.
+- **A slice that is large.** One in every step, which takes about a quarter of it on the slower link.
+- **Back.** The controller is killed, and with it all workers. From the new controller's start to the last stage linked:
+  from memory, and from a checkpoint where the memory was removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.common import RUNS, Claim, Row, conclude, parser
+from benchmarks.fleet_run import VOCAB, bytes_data, require_finished, run_fleet, step_seconds
+from planaria.config import (
+    CheckpointConfig,
+    FleetConfig,
+    ModelConfig,
+    NetworkConfig,
+    PipelineConfig,
+    RecoveryConfig,
+    RunConfig,
+    TrainConfig,
+)
+from planaria.options import Options
+
+if TYPE_CHECKING:
+    from planaria.model.state import StageState
+
+NAME, STAGES, SKIP = "snapshots", 4, 3
+LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
+
+
+def main() -> int:
+    flags = parser(NAME, __doc__)
+    flags.add_argument("--mb", type=int, default=256, help="of the state that is copied and saved")
+    flags.add_argument("--repeats", type=int, default=5)
+    flags.add_argument("--steps", type=int, default=40, help="of each run on emulated links")
+    flags.add_argument("--pass-s", type=float, default=0.04, help="a stage's forward; its backward takes twice as long")
+    flags.add_argument("--skip-runs", action="store_true", help="only what needs no processes")
+    given = flags.parse_args()
+    rows = [_blocked(given)]
+    if not given.skip_runs:
+        for link, bandwidth in LINKS.items():
+            rows += _steps(given, link, bandwidth)
+        rows += _back(given)
+    return conclude(NAME, given, rows)
+
+
+# ---- blocked
+
+
+def _blocked(given: argparse.Namespace) -> Row:
+    from planaria.checkpoint.stage_file import write_stage
+    from planaria.recovery.stream import stream
+
+    ratios, copies, saves = [], [], []
+    held = [stream(_state(given.mb)) for _ in range(2)]  # both buffers have been used before, as in any run
+    with tempfile.TemporaryDirectory(dir=RUNS if RUNS.exists() else None) as folder:
+        for repeat in range(given.repeats):
+            state = _state(given.mb)
+            del held[0]
+            began = time.perf_counter()
+            held.append(stream(state))
+            copied = time.perf_counter() - began
+            began = time.perf_counter()
+            write_stage(Path(folder), 1, repeat, state)
+            saved = time.perf_counter() - began
+            ratios.append(copied / saved)
+            copies.append(copied)
+            saves.append(saved)
+    beside = {"copy": f"{1e3 * statistics.median(copies):.0f} ms", "save": f"{1e3 * statistics.median(saves):.0f} ms"}
+    return Row(f"blocked: copy of {given.mb} MB / save and sync", ratios, "memory / disk", Claim(high=1 / 20), beside)
+
+
+def _state(megabytes: int) -> StageState:
+    import torch
+
+    from planaria.model.state import StageState
+
+    side = 512
+    count = max(1, megabytes * 10**6 // (3 * 4 * side * side))
+    weights = {f"layers.{n}.weight": torch.randn(side, side) for n in range(count)}
+    moments = {name: (torch.randn_like(w), torch.rand_like(w)) for name, w in weights.items()}
+    return StageState(weights, moments, dict.fromkeys(weights, 7))
+
+
+# ---- steps on emulated links
+
+
+def _recipe(given: argparse.Namespace, name: str, bandwidth: float, options: dict[str, object] | None) -> RunConfig:
+    recovery = RecoveryConfig(strategy="checkfree")
+    if options is not None:
+        recovery = RecoveryConfig(strategy="snapshot, checkpoint", options=Options(options))
+    from planaria.engine.best import settle
+
+    return settle(
+        RunConfig(
+            name=f"{NAME}-{name}",
+            out=str(RUNS),
+            model=ModelConfig(vocab=VOCAB, dim=384, layers=STAGES, heads=4, hidden=1056, context=32),
+            pipeline=PipelineConfig(stages=STAGES, microbatches=8, microbatch_size=1),
+            data=bytes_data(),
+            train=TrainConfig(steps=given.steps, eval_every=0),
+            fleet=FleetConfig(spares=0),
+            checkpoint=CheckpointConfig(every=0),
+            network=NetworkConfig(
+                forward_s=[0.0, *[given.pass_s] * STAGES],
+                backward_s=[0.0, *[2 * given.pass_s] * STAGES],
+                bandwidth=bandwidth,
+                emulate=True,
+                hourly=0.1,
+            ),
+            recovery=recovery,
+        )
+    )
+
+
+def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
+    from planaria.engine.copy_costs import costs_of_copies
+
+    best, plain, large, share, bound = [], [], [], [], []
+    for repeat in range(given.repeats):
+        alone = run_fleet(_recipe(given, f"plain-{repeat}", bandwidth, None))
+        config = _recipe(given, f"best-{repeat}", bandwidth, {"every": "best"})
+        beside = run_fleet(config)
+        for record in (alone, beside):
+            require_finished(record)
+        step_s = statistics.mean(step_seconds(alone, SKIP))
+        plain.append(step_s)
+        best.append(statistics.mean(step_seconds(beside, SKIP)) / step_s)
+        slices = {**config.recovery.options}["slices"]
+        sent = max(cost.step_bytes for _, cost in costs_of_copies(config)) * {**config.recovery.options}["every"]
+        bound.append(sent / slices / (bandwidth * step_s))
+        full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1})
+        large.append(statistics.mean(step_seconds(run_fleet(full), SKIP)) / step_s)
+        share.append(max(cost.step_bytes for _, cost in costs_of_copies(full)) / (bandwidth * step_s))
+    told: dict[str, float | int | str] = {"link": link, "step": f"{1e3 * statistics.median(plain):.0f} ms"}
+    return [
+        Row("step with snapshots / without, best interval", best, "1", Claim(high=1.02), told),
+        Row("a slice's share of a step on its link", bound, "0.25", Claim(high=0.25), told),
+        Row(
+            f"the same with one every step: {statistics.median(share):.2f} of a step on its link",
+            large,
+            "1",
+            Claim(high=1.05),
+            told,
+        ),
+    ]
+
+
+# ---- back
+
+
+def _back(given: argparse.Namespace) -> list[Row]:
+    from benchmarks.watched_run import training
+    from planaria.checkpoint.memory import MemoryFolder
+
+    found: dict[str, list[float]] = {"memory": [], "disk": []}
+    right = []
+    for repeat in range(given.repeats):
+        for source, seconds in found.items():
+            config = _plain(f"back-{source}-{repeat}")
+            with training(config) as run:
+                made = run.commits()
+                run.wait(lambda made=made: run.commits() >= max(made, SAVED + 12), "steps", every=0.05)  # type: ignore[misc]
+                os.kill(run.process.pid, signal.SIGKILL)
+                run.process.wait()
+                memory = MemoryFolder(RUNS / config.name)
+                if source == "disk":
+                    memory.remove()
+                linked_s, said = _resumed(RUNS / config.name)
+                seconds.append(linked_s)
+                right.append(float(said == source))
+    return [
+        Row("all killed: seconds until all stages are linked again, from memory", found["memory"], "", Claim(high=3.0)),
+        Row("the same from the disk", found["disk"], ""),
+        Row("went on from memory where there was any", right, "1", Claim(low=1.0), judged="median"),
+    ]
+
+
+SAVED = 25
+"""steps between checkpoints: the memory is newer"""
+
+
+def _plain(name: str) -> RunConfig:
+    """A run that really computes, on free links."""
+    return RunConfig(
+        name=f"{NAME}-{name}",
+        out=str(RUNS),
+        model=ModelConfig(vocab=VOCAB, dim=256, layers=STAGES, heads=4, hidden=688, context=64),
+        pipeline=PipelineConfig(stages=STAGES, microbatches=4, microbatch_size=1),
+        data=bytes_data(),
+        train=TrainConfig(steps=10_000, eval_every=0),
+        fleet=FleetConfig(spares=0),
+        checkpoint=CheckpointConfig(every=SAVED),
+        recovery=RecoveryConfig(strategy="snapshot, checkpoint", options=Options({"every": 5, "outlive": True})),
+    )
+
+
+def _resumed(folder: Path) -> tuple[float, str]:
+    """Go on for a few steps: seconds from the new controller's first fact to its last stage linked, and from where."""
+    from planaria.record import decisions as d
+    from planaria.record import events as e
+    from planaria.record.logs import read_run
+
+    before = max(fact.step for _, fact in read_run(folder).history if isinstance(fact, d.Commit))
+    command = [sys.executable, "-m", "planaria", "train", "--resume", str(folder), "--quiet"]
+    subprocess.run([*command, "--train.steps", str(before + 5)], check=True, stdout=subprocess.DEVNULL)
+    history = read_run(folder).history
+    last = max(n for n, (_, fact) in enumerate(history) if isinstance(fact, e.RunStarted))
+    began, started = history[last]
+    first_step = next(t for t, fact in history[last:] if isinstance(fact, d.RunStep))
+    return first_step - began, "memory" if started.recalled >= 0 else "disk"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
