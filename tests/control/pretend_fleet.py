@@ -23,6 +23,7 @@ from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
 from planaria.recovery import recovery
 from planaria.recovery.chain import Plan
+from planaria.recovery.retention import Retention
 
 MOST_DECISIONS = 30
 """in a row without anything happening; starting all workers and spares is the longest honest chain"""
@@ -36,7 +37,8 @@ class PretendFleet:
         self.started = started
         self.stage_of = started.stage_of
         retaining = recovery(started.recovery, started.stages).retaining
-        self.every, self.slices = retaining[1] if retaining else (0, 1)
+        self.by, rule = retaining or ("", Retention(0))
+        self.every, self.slices = rule.every, rule.slices
         self.asked: list[d.Replan] = []
         self.alive: dict[str, Pretender] = {}
         self.history: list[e.Event | d.Decision] = []
@@ -216,7 +218,7 @@ class PretendFleet:
                 if (other.generation, other.updates) == (form.generation, None) and other.wants <= self.gifts:
                     other.updates = form.step
                     source = next(m.source for m in form.members if m.worker == name)
-                    if isinstance(source, d.Rebuild) and source.by == "snapshot":
+                    if isinstance(source, d.Rebuild) and source.by == self.by:
                         other.retains = form.step
                     self._give(other)
                     self._report(name, e.Linked, link_s=0.0)
@@ -227,7 +229,7 @@ class PretendFleet:
             if isinstance(member.source, d.Rebuild):
                 steps, by = me.kept[member.stage], member.source.by
                 whole = me.stage == member.stage if by == d.PEER else True
-                if by == "snapshot":
+                if by == self.by:
                     whole = me.retains == me.updates
                 assert whole and is_whole(self.started.recovery, by, member.stage, steps), (
                     f"node {me.node} has nothing whole of stage {member.stage}"
@@ -363,7 +365,7 @@ class PretendFleet:
             if donors is not None:
                 assert isinstance(member.source, d.Rebuild) and member.source.by == donors[0]
             elif member.node == self._listed[member.stage][0]:
-                assert member.source == d.Recall(by="snapshot", step=before.memory.step)
+                assert member.source == d.Recall(by=self.by, step=before.memory.step)
             else:
                 assert member.source == d.Rebuild(by=d.PEER, donors=[self._listed[member.stage][0]])
         self.next_step = before.memory.step

@@ -30,6 +30,7 @@ CHAINS = [
     "identity, checkpoint",
     "snapshot",
     "snapshot, checkpoint",
+    "whole_copies, checkpoint",
 ]
 
 
@@ -56,19 +57,24 @@ SHARED: dict[str, Any] = {
 
 def on_a_schedule(start: e.RunStarted, meanwhile: str) -> e.RunStarted:
     """The same run with several nodes to a stage; most strategies that keep copies elsewhere are not for those."""
-    if "snapshot" in start.recovery.strategy:
+    if start.recovery.strategy.startswith(REMEMBERING):
         return e.RunStarted.model_validate(start.model_dump() | SHARED)
     first = {"checkpoint": "checkfree, checkpoint"}.get(start.recovery.strategy.split(", ")[-1], "checkfree")
     recovery = with_strategy(start.recovery, first).model_copy(update={"meanwhile": meanwhile})
     return e.RunStarted.model_validate(start.model_dump() | SHARED | {"recovery": recovery.model_dump()})
 
 
+REMEMBERING = ("snapshot", "whole_copies")
+
+
 def options_of(strategy: str) -> st.SearchStrategy[dict[str, int]]:
     """Those that matter to what the controller decides."""
     if "echo" in strategy:
         return st.fixed_dictionaries({"every": st.integers(1, 3)})
-    if "snapshot" not in strategy:
+    if not strategy.startswith(REMEMBERING):
         return st.just({})
+    if "whole_copies" in strategy:
+        return st.sampled_from([{"every": 1}, {"every": 3, "slices": 2}])
     sent = st.sampled_from([(0, 1), (1, 1), (2, 1), (2, 2), (3, 2)])
     return st.builds(lambda t, s: {"tolerate": t, "every": s[0], "slices": s[1]}, st.integers(1, 2), sent)
 
@@ -84,7 +90,7 @@ alone = st.builds(
         lambda strategy: st.fixed_dictionaries(
             {
                 "strategy": st.just(strategy),
-                "meanwhile": st.sampled_from(["wait"] if "snapshot" in strategy else ["wait", "skip"]),
+                "meanwhile": st.sampled_from(["wait"] if strategy.startswith(REMEMBERING) else ["wait", "skip"]),
                 "options": options_of(strategy),
             }
         )

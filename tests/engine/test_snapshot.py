@@ -122,6 +122,26 @@ def test_what_was_lost_in_a_retained_snapshot_is_protected_at_once(config: Recip
     assert losses(engine, 6) == told[3:] and whole(engine) == whole(unbroken)
 
 
+@pytest.mark.parametrize(("every", "slices"), [(1, 1), (4, 3)])
+def test_whole_copies_at_the_next_stage_are_gone_back_to_in_the_same_way(
+    config: Recipe, every: int, slices: int
+) -> None:
+    options = {"strategy": "whole_copies", "options": {"every": every, "slices": slices}}
+
+    def fresh() -> InlineEngine:
+        return engine_of(config(recovery=options, optim={"weight_decay": 0.1, "clip": 0.5}))
+
+    unbroken = fresh()
+    told = losses(unbroken, 11)
+    for lost in [(0,), (3,), (1, 3), (0, 2)]:
+        engine = fresh()
+        losses(engine, 7)
+        assert lose(engine, lost) == "" and engine.step == (6 if every == 1 else 4)
+        assert lose(engine, (4,)) == "" and losses(engine, 11 - engine.step) == told[6 if every == 1 else 4 :]
+        assert whole(engine) == whole(unbroken)
+    assert "stage 2's copy was at stage 3, which is lost too" in lose(engine, (2, 3))
+
+
 def test_more_than_that_in_retained_snapshots_leave_everything_as_it_is(config: Recipe) -> None:
     engine = made(config, 1, every=2)
     losses(engine, 3)

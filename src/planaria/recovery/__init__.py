@@ -15,6 +15,7 @@ from planaria.recovery.neighbour import CopyNeighbour
 from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
 from planaria.recovery.snapshot import Snapshot
+from planaria.recovery.whole_copies import WholeCopies
 from planaria.registry import Registry
 
 RECOVERIES: Registry[Recovery] = Registry(
@@ -27,6 +28,7 @@ RECOVERIES: Registry[Recovery] = Registry(
         "echo": Echo,
         "redundant": Redundant,
         "snapshot": Snapshot,
+        "whole_copies": WholeCopies,
         "checkpoint": Checkpoint,
         "copy": CopyNeighbour,
         "uniform": Uniform,

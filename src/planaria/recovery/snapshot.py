@@ -11,10 +11,8 @@ single losses `redundant` costs fewer bytes a step, and more memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,44 +25,25 @@ from planaria.recovery.base import (
     Copy,
     CopyCost,
     Holder,
-    Machines,
-    Needs,
     Original,
-    Recovery,
     Replica,
     Sender,
     Workshop,
 )
-from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.retention import Retention
+from planaria.recovery.remembering import NOTHING_YET, Remembering, is_own
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 MEMBERS = "members"
-COPY_BANDWIDTH = 5e9
-"""bytes per second at which a stage copies its state, which is all that training waits for: about what one core does"""
-LINK_SHARE = 0.25
-"""of each link's time, at most, for snapshots"""
 
 
-class Snapshot(Recovery):
+class Snapshot(Remembering):
     """How many stages may be lost together, by which code, and how often all remember their state."""
 
-    needs: ClassVar[Needs] = Needs(
-        meanwhile="wait", why="steps that one stage misses leave every parity behind the stages that made them"
-    )
-    exact: ClassVar[bool] = True
     tolerate: int = Field(1, ge=1, le=127)
     """stages that may be lost together; a group has at least twice as many"""
-    every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
-    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back;
-    best: what loses least at the recipe's [network], in as many slices as leave most of each link to the training"""
-    slices: int = Field(1, ge=1)
-    """steps over which a snapshot is sent"""
-    outlive: bool = False
-    """keep snapshots in files of the machine's memory too, for the case that all processes die"""
     code: str = "auto"
     """auto (XOR for one, Reed-Solomon for more), xor, reed_solomon, local, or a code file (.json)"""
 
@@ -73,40 +52,8 @@ class Snapshot(Recovery):
         return f"any {self.tolerate}" + (f", every {self.every}" if self.every else "")
 
     @property
-    def open(self) -> bool:
-        return self.every == "best"
-
-    def settled(self, at: Machines) -> Mapping[str, object]:
-        if not self.open:
-            return {}
-        if not at.hourly:
-            raise UserError(
-                "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
-            )
-        copied_s = at.state_bytes / COPY_BANDWIDTH
-        best = best_steps(at.hourly, at.members, at.step_s, copied_s)
-        slices = max(1, math.ceil(self.tolerate * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
-        return {"every": max(best, slices), "slices": slices}
-
-    @property
-    def retention(self) -> Retention:
-        if self.every == "best":
-            raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
-        if self.every and self.slices > self.every:
-            raise UserError(
-                f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
-                f"every = {self.every} steps; lower it"
-            )
-        if not self.every and self.slices > 1:
-            raise UserError(
-                f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
-                "leave it out, or give every"
-            )
-        if self.outlive and not self.every:
-            raise UserError(
-                "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
-            )
-        return Retention(self.every, self.slices, self.outlive)
+    def sent(self) -> int:
+        return self.tolerate
 
     def copies(self, stages: int) -> tuple[Copy, ...]:
         group = self._group(stages)
@@ -115,13 +62,13 @@ class Snapshot(Recovery):
         return (*own, *(Copy(group.givers(stripe), host) for stripe in stripes for host in group.holders(stripe)))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        if _own(copy):
+        if is_own(copy):
             return OwnSender(self.retention)
         group = self._group_of(copy)
         return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        if _own(copy):
+        if is_own(copy):
             return OwnHolder(self.retention)
         group = self._group_of(copy)
         row = group.holders(_stripe(group, copy)).index(copy.host)
@@ -130,7 +77,7 @@ class Snapshot(Recovery):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         # Of two snapshots, one is whole. The memory of the one before is used for the next.
         versions = 2 if self.every else 1
-        if _own(copy):
+        if is_own(copy):
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
         parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
@@ -140,7 +87,7 @@ class Snapshot(Recovery):
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         group, everybody = self._group(replica.stages), range(replica.stages + 1)
         if lost and not replica.remember:
-            return Answer(refused=dict.fromkeys(lost, "there is no snapshot yet that all could go back to"))
+            return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
         # A stage that is new, and has not taken part since, has nothing of the version that the others have.
         gone = lost | {stage for stage in everybody if stage not in replica.remember}
         donors, refused = {}, {}
@@ -158,7 +105,7 @@ class Snapshot(Recovery):
 
     def concerns(self, copy: Copy, lost: int) -> bool:
         """A parity of a stripe is: of what the lost stage gave to it, or for another parity that it held."""
-        return not _own(copy)
+        return not is_own(copy)
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         group = self._group_of(next(iter(kept)))
@@ -184,7 +131,7 @@ class Snapshot(Recovery):
         return state_in(joined(parts))
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
-        if _own(copy):
+        if is_own(copy):
             return None  # what was rebuilt is the very state that it remembers
         group = self._group_given(given)
         stripe, slices = _stripe(group, copy), range(self.slices)
@@ -219,11 +166,6 @@ class Snapshot(Recovery):
 def _group(name: str, members: int, tolerate: int) -> Layout:
     """Who gives and who holds in which stripe; sizes play no part, as blocks carry theirs."""
     return Layout((0,) * members, code(name, members, tolerate))
-
-
-def _own(copy: Copy) -> bool:
-    """Is it what a stage remembers itself?"""
-    return copy.sources == (copy.host,)
 
 
 def _stripe(group: Layout, copy: Copy) -> int:

@@ -1,0 +1,83 @@
+"""What strategies have in common by which all stages remember their state of the same step: when, and for how long."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planaria.errors import UserError
+from planaria.recovery.base import Copy, Machines, Needs, Recovery
+from planaria.recovery.checkpoint import best_steps
+from planaria.recovery.retention import Retention
+
+COPY_BANDWIDTH = 5e9
+"""bytes per second at which a stage copies its state, which is all that training waits for: about what one core does"""
+LINK_SHARE = 0.25
+"""of each link's time, at most, for snapshots"""
+NOTHING_YET = "there is no snapshot yet that all could go back to"
+
+
+class Remembering(Recovery, ABC):
+    """The options of such strategies."""
+
+    needs: ClassVar[Needs] = Needs(
+        meanwhile="wait", why="steps that one stage misses leave what others keep of it behind"
+    )
+    exact: ClassVar[bool] = True
+    every: Annotated[int, Field(ge=0)] | Literal["best"] = 0
+    """steps between snapshots, to which all go back when one is lost; 0: in step with training, and nobody goes back;
+    best: what loses least at the recipe's [network], in as many slices as leave most of each link to the training"""
+    slices: int = Field(1, ge=1)
+    """steps over which a snapshot is sent"""
+    outlive: bool = False
+    """keep snapshots in files of the machine's memory too, for the case that all processes die"""
+
+    @property
+    def sent(self) -> int:
+        """How many times its state's bytes each stage sends for a snapshot."""
+        return 1
+
+    @property
+    def open(self) -> bool:
+        return self.every == "best"
+
+    def settled(self, at: Machines) -> Mapping[str, object]:
+        if not self.open:
+            return {}
+        if not at.hourly:
+            raise UserError(
+                "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
+            )
+        copied_s = at.state_bytes / COPY_BANDWIDTH
+        best = best_steps(at.hourly, at.members, at.step_s, copied_s)
+        slices = max(1, math.ceil(self.sent * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
+        return {"every": max(best, slices), "slices": slices}
+
+    @property
+    def retention(self) -> Retention:
+        if self.every == "best":
+            raise UserError("recovery.options.every = 'best': is found for a run's recipe; give a number here")
+        if self.every and self.slices > self.every:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: a snapshot is whole before the next one begins, after "
+                f"every = {self.every} steps; lower it"
+            )
+        if not self.every and self.slices > 1:
+            raise UserError(
+                f"recovery.options.slices = {self.slices}: parities in step with training are sent in every step; "
+                "leave it out, or give every"
+            )
+        if self.outlive and not self.every:
+            raise UserError(
+                "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
+            )
+        return Retention(self.every, self.slices, self.outlive)
+
+
+def is_own(copy: Copy) -> bool:
+    """Is it what a stage remembers itself?"""
+    return copy.sources == (copy.host,)

@@ -1,0 +1,82 @@
+"""Whole copies: every few steps each stage's state goes to the next stage's memory (the idea of Gemini, SOSP 2023).
+
+All stages remember their own state of the same step too, and go back to it when one is lost; the lost one is what the
+next stage has. Beside parities (`snapshot`, for one loss): as many bytes are sent, more memory is held, and one read
+brings a stage back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from planaria.errors import UserError
+from planaria.model.state import Shapes, StageState
+from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop
+from planaria.recovery.codes.base import Code
+from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
+from planaria.recovery.remembering import NOTHING_YET, Remembering, is_own
+from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
+
+COPY, OWN = "copy", "own"
+_AS_IT_IS = Code(np.ones((1, 1), np.uint8))
+"""of one source: its bytes"""
+
+
+class WholeCopies(Remembering):
+    """How often each stage's state is copied to the next."""
+
+    every: Annotated[int, Field(ge=1)] | Literal["best"] = 10
+    """steps between snapshots, to which all go back when one is lost; best: what loses least at the recipe's [network],
+    in as many slices as leave most of each link to the training"""
+
+    def copies(self, stages: int) -> tuple[Copy, ...]:
+        if stages < 2:
+            raise UserError("pipeline.stages = 1: whole copies need three stages, the ends among them; give more")
+        everybody = range(stages + 1)
+        return (*(Copy((s,), s) for s in everybody), *(Copy((s,), (s + 1) % len(everybody)) for s in everybody))
+
+    def sender(self, copy: Copy, stage: int) -> Sender:
+        return OwnSender(self.retention) if is_own(copy) else BlockSender(0, 1, self.retention)
+
+    def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
+        return OwnHolder(self.retention) if is_own(copy) else ParityHolder(copy.sources, _AS_IT_IS, self.retention)
+
+    def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
+        ((_, own),) = shapes.items()
+        if is_own(copy):
+            return CopyCost(0, 2 * stream_bytes(own))
+        sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
+        return CopyCost(sent / self.retention.every, 2 * sent)
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        if lost and not replica.remember:
+            return Answer(refused=dict.fromkeys(lost, NOTHING_YET))
+        count = replica.stages + 1
+        gone = lost | {stage for stage in range(count) if stage not in replica.remember}
+        for stage in sorted(gone):
+            if (host := (stage + 1) % count) in gone:
+                why = f"stage {stage}'s copy was at stage {host}, which is lost too or has none yet"
+                return Answer(refused=dict.fromkeys(lost, why))
+        # The next has the copy; the one before gives its own, of which the lost one had the copy.
+        return Answer({s: ((s + 1) % count, (s - 1) % count) for s in sorted(gone)}, {}, "memory" if gone else None)
+
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        if kept:
+            (copy,) = kept.values()
+            return StageState({f"{COPY}{key.removeprefix(PARITY)}": part for key, part in copy.weights.items()})
+        whole, parts = stream(own), range(self.slices)
+        return StageState({f"{OWN}{n}": block(whole, n, len(parts)) for n in parts})
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        (copy,) = (part.weights for part in given.values() if f"{COPY}0" in part.weights)
+        return state_in(joined([copy[f"{COPY}{n}"] for n in range(self.slices)]))
+
+    def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
+        if is_own(copy):
+            return None  # what was rebuilt is the very state that it remembers
+        own = given[copy.sources[0]].weights
+        return StageState({f"{PARITY}{n}": own[f"{OWN}{n}"] for n in range(self.slices)})
