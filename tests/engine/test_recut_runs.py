@@ -27,11 +27,13 @@ Recipe = Callable[..., RunConfig]
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
 
 
-def recipe(config: Recipe, folder: Path, stages: int = 4, steps: int = 20, **sections: Any) -> RunConfig:
+def recipe(
+    config: Recipe, folder: Path, stages: int = 4, steps: int = 20, optim: dict[str, Any] | None = None, **sections: Any
+) -> RunConfig:
     made = config(
         model=SMALL,
         pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
-        optim={"clip": 0.0},
+        optim=optim or {"clip": 0.0},
         train={"steps": steps},
         observe={"trackers": ""},
         **sections,
@@ -62,17 +64,26 @@ def newest(folder: Path) -> Path:
     return saved.folder
 
 
-@pytest.fixture(scope="module")
-def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+def both(corpus: Path, home: Path, **sections: Any) -> tuple[Path, dict[int, float]]:
     """A run of 20 steps at 4 stages, and the losses of one of 40."""
     from tiny import config_in
 
-    def make(**sections: Any) -> RunConfig:
-        return config_in(corpus_folder, **sections)
+    def make(**fields: Any) -> RunConfig:
+        return config_in(corpus, **fields)
 
-    home = tmp_path_factory.mktemp("parted")
-    through = begin(recipe(make, home / "through", steps=40))
-    return begin(recipe(make, home / "parted")), losses(through)
+    through = begin(recipe(make, home / "through", steps=40, **sections))
+    return begin(recipe(make, home / "parted", **sections)), losses(through)
+
+
+@pytest.fixture(scope="module")
+def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    return both(corpus_folder, tmp_path_factory.mktemp("parted"))
+
+
+@pytest.fixture(scope="module")
+def bounded(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """The same with a clip that binds in every step, in every layer."""
+    return both(corpus_folder, tmp_path_factory.mktemp("bounded"), optim={"clip": 1e-3, "clip_by": "layer"})
 
 
 @pytest.mark.parametrize("stages", [1, 2, 12])
@@ -91,6 +102,52 @@ def test_a_recut_run_learns_what_an_unbroken_one_learns(
     go_on(folder, pipeline__stages=4, train__steps=40)
     assert losses(folder) == through
     assert prove_exactly_once(read_run(folder)) == []
+
+
+@pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
+def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
+    bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
+) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    said = go_on(folder, **flags, train__steps=40)
+    assert losses(folder) == through
+    assert not any("optim.clip" in line for line in said)
+
+
+def test_by_stage_the_same_clip_would_not_be(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
+    assert losses(folder)[23] != through[23]
+
+
+@pytest.mark.parametrize("exchange", [{"replicas": 2}, {"replicas": 3, "kind": "noloco", "options": {"every": 3}}])
+def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
+    """What is clipped is the mean gradient of replicas that agree on it, and each one's own otherwise."""
+    sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
+    through = begin(recipe(config, tmp_path / "through", steps=8, **sections))
+    folder = begin(recipe(config, tmp_path / "parted", steps=5, **sections))
+    go_on(folder, pipeline__stages=2, train__steps=8)
+    assert losses(folder) == losses(through)
+
+
+def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(parted[0], tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, train__steps=21)
+    go_on(folder, train__steps=22)
+    go_on(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
+    parts = [started.recut for _, started in read_run(folder).starts]
+    assert [part if part is None else str(part) for part in parts] == [
+        None,
+        "step-00000020: 4 stages, now 2 stages",
+        None,
+        "step-00000022: 2 stages, now 1 stage, 2 replicas (allreduce)",
+    ]
+    report = (folder / "report.html").read_text()
+    assert "<h2>Checkpoints</h2>" in report and "re-cut by parameter, with moments" in report
+    assert "of 1 replica, now 2 replicas: they begin from copies of the one model, and with a fresh outer" in report
+    assert "<h2>Checkpoints</h2>" not in (parted[0] / "report.html").read_text()
 
 
 def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
@@ -119,7 +176,7 @@ def test_without_moments_the_losses_would_differ(
 def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2))
     said = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
-    assert any("optim.clip = 0.5 bounds each stage's gradient" in line for line in said)
+    assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in said)
 
 
 def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:

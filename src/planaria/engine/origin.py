@@ -11,7 +11,7 @@ from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
 from planaria.exchange import exchange
-from planaria.record.events import RunStarted, Standing
+from planaria.record.events import Recut, RunStarted, Standing
 from planaria.recovery import recovery
 from planaria.routing import change, routes
 
@@ -36,6 +36,8 @@ class Origin:
     """and these beyond"""
     standings: Mapping[int, Standing] = field(default_factory=dict)
     """where replicas that are not all at ``step`` take up"""
+    recut: Recut | None = None
+    """what became of a checkpoint of another shape"""
 
     @property
     def next_fault(self) -> int:
@@ -78,6 +80,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         exchange=config.exchange,
         wall_time=time.time(),
         load=dict(origin.load),
+        recut=origin.recut,
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,

@@ -11,7 +11,7 @@ from planaria.checkpoint import recut
 from planaria.checkpoint.cut import Cut, require_alike
 from planaria.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.checkpoint.store import CheckpointStore, Saved
-from planaria.config import ChaosConfig, RunConfig
+from planaria.config import ChaosConfig, OptimConfig, RunConfig
 from planaria.data.shards import Meta
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
@@ -19,7 +19,7 @@ from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.errors import UserError
 from planaria.options import Options
-from planaria.record.events import Standing
+from planaria.record.events import Recut, Shape, Standing
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
@@ -178,7 +178,8 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
     first_block = _first_block(saved, config, itinerary)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
-    for line in _told(was, now, rule, config.optim.clip):
+    told = _told(was, now, rule, config.optim)
+    for line in told:
         say(f"{saved.folder.name}: {line}")
     standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
@@ -192,7 +193,13 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
         standings=standings,
+        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=told) if told else None,
     )
+
+
+def _shape(cut: Cut) -> Shape:
+    kind = "" if cut.exchange is None else cut.exchange.kind
+    return Shape(stages=cut.stages, ends_layers=cut.model.ends_layers, replicas=cut.replicas, exchange=kind)
 
 
 def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence[int], say: Say) -> dict[int, str]:
@@ -215,16 +222,16 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _told(was: Cut, now: Cut, rule: recut.Rules, clip: float) -> list[str]:
+def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
     """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
     lines = []
     if was.lines != now.lines:
         counts = "{} stages, ends_layers = {}, now {} and {}".format(*was.lines, *now.lines)
         lines.append(f"of {counts}: re-cut by parameter, with moments, clocks and learning-rate scales")
-        if clip:
+        if optim.clip and optim.clip_by == "stage":
             lines.append(
-                f"optim.clip = {clip:g} bounds each stage's gradient: wherever it binds, the new cut "
-                "clips otherwise than the old one would have"
+                f"optim.clip = {optim.clip:g} bounds each stage's gradient: wherever it binds, the new cut "
+                "clips otherwise than the old one would have; with --optim.clip_by layer, no later cut does"
             )
     if was.replicas != now.replicas:
         counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
