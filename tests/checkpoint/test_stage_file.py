@@ -6,7 +6,7 @@ import os
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -183,7 +183,7 @@ def test_whatever_happens_to_the_header_it_is_read_or_refused_in_words(tmp_path:
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_stage(tmp_path, 2, 1, state(1))
 
-    def full(file: BinaryIO, tensors: object, numbers: object) -> str:
+    def full(file: BinaryIO, *rest: object) -> str:
         file.write(b"half of it")
         raise OSError(28, "No space left")
 
@@ -200,7 +200,7 @@ def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
     """A frozen holder wakes up in the middle of its write, after its successor has written the stage."""
     real = tensor_file.write
 
-    def frozen(file: BinaryIO, tensors: dict[str, torch.Tensor], numbers: dict[str, str]) -> str:
+    def frozen(file: BinaryIO, *rest: Any) -> str:
         monkeypatch.setattr(tensor_file, "write", real)
         pid = os.getpid()
         with monkeypatch.context() as patch:
@@ -209,7 +209,7 @@ def test_two_processes_that_write_the_same_stage_do_not_meet_in_one_file(
         file.write(b"what the frozen one still had to say")
         assert_same(read_stage(tmp_path, 2), state(2))
         file.seek(0)
-        return real(file, tensors, numbers)
+        return real(file, *rest)
 
     monkeypatch.setattr(tensor_file, "write", frozen)
     write_stage(tmp_path, 2, 1, state(1))

@@ -55,7 +55,7 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
     copies = _copies_for(folder, manifest, wanted, stage)
     made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
     for held in made.files.values():
-        if not held.digested or len(made.files) == 1:
+        if not held.digested:
             require_file(folder, held)
     return carry_out(made)
 

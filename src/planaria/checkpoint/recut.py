@@ -116,6 +116,8 @@ def equal_copies(saved: Cut) -> bool:
 def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
     """:raises UserError: as :func:`plan`, of any parameter that is there."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
+    for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
+        list(_parts(cut, stage, held))
     if equal_copies(cut):
         _require_equal(indices)
 

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planaria import documents
+from planaria.bounds import Natural, Positive, Replicas, Stages
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ExchangeConfig, ModelConfig
 from planaria.errors import UserError
@@ -28,6 +30,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
+_FILE = r"^(replica-\d+/)?stage-\d{4,}(-at-\d+)?\.safetensors$"
 _WHOLE = re.compile(r"step-(\d+)")
 """how a whole checkpoint is called"""
 
@@ -38,29 +41,37 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int = FORMAT
-    step: int
-    stages: list[int]
+    step: Natural
+    stages: list[Natural]
     """stages that are present"""
-    pipeline_stages: int
+    pipeline_stages: Stages
     """block stages the model was cut into"""
-    samples: int | None = None
+    samples: Natural | None = None
     """that trained it; as many as its steps took, unless said"""
-    replicas: int = 1
+    replicas: Replicas = 1
     """where several: each in a folder ``replica-R`` of its own; the model is their mean (``checkpoint/loading.py``)"""
-    first_block: int | None = None
+    first_block: Natural | None = None
     """all blocks of samples before this one were used (a block: one replica's samples of a step), unless as ``samples``
     says"""
-    blocks_ahead: list[int] = []
+    blocks_ahead: list[Natural] = []
     """and these beyond: some replicas were ahead of others"""
-    standings: dict[int, Standing] = {}
+    standings: dict[Natural, Standing] = {}
     """where each of several replicas was"""
-    digests: dict[str, str] = {}
+    digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
     """file of the folder → its SHA-256; empty where an older planaria wrote it"""
     model: ModelConfig
     exchange: ExchangeConfig | None = None
     """how its replicas agreed; not known where an older planaria wrote it"""
-    block: int | None = None
+    block: Positive | None = None
     """samples of a block; as the recipe says unless given"""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
+            raise ValueError(f"stages {self.stages} are not those of 0 … {self.pipeline_stages}, each once")
+        if (self.model.layers - self.model.ends_layers) % self.pipeline_stages:
+            raise ValueError(f"{self.model.layers} layers do not divide into {self.pipeline_stages} stages")
+        return self
 
 
 @dataclass(frozen=True)
@@ -199,6 +210,8 @@ def read_manifest(folder: Path) -> Manifest:
     :raises UserError: when it is missing, damaged or of another format.
     """
     path = folder / MANIFEST
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is no checkpoint; remove it or choose another")
     manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")
