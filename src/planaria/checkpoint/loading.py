@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from planaria.checkpoint import recut
 from planaria.checkpoint.cut import Cut, holders, require_alike
-from planaria.checkpoint.stage_file import Contents, contents, read_stage, reading, require_stage, stage_file
+from planaria.checkpoint.stage_file import HASHING, Contents, contents, read_stage, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.errors import UserError
@@ -118,7 +119,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
 
     :raises UserError: naming the first file that is missing, damaged or has changed, or does not fit the run.
     """
-    read: set[Path] = set()
+    found: dict[Path, tuple[Path, Contents]] = {}
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
@@ -126,9 +127,9 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         copies = _copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
             for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
-                if held.path not in read:
-                    require_file(checkpoints / name, held)
-                    read.add(held.path)
+                found[held.path] = checkpoints / name, held
+    with ThreadPoolExecutor(HASHING) as beside:
+        list(beside.map(lambda place: require_file(*place), found.values()))
 
 
 def _copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
