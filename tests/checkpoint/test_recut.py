@@ -537,7 +537,7 @@ def test_a_bit_that_flips_later_is_found_by_the_worker(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"stage-0002.*has changed since it was written"):
         stage_for(saved.folder, wanted, 1)
 
 

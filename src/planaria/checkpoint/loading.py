@@ -175,9 +175,9 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
 
 
 def require_file(folder: Path, held: Contents) -> None:
-    """Hold a file against its digest in the manifest, if there is one."""
-    if sha256 := _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place):
-        require_stage(held.path.parent, held.stage, sha256, held.place)
+    """Read a file; hold it against its digest in the manifest, and its tensors against theirs, where they have any."""
+    sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
+    require_stage(held.path.parent, held.stage, sha256, held.place)
 
 
 def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:

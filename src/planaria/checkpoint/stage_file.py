@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,7 @@ class Written(NamedTuple):
 
     bytes: int
     sha256: str
+    """see :func:`_root`"""
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
@@ -108,7 +110,7 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
 
 
 def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> str:
-    """Write a state; the file's SHA-256. Digests are made while the disk is busy, and are the last to be written."""
+    """Write a state; the file's :func:`_root`. Digests are made while the disk is busy, and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
     with ThreadPoolExecutor(HASHING) as beside:
@@ -118,7 +120,16 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> st
             if name == "sha256":
                 table.copy_(digest_table(row.result() for row in rows))
 
-        return tensor_file.write(file, named | {"sha256": table}, metadata, before)
+        return _root(tensor_file.write(file, named | {"sha256": table}, metadata, before), table)
+
+
+def _root(head: bytes, table: Tensor) -> str:
+    """The digest of a whole file: SHA-256 (hex) of how it begins, and of the digests of all its tensors.
+
+    So each byte is hashed once, by several threads, and the file is bound by it as by a digest of all its bytes, which
+    an older planaria has written down.
+    """
+    return hashlib.sha256(head + table.numpy().tobytes()).hexdigest()
 
 
 def _require_plain(path: Path) -> None:
@@ -130,9 +141,23 @@ def _require_plain(path: Path) -> None:
 
 
 def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
-    """UserError when a stage's file is not the one that was written with this digest."""
+    """Read a whole file; UserError when it is not the one that was written with this digest, if one is known."""
     path = stage_file(folder, stage, place)
+    if sha256:
+        _require_root(path, sha256)
+    held = contents(folder, stage, place)
+    with reading(held) as read:
+        for key in held.entries:
+            read(key)
+
+
+def _require_root(path: Path, sha256: str) -> None:
+    """UserError when this is neither the file's :func:`_root`, by which its tensors' digests can be relied on, nor the
+    digest of all its bytes."""
     _require_plain(path)
+    with suppress(PackingError, OSError), tensor_file.opened(path) as file:
+        if "sha256" in file.header.specs and _root(file.head, file.tensor("sha256")) == sha256:
+            return
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
 
@@ -142,7 +167,7 @@ def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> St
     :raises UserError: when the file is missing, damaged, changed, of another version or another stage.
     """
     if sha256:
-        require_stage(folder, stage, sha256, place)
+        _require_root(stage_file(folder, stage, place), sha256)
     with _opened(folder, stage, place) as (file, label):
         tensors = {key: file.tensor(key) for key in file.header.specs}
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
@@ -201,8 +226,13 @@ def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
         checks = deque[Future[None]]()
 
         def check(key: str, tensor: Tensor) -> None:
-            with _refusing(held.path):
+            try:
                 require_digest(key, tensor, held.entries[key].sha256)
+            except PackingError:
+                raise UserError(
+                    f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
+                    "choose another checkpoint of this run"
+                ) from None
 
         def read(key: str) -> Tensor:
             with _refusing(held.path):  # further files may be open: the error is not theirs

@@ -58,7 +58,7 @@ class Manifest(BaseModel):
     standings: dict[Natural, Standing] = {}
     """where each of several replicas was"""
     digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
-    """file of the folder → its SHA-256; empty where an older planaria wrote it"""
+    """file of the folder → its digest (``stage_file.Written``); empty where an older planaria wrote it"""
     model: ModelConfig
     exchange: ExchangeConfig | None = None
     """how its replicas agreed; not known where an older planaria wrote it"""

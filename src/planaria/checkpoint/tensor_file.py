@@ -8,13 +8,11 @@ file that is cut short meanwhile kills the process, and a header may be of any s
 from __future__ import annotations
 
 import errno
-import hashlib
 import math
 import os
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +33,8 @@ def write(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str],
     before: Callable[[str], object] = lambda name: None,
-) -> str:
-    """Write a whole file; its SHA-256 (hex). Other threads run while bytes go to the disk.
+) -> bytes:
+    """Write a whole file; how it begins, as far as its first tensor. Other threads run while bytes go to the disk.
 
     :param before: is called with a tensor's name just before it is written; until then its numbers may change.
     :raises KeyError: for a tensor of a type that such files do not have.
@@ -44,16 +42,11 @@ def write(
     """
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
     _require_room(file, len(head) + sum(tensor.nbytes for tensor in tensors.values()))
-    digest = hashlib.sha256(head)
     file.write(head)
-    with ThreadPoolExecutor(1) as beside:
-        for name in spans:
-            before(name)
-            piece = as_bytes(tensors[name].contiguous())
-            counted = beside.submit(digest.update, piece)
-            file.write(piece)
-            counted.result()
-    return digest.hexdigest()
+    for name in spans:
+        before(name)
+        file.write(as_bytes(tensors[name].contiguous()))
+    return head
 
 
 @dataclass(frozen=True)
@@ -61,8 +54,9 @@ class TensorFile:
     """An open file: its header, of which every size fits the bytes that are there, and its tensors one by one."""
 
     header: Header
+    head: bytes
+    """how the file begins, as :func:`write` returns it"""
     _handle: int
-    _body: int
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor into memory of its own.
@@ -73,7 +67,7 @@ class TensorFile:
         """
         dtype, shape = self.header.specs[name]
         made = torch.empty(tuple(shape), dtype=dtype)
-        place, rest = self._body + self.header.spans[name][0], as_bytes(made)
+        place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
         while rest:
             count = os.preadv(self._handle, [rest[:_AT_ONCE]], place)
             if not count:
@@ -94,9 +88,10 @@ def opened(path: Path) -> Iterator[TensorFile]:
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
         if not 0 < length <= min(size - 8, HEADROOM):
             raise PackingError(f"a file of {size} bytes cannot have a header of {length}")
-        header = header_of(file.read(length))
+        text = file.read(length)
+        header = header_of(text)
         _require_filled(header, size - 8 - length)
-        yield TensorFile(header, file.fileno(), 8 + length)
+        yield TensorFile(header, first + text, file.fileno())
 
 
 def _require_filled(header: Header, size: int) -> None:

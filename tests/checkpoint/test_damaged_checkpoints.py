@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from checkpoint_damage import Case, cases
 
 import planaria
-from damage import Case, cases
 from planaria.checkpoint.loading import stage_for
 from planaria.commands.checkpoint import verify
 from planaria.engine.resumption import take_up
