@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from planaria.model.packing import HEADROOM, Header, PackingError, header_of, layout
-from planaria.transport.buffers import as_bytes
+from planaria.transport.buffers import as_bytes, buffer
 
 _AT_ONCE = 1 << 30
 """bytes: the system reads at most two billion"""
@@ -66,7 +65,7 @@ class TensorFile:
         :raises OSError: when the disk cannot be read.
         """
         dtype, shape = self.header.specs[name]
-        made = torch.empty(tuple(shape), dtype=dtype)
+        made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
         place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
         while rest:
             count = os.preadv(self._handle, [rest[:_AT_ONCE]], place)

@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,8 @@ class _Pool:
     def __init__(self) -> None:
         self._unused: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
-    def take(self, header: Header) -> Tensor:
-        """An uninitialised tensor; its memory comes back when nobody uses it any more."""
-        size = header.nbytes
+    def take(self, dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
+        """An uninitialised tensor of ``size`` bytes; its memory comes back when nobody uses it any more."""
         try:
             pages = self._unused[size].pop()
         except IndexError:
@@ -40,7 +40,7 @@ class _Pool:
                 pages.madvise(mmap.MADV_HUGEPAGE)
         lease = (ctypes.c_char * size).from_buffer(pages)
         weakref.finalize(lease, self._back, pages).atexit = False
-        return torch.frombuffer(lease, dtype=header.dtype).view(header.shape)
+        return torch.frombuffer(lease, dtype=dtype).view(tuple(shape))
 
     def _back(self, pages: mmap.mmap) -> None:
         """May be called in any thread, and in the middle of :meth:`take`: there is no lock to wait for."""
@@ -56,11 +56,16 @@ _POOL = _Pool()
 
 def receive_buffer(header: Header) -> Tensor:
     """An uninitialised tensor for the payload that ``header`` announces."""
-    if header.nbytes >= _LARGE:
-        return _POOL.take(header)
-    if header.dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
-        return torch.from_numpy(np.empty(header.shape, _NUMPY[header.dtype]))
-    return torch.empty(header.shape, dtype=header.dtype)
+    return buffer(header.dtype, header.shape, header.nbytes)
+
+
+def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
+    """An uninitialised tensor of ``size`` bytes, to be filled at once."""
+    if size >= _LARGE:
+        return _POOL.take(dtype, shape, size)
+    if dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
+        return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
+    return torch.empty(tuple(shape), dtype=dtype)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
