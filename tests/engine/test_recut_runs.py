@@ -28,10 +28,16 @@ SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
 
 
 def recipe(
-    config: Recipe, folder: Path, stages: int = 4, steps: int = 20, optim: dict[str, Any] | None = None, **sections: Any
+    config: Recipe,
+    folder: Path,
+    stages: int = 4,
+    steps: int = 20,
+    optim: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **sections: Any,
 ) -> RunConfig:
     made = config(
-        model=SMALL,
+        model=SMALL | (model or {}),
         pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
         optim=optim or {"clip": 0.0},
         train={"steps": steps},
@@ -257,9 +263,63 @@ def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe
     assert prove_exactly_once(read_run(folder)) == []
 
 
+TABLE = "embed_tokens.weight"
+
+
+def test_a_vocabulary_takes_rows_more_and_loses_them_again(
+    parted: tuple[Path, dict[int, float]], tmp_path: Path
+) -> None:
+    """What is appended is the mean of what there is, with moments; cut off again, nothing is left of it."""
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    before = stage_for(newest(folder), runs.config_of(folder), 0)
+    said = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
+    assert any("of 257 tokens, now 320: embedding and head have 63 rows more" in line for line in said), said
+    assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
+    later = runs.config_of(folder)
+    (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
+    more = stage_for(first.folder, later, 0)
+    pairs = [
+        (before.weights[TABLE], more.weights[TABLE]),
+        *zip(before.moments[TABLE], more.moments[TABLE], strict=True),
+    ]
+    for was, now in pairs:
+        assert now.shape == (320, 16) and torch.equal(now[:257], was)
+        assert torch.equal(now[257:], was.mean(0).expand(63, -1))
+    assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
+    said = go_on(folder, model__vocab=257, train__steps=22)
+    assert any("now 257: embedding and head lose their last 63 rows" in line for line in said), said
+    assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
+    assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
+
+
+def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
+    go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
+    state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
+    for name in (TABLE, "lm_head.weight"):
+        shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
+        assert shapes == {(260, 16)} == {tuple(state.weights[name].shape)}
+
+
+def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: Path) -> None:
+    """One of its own size would be trained for a new run."""
+    given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
+    folder = begin(given)
+    with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
+        take_up(folder, {"model.vocab": 270}, None, lambda line: None)
+    before = (folder / runs.TOKENIZER).read_bytes()
+    go_on(folder, model__vocab=300, train__steps=3)
+    assert (folder / runs.TOKENIZER).read_bytes() == before
+    moved = folder.rename(folder.with_name("moved"))
+    go_on(moved, train__steps=4)
+    assert (moved / runs.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ({"model.vocab": 256}, "--model.vocab 256: "),
         ({"pipeline.stages": 5}, "model.layers = 12 does not divide into pipeline.stages = 5"),
         ({"model.dim": 32}, "--model.dim 32: cannot change"),
         ({"seed": 4}, "--seed 4: cannot change"),

@@ -60,7 +60,8 @@ def require_known(saved: Cut, place: object) -> None:
 def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
     """:raises UserError: when no change of cut makes the saved model the wanted one."""
     require_known(saved, place)
-    if saved.model.model_copy(update={"ends_layers": wanted.model.ends_layers}) != wanted.model:
+    free = ("ends_layers", "vocab") if family(saved.model).whole else ("ends_layers",)
+    if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).whole:
         raise UserError(

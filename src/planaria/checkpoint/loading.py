@@ -70,6 +70,9 @@ def carry_out(made: recut.StagePlan) -> StageState:
             return read[str(source.held.path)](source.key)
 
         def make(how: recut.Made) -> Tensor:
+            return _of_rows(combined(how), how.rows) if how.rows else combined(how)
+
+        def combined(how: recut.Made) -> Tensor:
             if how.how == "copy":
                 return tensor(how.of[0])
             if how.how == "mean":
@@ -87,6 +90,12 @@ def carry_out(made: recut.StagePlan) -> StageState:
         generators = {kind: tensor(source) for kind, source in made.generators.items()}
     clocks, scales = dict(made.clocks), dict(made.scales)
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
+
+
+def _of_rows(tensor: Tensor, count: int) -> Tensor:
+    """The first so many rows, and the mean of all in place of those that are missing. [rows, …] → [count, …]"""
+    more = tensor.mean(0, keepdim=True).expand(max(0, count - len(tensor)), *tensor.shape[1:])
+    return torch.cat([tensor[:count], more])
 
 
 def cut_of(manifest: Manifest) -> Cut:

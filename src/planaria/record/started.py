@@ -32,6 +32,7 @@ class Shape(Fact):
 
     stages: int
     ends_layers: int
+    vocab: int
     replicas: int
     exchange: str
     """the kind, empty where an older planaria did not write it down"""
@@ -52,7 +53,8 @@ class Recut(Fact):
     """to the user who resumed it: what was averaged, what begins anew"""
 
     def __str__(self) -> str:
-        return f"{self.checkpoint}: {self.was}, now {self.now}"
+        rows = f"; {self.was.vocab} tokens, now {self.now.vocab}" if self.was.vocab != self.now.vocab else ""
+        return f"{self.checkpoint}: {self.was}, now {self.now}{rows}"
 
 
 class RunStarted(Fact):
