@@ -30,6 +30,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
+_REPLACED = f".replaced{_UNFINISHED}"
+_DROPPED = f".old{_UNFINISHED}"
 _FILE = r"^(replica-\d+/)?stage-\d{4,}(-at-\d+)?\.safetensors$"
 _WHOLE = re.compile(r"step-(\d+)")
 """how a whole checkpoint is called"""
@@ -135,7 +137,7 @@ class CheckpointStore:
             file.write(documents.sealed(manifest))
             file.flush()
             os.fsync(file.fileno())
-        replaced = self._out_of_the_way(final) if final.exists() else None
+        replaced = self._out_of_the_way(final, _REPLACED) if final.exists() else None
         try:
             gathered.replace(final)
         except OSError:
@@ -145,7 +147,7 @@ class CheckpointStore:
         _sync_folder(self.folder)
         # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            self._out_of_the_way(old.folder)
+            self._out_of_the_way(old.folder, _DROPPED)
         self.discard_unfinished()
         return Saved(final, manifest)
 
@@ -156,9 +158,15 @@ class CheckpointStore:
         for saved in later:
             saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
-    def _out_of_the_way(self, folder: Path) -> Path:
+    def bring_back(self) -> None:
+        """Give back its name to a checkpoint that was about to be replaced, where the seal was killed before it was."""
+        for aside in self.folder.glob(f"*{_REPLACED}"):
+            if not (before := aside.with_name(aside.name.removesuffix(_REPLACED))).exists():
+                aside.replace(before)
+
+    def _out_of_the_way(self, folder: Path, why: str) -> Path:
         """Rename a folder before it is removed, so that a crash never leaves half a checkpoint under its name."""
-        doomed = folder.with_name(f"{folder.name}.old{_UNFINISHED}")
+        doomed = folder.with_name(f"{folder.name}{why}")
         if doomed.exists():
             shutil.rmtree(doomed)
         folder.replace(doomed)

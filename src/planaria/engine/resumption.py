@@ -60,6 +60,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     if differing := _differing(before, config):
         say(f"{folder}: goes on with {differing}")
     store = CheckpointStore(folder / "checkpoints")
+    store.bring_back()
     saved = choose(store, checkpoint)
     origin = _origin(store, folder, saved, config, say)
     check_stages(store.folder, origin.load, config)
