@@ -82,7 +82,10 @@ class OptimConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """decoupled weight decay"""
     clip: Annotated[float, Field(ge=0)] = 1.0
-    """largest L2 norm of one stage's gradient; 0 switches clipping off"""
+    """largest L2 norm of one stage's gradient, or as ``clip_by`` says; 0 switches clipping off"""
+    clip_by: Literal["stage", "layer"] = "stage"
+    """what ``clip`` bounds: the gradient of each stage, or of each decoder layer, the embedding, final norm and head by
+    themselves; layers are the same however the run is cut"""
     warmup: Natural = 0
     """steps of linear warm-up"""
     schedule: Literal["constant", "cosine"] = "constant"

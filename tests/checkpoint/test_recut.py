@@ -258,8 +258,8 @@ def by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments of the parameter that stands at the same place of the first layer."""
     real = recut._made
 
-    def wrong(atoms: Any, kind: str) -> recut.Made:
-        made = real(atoms, kind)
+    def wrong(atoms: Any, kind: str, expected: Any) -> recut.Made:
+        made = real(atoms, kind, expected)
         first = [
             s._replace(key=".".join([*s.key.split(".")[:2], "0", *s.key.split(".")[3:]])) if ".layers." in s.key else s
             for s in made.of
@@ -537,7 +537,7 @@ def test_a_bit_that_flips_later_is_found_by_the_worker(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"stage-0002.*has changed since it was written"):
         stage_for(saved.folder, wanted, 1)
 
 

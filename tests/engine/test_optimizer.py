@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.config import OptimConfig
-from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -36,3 +36,18 @@ def test_the_recipe_reaches_adamw() -> None:
     config = OptimConfig(lr=0.1, beta1=0.5, beta2=0.25, eps=1e-3, weight_decay=0.2)
     group = make_optimizer([torch.nn.Parameter(torch.ones(2))], config).param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.1, (0.5, 0.25), 1e-3, 0.2)
+
+
+def test_each_layer_and_each_other_parameter_has_a_bound_of_its_own() -> None:
+    sizes = {"embed_tokens.weight": 0.5, "layers.0.a": 3.0, "layers.0.b": 4.0, "layers.1.a": 0.6, "norm.weight": 2.0}
+    named = {name: torch.nn.Parameter(torch.zeros(1)) for name in sizes}
+    for by, expected in {
+        "layer": ([0.5, 0.6, 0.8, 0.6, 1.0], math.sqrt(0.25 + 1 + 0.36 + 1)),
+        "stage": ([size / math.sqrt(29.61) for size in sizes.values()], 1.0),
+    }.items():
+        for name, size in sizes.items():
+            named[name].grad = torch.tensor([size])
+        before, after = clip_gradients(named, OptimConfig.model_validate({"clip": 1.0, "clip_by": by}))
+        assert before == pytest.approx(math.sqrt(29.61)) and after == pytest.approx(expected[1])
+        assert [float(p.grad) for p in named.values() if p.grad is not None] == pytest.approx(expected[0], rel=1e-5)
+    assert clip_gradients({}, OptimConfig()) == (0.0, 0.0)

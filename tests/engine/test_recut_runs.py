@@ -27,11 +27,19 @@ Recipe = Callable[..., RunConfig]
 SMALL = {"layers": 12, "dim": 16, "hidden": 24, "context": 8}
 
 
-def recipe(config: Recipe, folder: Path, stages: int = 4, steps: int = 20, **sections: Any) -> RunConfig:
+def recipe(
+    config: Recipe,
+    folder: Path,
+    stages: int = 4,
+    steps: int = 20,
+    optim: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **sections: Any,
+) -> RunConfig:
     made = config(
-        model=SMALL,
+        model=SMALL | (model or {}),
         pipeline={"stages": stages, "microbatches": 2, "microbatch_size": 2},
-        optim={"clip": 0.0},
+        optim=optim or {"clip": 0.0},
         train={"steps": steps},
         observe={"trackers": ""},
         **sections,
@@ -62,17 +70,26 @@ def newest(folder: Path) -> Path:
     return saved.folder
 
 
-@pytest.fixture(scope="module")
-def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+def both(corpus: Path, home: Path, **sections: Any) -> tuple[Path, dict[int, float]]:
     """A run of 20 steps at 4 stages, and the losses of one of 40."""
     from tiny import config_in
 
-    def make(**sections: Any) -> RunConfig:
-        return config_in(corpus_folder, **sections)
+    def make(**fields: Any) -> RunConfig:
+        return config_in(corpus, **fields)
 
-    home = tmp_path_factory.mktemp("parted")
-    through = begin(recipe(make, home / "through", steps=40))
-    return begin(recipe(make, home / "parted")), losses(through)
+    through = begin(recipe(make, home / "through", steps=40, **sections))
+    return begin(recipe(make, home / "parted", **sections)), losses(through)
+
+
+@pytest.fixture(scope="module")
+def parted(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    return both(corpus_folder, tmp_path_factory.mktemp("parted"))
+
+
+@pytest.fixture(scope="module")
+def bounded(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """The same with a clip that binds in every step, in every layer."""
+    return both(corpus_folder, tmp_path_factory.mktemp("bounded"), optim={"clip": 1e-3, "clip_by": "layer"})
 
 
 @pytest.mark.parametrize("stages", [1, 2, 12])
@@ -91,6 +108,52 @@ def test_a_recut_run_learns_what_an_unbroken_one_learns(
     go_on(folder, pipeline__stages=4, train__steps=40)
     assert losses(folder) == through
     assert prove_exactly_once(read_run(folder)) == []
+
+
+@pytest.mark.parametrize("flags", [{"pipeline__stages": n} for n in (1, 2, 12)] + [{"model__ends_layers": 4}])
+def test_a_clip_that_binds_by_layer_is_the_same_at_every_cut(
+    bounded: tuple[Path, dict[int, float]], flags: dict[str, int], tmp_path: Path
+) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    said = go_on(folder, **flags, train__steps=40)
+    assert losses(folder) == through
+    assert not any("optim.clip" in line for line in said)
+
+
+def test_by_stage_the_same_clip_would_not_be(bounded: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    source, through = bounded
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, optim__clip_by="stage", train__steps=24)
+    assert losses(folder)[23] != through[23]
+
+
+@pytest.mark.parametrize("exchange", [{"replicas": 2}, {"replicas": 3, "kind": "noloco", "options": {"every": 3}}])
+def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
+    """What is clipped is the mean gradient of replicas that agree on it, and each one's own otherwise."""
+    sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
+    through = begin(recipe(config, tmp_path / "through", steps=8, **sections))
+    folder = begin(recipe(config, tmp_path / "parted", steps=5, **sections))
+    go_on(folder, pipeline__stages=2, train__steps=8)
+    assert losses(folder) == losses(through)
+
+
+def test_log_and_report_tell_of_every_other_shape(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(parted[0], tmp_path / "runs" / "run"))
+    go_on(folder, pipeline__stages=2, train__steps=21)
+    go_on(folder, train__steps=22)
+    go_on(folder, exchange__replicas=2, optim__clip=0.5, pipeline__stages=1, train__steps=23)
+    parts = [started.recut for _, started in read_run(folder).starts]
+    assert [part if part is None else str(part) for part in parts] == [
+        None,
+        "step-00000020: 4 stages, now 2 stages",
+        None,
+        "step-00000022: 2 stages, now 1 stage, 2 replicas (allreduce)",
+    ]
+    report = (folder / "report.html").read_text()
+    assert "<h2>Checkpoints</h2>" in report and "re-cut by parameter, with moments" in report
+    assert "of 1 replica, now 2 replicas: they begin from copies of the one model, and with a fresh outer" in report
+    assert "<h2>Checkpoints</h2>" not in (parted[0] / "report.html").read_text()
 
 
 def test_layers_can_move_to_the_ends(parted: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
@@ -119,7 +182,7 @@ def test_without_moments_the_losses_would_differ(
 def test_a_clip_that_will_bind_otherwise_is_said(config: Recipe, tmp_path: Path) -> None:
     folder = begin(recipe(config, tmp_path, steps=2))
     said = go_on(folder, pipeline__stages=2, train__steps=3, optim__clip=0.5)
-    assert any("optim.clip = 0.5 bounds each stage's gradient" in line for line in said)
+    assert any("optim.clip = 0.5 bounds each stage's gradient" in line and "clip_by layer" in line for line in said)
 
 
 def test_a_rebuilt_stages_parameters_keep_their_clock_and_scale(config: Recipe, tmp_path: Path) -> None:
@@ -200,9 +263,63 @@ def test_the_same_replicas_at_another_cut_go_on_each_with_its_own(config: Recipe
     assert prove_exactly_once(read_run(folder)) == []
 
 
+TABLE = "embed_tokens.weight"
+
+
+def test_a_vocabulary_takes_rows_more_and_loses_them_again(
+    parted: tuple[Path, dict[int, float]], tmp_path: Path
+) -> None:
+    """What is appended is the mean of what there is, with moments; cut off again, nothing is left of it."""
+    source, through = parted
+    folder = Path(shutil.copytree(source, tmp_path / "runs" / "run"))
+    before = stage_for(newest(folder), runs.config_of(folder), 0)
+    said = go_on(folder, model__vocab=320, pipeline__stages=2, train__steps=21)
+    assert any("of 257 tokens, now 320: embedding and head have 63 rows more" in line for line in said), said
+    assert 0 < abs(losses(folder)[20] - through[20]) < 0.3
+    later = runs.config_of(folder)
+    (first,) = (saved for saved in CheckpointStore(folder / "checkpoints").list() if saved.step == 20)
+    more = stage_for(first.folder, later, 0)
+    pairs = [
+        (before.weights[TABLE], more.weights[TABLE]),
+        *zip(before.moments[TABLE], more.moments[TABLE], strict=True),
+    ]
+    for was, now in pairs:
+        assert now.shape == (320, 16) and torch.equal(now[:257], was)
+        assert torch.equal(now[257:], was.mean(0).expand(63, -1))
+    assert more.clocks == before.clocks and torch.equal(more.weights["norm.weight"], before.weights["norm.weight"])
+    said = go_on(folder, model__vocab=257, train__steps=22)
+    assert any("now 257: embedding and head lose their last 63 rows" in line for line in said), said
+    assert stage_for(newest(folder), runs.config_of(folder), 0).weights[TABLE].shape == (257, 16)
+    assert "320 tokens, now 257" in str(read_run(folder).starts[-1][1].recut)
+
+
+def test_replicas_with_debts_take_rows_more(config: Recipe, tmp_path: Path) -> None:
+    folder = begin(recipe(config, tmp_path, steps=4, exchange=NOLOCO | {"replicas": 2}, model={"tied": False}))
+    go_on(folder, model__vocab=260, exchange__replicas=3, train__steps=6)
+    state = stage_for(newest(folder), runs.config_of(folder), 0, 2)
+    for name in (TABLE, "lm_head.weight"):
+        shapes = {tuple(tensor.shape) for key, tensor in state.outer.items() if key.endswith(f"/{name}")}
+        assert shapes == {(260, 16)} == {tuple(state.weights[name].shape)}
+
+
+def test_the_tokenizer_stays_whatever_the_vocabulary(config: Recipe, tmp_path: Path) -> None:
+    """One of its own size would be trained for a new run."""
+    given = recipe(config, tmp_path, steps=2, data={"tokenizer": "bpe"}, model={"vocab": 280})
+    folder = begin(given)
+    with pytest.raises(UserError, match=r"--model.vocab 270: .* tokenizer has 280 ids; give 280 or more"):
+        take_up(folder, {"model.vocab": 270}, None, lambda line: None)
+    before = (folder / runs.TOKENIZER).read_bytes()
+    go_on(folder, model__vocab=300, train__steps=3)
+    assert (folder / runs.TOKENIZER).read_bytes() == before
+    moved = folder.rename(folder.with_name("moved"))
+    go_on(moved, train__steps=4)
+    assert (moved / runs.TOKENIZER).read_bytes() == before and len(losses(moved)) == 4
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ({"model.vocab": 256}, "--model.vocab 256: "),
         ({"pipeline.stages": 5}, "model.layers = 12 does not divide into pipeline.stages = 5"),
         ({"model.dim": 32}, "--model.dim 32: cannot change"),
         ({"seed": 4}, "--seed 4: cannot change"),

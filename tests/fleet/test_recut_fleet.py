@@ -11,6 +11,7 @@ from harness import apart, assert_no_orphans, ending, facts, folder_of, losses, 
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands import train as command
+from planaria.commands.replay import replay_run
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
@@ -29,7 +30,8 @@ def whole(config: RunConfig, steps: int) -> dict[int, float]:
 
 
 def test_two_stages_go_on_where_four_stopped_and_one_process_where_those_did(tmp_path: Path) -> None:
-    config = tiny(tmp_path, stages=4, steps=6, optim={"clip": 0.0})
+    """With a clip that binds in every layer."""
+    config = tiny(tmp_path, stages=4, steps=6, optim={"clip": 1e-3, "clip_by": "layer"})
     train(config)
     record = resume(folder_of(config), pipeline__stages="2", train__steps="10")
     assert ending(record).outcome == "finished"
@@ -59,6 +61,8 @@ def test_three_that_agree_in_every_step_go_on_where_two_met_now_and_then(
     started = facts(record, e.RunStarted)[-1]
     assert (started.offset, started.first_of(3)) == (8, 80)
     assert "2 replicas, now 3 replicas: they begin from the mean of weights and moments" in capfd.readouterr().out
+    shape = "step-00000005: 2 stages, 2 replicas (noloco), now 1 stage, 3 replicas (allreduce)"
+    assert f"went on in another shape: {shape}" in replay_run(folder)
     after = runs.config_of(folder)
     data = prepare(after.data, after.model.vocab)
     engine = InlineEngine(after, *(Stream(data, split, 32, after.seed) for split in ("train", "validation")))

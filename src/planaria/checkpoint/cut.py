@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from planaria.config import ExchangeConfig, ModelConfig
 from planaria.errors import UserError
+from planaria.exchange import exchange
 from planaria.model.families import build_stage, family
 from planaria.model.packing import TYPES, Entry
 from planaria.model.stages import global_name, stage_layers
@@ -46,9 +47,21 @@ def declared(cut: Cut, stage: int) -> Mapping[str, Entry]:
     return {name: Entry(TYPES[p.dtype], tuple(p.shape)) for name, p in built.named_parameters()}
 
 
+def require_known(saved: Cut, place: object) -> None:
+    """:raises UserError: naming ``place``, when there is no such family of models, or no such exchange."""
+    try:
+        family(saved.model)
+        if saved.exchange is not None:
+            exchange(saved.exchange)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
 def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
     """:raises UserError: when no change of cut makes the saved model the wanted one."""
-    if saved.model.model_copy(update={"ends_layers": wanted.model.ends_layers}) != wanted.model:
+    require_known(saved, place)
+    free = ("ends_layers", "vocab") if family(saved.model).whole else ("ends_layers",)
+    if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).whole:
         raise UserError(

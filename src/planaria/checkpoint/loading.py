@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from planaria.checkpoint import recut
 from planaria.checkpoint.cut import Cut, holders, require_alike
-from planaria.checkpoint.stage_file import Contents, contents, read_stage, reading, require_stage, stage_file
+from planaria.checkpoint.stage_file import HASHING, Contents, contents, read_stage, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.errors import UserError
@@ -55,7 +56,7 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
     copies = _copies_for(folder, manifest, wanted, stage)
     made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
     for held in made.files.values():
-        if not held.digested or len(made.files) == 1:
+        if not held.digested:
             require_file(folder, held)
     return carry_out(made)
 
@@ -69,6 +70,9 @@ def carry_out(made: recut.StagePlan) -> StageState:
             return read[str(source.held.path)](source.key)
 
         def make(how: recut.Made) -> Tensor:
+            return _of_rows(combined(how), how.rows) if how.rows else combined(how)
+
+        def combined(how: recut.Made) -> Tensor:
             if how.how == "copy":
                 return tensor(how.of[0])
             if how.how == "mean":
@@ -86,6 +90,12 @@ def carry_out(made: recut.StagePlan) -> StageState:
         generators = {kind: tensor(source) for kind, source in made.generators.items()}
     clocks, scales = dict(made.clocks), dict(made.scales)
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
+
+
+def _of_rows(tensor: Tensor, count: int) -> Tensor:
+    """The first so many rows, and the mean of all in place of those that are missing. [rows, …] → [count, …]"""
+    more = tensor.mean(0, keepdim=True).expand(max(0, count - len(tensor)), *tensor.shape[1:])
+    return torch.cat([tensor[:count], more])
 
 
 def cut_of(manifest: Manifest) -> Cut:
@@ -118,7 +128,7 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
 
     :raises UserError: naming the first file that is missing, damaged or has changed, or does not fit the run.
     """
-    read: set[Path] = set()
+    found: dict[Path, tuple[Path, Contents]] = {}
     for stage, name in load.items():
         manifest = read_manifest(checkpoints / name)
         saved, wanted = cut_of(manifest), cut_for(config)
@@ -126,9 +136,9 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         copies = _copies_for(checkpoints / name, manifest, wanted, stage)
         for replica in range(config.exchange.replicas):
             for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
-                if held.path not in read:
-                    require_file(checkpoints / name, held)
-                    read.add(held.path)
+                found[held.path] = checkpoints / name, held
+    with ThreadPoolExecutor(HASHING) as beside:
+        list(beside.map(lambda place: require_file(*place), found.values()))
 
 
 def _copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:
@@ -174,9 +184,9 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
 
 
 def require_file(folder: Path, held: Contents) -> None:
-    """Hold a file against its digest in the manifest, if there is one."""
-    if sha256 := _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place):
-        require_stage(held.path.parent, held.stage, sha256, held.place)
+    """Read a file; hold it against its digest in the manifest, and its tensors against theirs, where they have any."""
+    sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
+    require_stage(held.path.parent, held.stage, sha256, held.place)
 
 
 def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:

@@ -46,6 +46,8 @@ class Made(NamedTuple):
     how: Literal["copy", "mean", "sum"]
     of: tuple[Source, ...]
     among: int = 1
+    rows: int = 0
+    """where the vocabulary has another size: so many, of which those beyond are the mean of all that there were"""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def equal_copies(saved: Cut) -> bool:
 def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
     """:raises UserError: as :func:`plan`, of any parameter that is there."""
     indices = {number: _index(cut, copy.stages) for number, copy in copies.items()}
+    for stage, held in ((s, held) for copy in copies.values() for s, held in copy.outer.items()):
+        list(_parts(cut, stage, held))
     if equal_copies(cut):
         _require_equal(indices)
 
@@ -134,7 +138,8 @@ def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int,
     used = list(indices.values())
     if mine:
         used = [indices[replica if replica in indices else min(indices)]]
-    names = {local: atom_name(wanted, stage, local) for local in declared(wanted, stage)}
+    shapes = declared(wanted, stage)
+    names = {local: atom_name(wanted, stage, local) for local in shapes}
     atoms = {local: [index[name] for index in used] for local, name in names.items()}
     clocks = {local: clock for local, of in atoms.items() if (clock := _one_clock(of)) is not None}
     scale, scales = _scales({local: _one_scale(of) for local, of in atoms.items()}, used)
@@ -142,14 +147,14 @@ def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int,
     whole = {a.name for s in part for a in _atoms(saved, s, part[s])} == set(names.values())
     single = next(iter(part.values())) if len(part) == 1 and whole else None
     return StagePlan(
-        {local: _made(of, "weights") for local, of in atoms.items()},
-        {local: tuple(_made(atoms[local], kind) for kind in MOMENTS) for local in clocks},
+        {local: _made(of, "weights", shapes[local]) for local, of in atoms.items()},
+        {local: tuple(_made(atoms[local], kind, shapes[local]) for kind in MOMENTS) for local in clocks},
         clocks,
         scale,
         scales,
         _norms(list(part.values())) if whole else (None, None),
         {kind: Source(single, key) for kind, key in single.generators.items()} if single is not None else {},
-        *_outer(saved, wanted, names, replica, copies, rule.outer),
+        *_outer(saved, wanted, stage, replica, copies, rule.outer),
     )
 
 
@@ -215,9 +220,15 @@ def _require_equal(indices: Mapping[int, Mapping[str, _Atom]]) -> None:
                 )
 
 
-def _made(atoms: Sequence[_Atom], kind: str) -> Made:
+def _made(atoms: Sequence[_Atom], kind: str, expected: Entry) -> Made:
     sources = tuple(Source(atom.held, f"{kind}.{atom.local}") for atom in atoms)
-    return Made("copy" if len(sources) == 1 else "mean", sources)
+    return _fitted(Made("copy" if len(sources) == 1 else "mean", sources), expected)
+
+
+def _fitted(made: Made, expected: Entry) -> Made:
+    """With as many rows as there are to be: all else is as it was, or the model would be another."""
+    (held, key), shape = made.of[0], expected.shape
+    return made if held.entries[key].shape == shape else made._replace(rows=shape[0])
 
 
 def _one_clock(atoms: Sequence[_Atom]) -> int | None:
@@ -248,7 +259,7 @@ def _norms(stages: Sequence[Contents]) -> tuple[float | None, float | None]:
 
 
 def _outer(
-    saved: Cut, wanted: Cut, names: Mapping[str, str], replica: int, copies: Mapping[int, Copy], rule: str
+    saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy], rule: str
 ) -> tuple[dict[str, Made], Source | None]:
     """The outer state of a stage, by the names that it has there, and the rounds that are behind it."""
     if rule == "anew" or (rule == "own" and replica not in copies):
@@ -256,7 +267,8 @@ def _outer(
     used = [copies[replica]] if rule == "own" else list(copies.values())
     each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]
     rounds = [Source(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
-    local = {name: own for own, name in names.items()}
+    shapes = declared(wanted, stage)
+    local = {atom_name(wanted, stage, own): own for own in shapes}
     found: dict[str, Made] = {}
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for one in each for at in one):
@@ -271,6 +283,7 @@ def _outer(
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")
             found[f"{part}/{local[name]}"] = Made("mean", sources)
+    found = {at: _fitted(made, shapes[at.partition("/")[2]]) for at, made in found.items()}
     return found, rounds[0] if rounds and rule == "own" else None
 
 

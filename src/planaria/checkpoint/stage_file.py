@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, BinaryIO, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from planaria import atomic, digests
 from planaria.checkpoint import tensor_file
 from planaria.errors import UserError
+from planaria.model.packing import (
+    DIGEST_BYTES,
+    TYPES,
+    PackingError,
+    digest,
+    digest_table,
+    entries,
+    require_digest,
+    state_of,
+    summary,
+)
 from planaria.model.packing import Entry as Entry
-from planaria.model.packing import PackingError, named_tensors, require_digest, state_of, summary
 from planaria.model.state import StageState
+
+HASHING = 2
+"""threads that make or check digests of tensors, beside the one that reads or writes"""
 
 
 class _Label(BaseModel):
@@ -66,6 +81,7 @@ class Written(NamedTuple):
 
     bytes: int
     sha256: str
+    """see :func:`_root`"""
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
@@ -81,7 +97,7 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            sha256 = tensor_file.write(file, named_tensors(state), {"planaria": label})
+            sha256 = _write(file, state, {"planaria": label})
             file.flush()
             os.fsync(file.fileno())
             written = Written(os.fstat(file.fileno()).st_size, sha256)
@@ -93,11 +109,55 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
         raise OSError(atomic.refused(path, error)) from None
 
 
-def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
-    """UserError when a stage's file is not the one that was written with this digest."""
-    path = stage_file(folder, stage, place)
+def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> str:
+    """Write a state; the file's :func:`_root`. Digests are made while the disk is busy, and written last."""
+    named = entries(state)
+    table = digest_table(bytes(DIGEST_BYTES) for _ in named)
+    with ThreadPoolExecutor(HASHING) as beside:
+        rows = [beside.submit(digest, name, named[name]) for name in sorted(named)]
+
+        def before(name: str) -> None:
+            if name == "sha256":
+                table.copy_(digest_table(row.result() for row in rows))
+
+        return _root(tensor_file.write(file, named | {"sha256": table}, metadata, before), table)
+
+
+def _root(head: bytes, table: Tensor) -> str:
+    """The digest of a whole file: SHA-256 (hex) of how it begins, and of the digests of all its tensors.
+
+    So each byte is hashed once, by several threads, and the file is bound by it as by a digest of all its bytes, which
+    an older planaria has written down.
+    """
+    return hashlib.sha256(head + table.numpy().tobytes()).hexdigest()
+
+
+def _require_plain(path: Path) -> None:
+    """UserError when there is no file, or something that leads elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
     if not path.is_file():
         raise UserError(f"{path}: missing; choose another checkpoint of this run")
+
+
+def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None:
+    """Read a whole file; UserError when it is not the one that was written with this digest, if one is known."""
+    path = stage_file(folder, stage, place)
+    if sha256:
+        _require_root(path, sha256)
+    held = contents(folder, stage, place)
+    with reading(held) as read:
+        for key in held.entries:
+            read(key)
+
+
+def _require_root(path: Path, sha256: str) -> None:
+    """UserError when this is neither the file's :func:`_root`, by which its tensors' digests can be relied on, nor the
+    digest of all its bytes."""
+    _require_plain(path)
+    with suppress(PackingError, OSError), tensor_file.opened(path) as file:
+        if "sha256" in file.header.specs and _root(file.head, file.tensor("sha256")) == sha256:
+            return
     digests.require_file(path, [sha256], "choose another checkpoint of this run")
 
 
@@ -107,9 +167,9 @@ def read_stage(folder: Path, stage: int, sha256: str = "", place: int = 0) -> St
     :raises UserError: when the file is missing, damaged, changed, of another version or another stage.
     """
     if sha256:
-        require_stage(folder, stage, sha256, place)
+        _require_root(stage_file(folder, stage, place), sha256)
     with _opened(folder, stage, place) as (file, label):
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors = {key: file.tensor(key) for key in file.header.specs}
         return label.state(tensors) if isinstance(label, _FirstLabel) else state_of(tensors)
 
 
@@ -144,10 +204,9 @@ def contents(folder: Path, stage: int, place: int = 0) -> Contents:
     """Look into a stage's file; UserError as in :func:`read_stage`."""
     with _opened(folder, stage, place) as (file, label):
         path = stage_file(folder, stage, place)
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        specs = {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()}
+        specs = {key: (TYPES[dtype], tuple(shape)) for key, (dtype, shape) in file.header.specs.items()}
         if not isinstance(label, _FirstLabel):
-            return Contents(path, stage, place, label.step, True, *summary(specs, file.get_tensor))
+            return Contents(path, stage, place, label.step, True, *summary(specs, file.tensor))
         entries = {key: Entry(*spec) for key, spec in specs.items()}
         clocks = {key.partition(".")[2]: label.updates for key in specs if key.startswith("exp_avg.")}
         norms = (label.grad_norm, label.clipped_norm)
@@ -156,30 +215,56 @@ def contents(folder: Path, stage: int, place: int = 0) -> Contents:
 
 @contextmanager
 def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
-    """Single entries of a file, each held against its digest; UserError as in :func:`read_stage`."""
-    with _opened(held.path.parent, held.stage, held.place) as (file, _):
+    """Single entries of a file, each held against its digest; UserError as in :func:`read_stage`.
+
+    While one is looked at, the next can be read: what is damaged is refused at the end of the context, at the latest.
+    """
+    with (
+        _opened(held.path.parent, held.stage, held.place) as (file, _),
+        ThreadPoolExecutor(HASHING) as beside,
+    ):
+        checks = deque[Future[None]]()
+
+        def check(key: str, tensor: Tensor) -> None:
+            try:
+                require_digest(key, tensor, held.entries[key].sha256)
+            except PackingError:
+                raise UserError(
+                    f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
+                    "choose another checkpoint of this run"
+                ) from None
 
         def read(key: str) -> Tensor:
-            tensor: Tensor = file.get_tensor(key)
+            with _refusing(held.path):  # further files may be open: the error is not theirs
+                tensor = file.tensor(key)
             if held.digested:
-                require_digest(key, tensor, held.entries[key].sha256)
+                if len(checks) == HASHING:
+                    checks.popleft().result()
+                checks.append(beside.submit(check, key, tensor))
             return tensor
 
         yield read
+        for under_way in checks:
+            under_way.result()
 
 
 @contextmanager
-def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[Any, _Label]]:
-    """The open file, and the label in its header (whose offsets safetensors holds against the file's length)."""
+def _opened(folder: Path, stage: int, place: int) -> Iterator[tuple[tensor_file.TensorFile, _Label]]:
+    """The open file, and the label in its header."""
     path = stage_file(folder, stage, place)
-    if not path.is_file():
-        raise UserError(f"{path}: missing; choose another checkpoint of this run")
+    _require_plain(path)
+    with _refusing(path), tensor_file.opened(path) as file:
+        label = _LABEL.validate_json(file.header.metadata.get("planaria", "{}"))
+        if label.stage != stage:
+            raise UserError(f"{path}: holds stage {label.stage}, not {stage}; choose another checkpoint")
+        yield file, label
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """What is wrong with a file, as one line that names it."""
     try:
-        with safe_open(path, framework="pt") as file:
-            label = _LABEL.validate_json((file.metadata() or {}).get("planaria", "{}"))
-            if label.stage != stage:
-                raise UserError(f"{path}: holds stage {label.stage}, not {stage}; choose another checkpoint")
-            yield file, label
-    except (SafetensorError, ValidationError, PackingError) as error:
+        yield
+    except (ValidationError, PackingError, OSError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
         raise UserError(f"{path}: damaged or of another version ({reason}); choose another checkpoint") from None

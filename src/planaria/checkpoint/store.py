@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planaria import documents
+from planaria.bounds import Natural, Positive, Replicas, Stages
 from planaria.checkpoint.stage_file import stage_file
 from planaria.config import ExchangeConfig, ModelConfig
 from planaria.errors import UserError
@@ -28,6 +30,9 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NONE: Mapping[int, int] = MappingProxyType({})
 _UNFINISHED = ".unfinished"
+_REPLACED = f".replaced{_UNFINISHED}"
+_DROPPED = f".old{_UNFINISHED}"
+_FILE = r"^(replica-\d+/)?stage-\d{4,}(-at-\d+)?\.safetensors$"
 _WHOLE = re.compile(r"step-(\d+)")
 """how a whole checkpoint is called"""
 
@@ -38,29 +43,37 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int = FORMAT
-    step: int
-    stages: list[int]
+    step: Natural
+    stages: list[Natural]
     """stages that are present"""
-    pipeline_stages: int
+    pipeline_stages: Stages
     """block stages the model was cut into"""
-    samples: int | None = None
+    samples: Natural | None = None
     """that trained it; as many as its steps took, unless said"""
-    replicas: int = 1
+    replicas: Replicas = 1
     """where several: each in a folder ``replica-R`` of its own; the model is their mean (``checkpoint/loading.py``)"""
-    first_block: int | None = None
+    first_block: Natural | None = None
     """all blocks of samples before this one were used (a block: one replica's samples of a step), unless as ``samples``
     says"""
-    blocks_ahead: list[int] = []
+    blocks_ahead: list[Natural] = []
     """and these beyond: some replicas were ahead of others"""
-    standings: dict[int, Standing] = {}
+    standings: dict[Natural, Standing] = {}
     """where each of several replicas was"""
-    digests: dict[str, str] = {}
-    """file of the folder → its SHA-256; empty where an older planaria wrote it"""
+    digests: dict[Annotated[str, Field(pattern=_FILE)], str] = {}
+    """file of the folder → its digest (``stage_file.Written``); empty where an older planaria wrote it"""
     model: ModelConfig
     exchange: ExchangeConfig | None = None
     """how its replicas agreed; not known where an older planaria wrote it"""
-    block: int | None = None
+    block: Positive | None = None
     """samples of a block; as the recipe says unless given"""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
+            raise ValueError(f"stages {self.stages} are not those of 0 … {self.pipeline_stages}, each once")
+        if (self.model.layers - self.model.ends_layers) % self.pipeline_stages:
+            raise ValueError(f"{self.model.layers} layers do not divide into {self.pipeline_stages} stages")
+        return self
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,7 @@ class CheckpointStore:
             file.write(documents.sealed(manifest))
             file.flush()
             os.fsync(file.fileno())
-        replaced = self._out_of_the_way(final) if final.exists() else None
+        replaced = self._out_of_the_way(final, _REPLACED) if final.exists() else None
         try:
             gathered.replace(final)
         except OSError:
@@ -134,7 +147,7 @@ class CheckpointStore:
         _sync_folder(self.folder)
         # Later ones are of a history that was abandoned when the run was resumed from an earlier state: not this one's.
         for old in [s for s in self.list() if s.whole and s.step <= manifest.step][:-keep]:
-            self._out_of_the_way(old.folder)
+            self._out_of_the_way(old.folder, _DROPPED)
         self.discard_unfinished()
         return Saved(final, manifest)
 
@@ -145,9 +158,15 @@ class CheckpointStore:
         for saved in later:
             saved.folder.replace(saved.folder.with_name(f"abandoned-{time.time_ns()}-{saved.folder.name}"))
 
-    def _out_of_the_way(self, folder: Path) -> Path:
+    def bring_back(self) -> None:
+        """Give back its name to a checkpoint that was about to be replaced, where the seal was killed before it was."""
+        for aside in self.folder.glob(f"*{_REPLACED}"):
+            if not (before := aside.with_name(aside.name.removesuffix(_REPLACED))).exists():
+                aside.replace(before)
+
+    def _out_of_the_way(self, folder: Path, why: str) -> Path:
         """Rename a folder before it is removed, so that a crash never leaves half a checkpoint under its name."""
-        doomed = folder.with_name(f"{folder.name}.old{_UNFINISHED}")
+        doomed = folder.with_name(f"{folder.name}{why}")
         if doomed.exists():
             shutil.rmtree(doomed)
         folder.replace(doomed)
@@ -199,6 +218,8 @@ def read_manifest(folder: Path) -> Manifest:
     :raises UserError: when it is missing, damaged or of another format.
     """
     path = folder / MANIFEST
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link; put the file itself there, or choose another checkpoint")
     if not path.exists():
         raise UserError(f"{folder}: no {MANIFEST}, so it is no checkpoint; remove it or choose another")
     manifest = documents.unsealed(path, Manifest, mend="choose another checkpoint, or remove this")

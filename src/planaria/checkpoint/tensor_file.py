@@ -1,41 +1,108 @@
-"""Safetensors files, written tensor by tensor.
+"""Safetensors files, written and read tensor by tensor.
 
 The library's own writer holds the interpreter's lock from the first byte to the last: while a disk is slow, or hangs,
-no other thread could even say that the process lives. Reading is the library's.
+no other thread could even say that the process lives. Its reader maps the whole file: a tensor keeps all pages of it, a
+file that is cut short meanwhile kills the process, and a header may be of any size. Both write and read the same bytes.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
+import math
 import os
 import stat
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from torch import Tensor
 
-from planaria.model.packing import layout
-from planaria.transport.buffers import as_bytes
+from planaria.model.packing import HEADROOM, Header, PackingError, header_of, layout
+from planaria.transport.buffers import as_bytes, buffer
+
+_AT_ONCE = 1 << 30
+"""bytes: the system reads at most two billion"""
 
 
-def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Write a whole file; its SHA-256 (hex). Other threads run while bytes go to the disk.
+def write(
+    file: BinaryIO,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    before: Callable[[str], object] = lambda name: None,
+) -> bytes:
+    """Write a whole file; how it begins, as far as its first tensor. Other threads run while bytes go to the disk.
 
+    :param before: is called with a tensor's name just before it is written; until then its numbers may change.
     :raises KeyError: for a tensor of a type that such files do not have.
     :raises OSError: when the disk is full.
     """
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
-    pieces = [memoryview(head), *(as_bytes(tensors[name].contiguous()) for name in spans)]
-    _require_room(file, sum(piece.nbytes for piece in pieces))
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as beside:
-        for piece in pieces:
-            counted = beside.submit(digest.update, piece)
-            file.write(piece)
-            counted.result()
-    return digest.hexdigest()
+    _require_room(file, len(head) + sum(tensor.nbytes for tensor in tensors.values()))
+    file.write(head)
+    for name in spans:
+        before(name)
+        file.write(as_bytes(tensors[name].contiguous()))
+    return head
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An open file: its header, of which every size fits the bytes that are there, and its tensors one by one."""
+
+    header: Header
+    head: bytes
+    """how the file begins, as :func:`write` returns it"""
+    _handle: int
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor into memory of its own.
+
+        :raises KeyError: when there is none of that name.
+        :raises PackingError: when the file has become shorter.
+        :raises OSError: when the disk cannot be read.
+        """
+        dtype, shape = self.header.specs[name]
+        made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
+        place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
+        while rest:
+            count = os.preadv(self._handle, [rest[:_AT_ONCE]], place)
+            if not count:
+                raise PackingError(f"{name!r}: the file ends before it does")
+            place, rest = place + count, rest[count:]
+        return made
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TensorFile]:
+    """The file that :func:`write` or the library wrote.
+
+    :raises PackingError: when its header is none, too long, or does not fit the file's length.
+    :raises OSError: when it cannot be read.
+    """
+    with path.open("rb") as file:
+        size, first = os.fstat(file.fileno()).st_size, file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if not 0 < length <= min(size - 8, HEADROOM):
+            raise PackingError(f"a file of {size} bytes cannot have a header of {length}")
+        text = file.read(length)
+        header = header_of(text)
+        _require_filled(header, size - 8 - length)
+        yield TensorFile(header, first + text, file.fileno())
+
+
+def _require_filled(header: Header, size: int) -> None:
+    """:raises PackingError: unless the tensors lie one after the other, without gaps, and fill so many bytes."""
+    end = 0
+    for name, (begin, after) in sorted(header.spans.items(), key=lambda item: item[1]):
+        dtype, shape = header.specs[name]
+        if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
+            raise PackingError(f"{name!r} lies from byte {begin} to {after}: not where a {list(shape)} would")
+        end = after
+    if end != size:
+        raise PackingError(f"the header announces {end} bytes of tensors, and there are {size}")
 
 
 def _require_room(file: BinaryIO, size: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from planaria.checkpoint.cut import atom_name
+from planaria.checkpoint.cut import atom_name, require_known
 from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_for
 from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
-from planaria.checkpoint.stage_file import Contents, reading, write_stage
+from planaria.checkpoint.stage_file import Contents, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
 from planaria.config import RunConfig
 from planaria.engine import runs
@@ -26,6 +26,7 @@ def show(folder: Path, name: str | None) -> list[Table]:
     """Every parameter of a checkpoint (the newest, unless named) with all that goes with it."""
     saved = _chosen(folder, name)
     manifest, cut = saved.manifest, cut_of(saved.manifest)
+    require_known(cut, saved.folder)
     copies = copies_of(saved.folder, manifest, manifest.stages)
     pattern = "unique" if cut.replicas == 1 else "replicated" if equal_copies(cut) else "average"
     first = next(iter(copies.values())).stages
@@ -62,14 +63,13 @@ def verify(folder: Path, name: str | None) -> Iterator[str]:
     """
     chosen = _chosen(folder, name)
     for saved in CheckpointStore(folder / "checkpoints").list() if name is None else [chosen]:
+        cut = cut_of(saved.manifest)
+        require_known(cut, saved.folder)
         copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
-        require_whole(cut_of(saved.manifest), copies)
+        require_whole(cut, copies)
         files = _files(copies)
         for held in files:
             require_file(saved.folder, held)
-            with reading(held) as read:
-                for key in held.entries:
-                    read(key)
         count = sum(len(held.entries) for held in files)
         told = "" if saved.whole else " (partial)"
         told += "" if saved.manifest.digests else "; without digests, as an older planaria wrote it"

@@ -30,10 +30,12 @@ def replay_run(folder: Path) -> str:
     if problems:
         raise RunStopped("\n".join([f"{folder}: the log does not explain the run:", *problems[:10]]))
     end = "the same final state" if result.state.over else "a run that has not ended"
-    return (
+    found = (
         f"{result.events} events led to the same {result.decisions} decisions and {end}: "
         f"step {again['step']}, generation {again['generation']}, {again['phase']}"
     )
+    shapes = [f"went on in another shape: {started.recut}" for _, started in record.starts if started.recut is not None]
+    return "\n".join([found, *shapes])
 
 
 def _comparable(state: StateFile) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ from torch import nn
 from planaria.config import OptimConfig
 
 NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
+_LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
@@ -42,3 +44,20 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tuple[float, float]:
+    """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norm before and after that.
+
+    By layer, each decoder layer is bounded by itself, and so is each parameter outside of layers (embedding, norm,
+    head). No cut divides these, so none changes what is clipped.
+    """
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        layer = _LAYER.match(name)
+        own = "" if config.clip_by == "stage" else layer[0] if layer else name
+        groups.setdefault(own, []).append(parameter)
+    bound = config.clip or math.inf
+    each = [nn.utils.clip_grad_norm_(group, bound) for group in groups.values()]
+    norms = torch.stack([norm.to(each[0].device) for norm in each]).tolist() if each else []
+    return math.hypot(*norms), math.hypot(*(min(norm, bound) for norm in norms))

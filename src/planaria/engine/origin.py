@@ -11,7 +11,7 @@ from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
 from planaria.exchange import exchange
-from planaria.record.events import RunStarted, Standing
+from planaria.record.events import Recut, RunStarted, Standing
 from planaria.recovery import recovery
 from planaria.routing import change, routes
 
@@ -41,6 +41,8 @@ class Origin:
     """that of the checkpoint in ``load``, where it is older than ``step``"""
     standings: Mapping[int, Standing] = field(default_factory=dict)
     """where replicas that are not all at ``step`` take up"""
+    recut: Recut | None = None
+    """what became of a checkpoint of another shape"""
 
     @property
     def next_fault(self) -> int:
@@ -86,6 +88,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         recalled=origin.recalled,
         remembering=list(origin.remembering),
         durable_step=origin.durable_step,
+        recut=origin.recut,
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         spares=config.fleet.spares,

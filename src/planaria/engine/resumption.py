@@ -11,8 +11,9 @@ from planaria.checkpoint import recut
 from planaria.checkpoint.cut import Cut, require_alike
 from planaria.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.checkpoint.store import CheckpointStore, Saved
-from planaria.config import ChaosConfig, RunConfig
+from planaria.config import ChaosConfig, OptimConfig, RunConfig
 from planaria.data.shards import Meta
+from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.origin import Origin
@@ -20,11 +21,11 @@ from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.engine.recall import recalled
 from planaria.errors import UserError
 from planaria.options import Options
-from planaria.record.events import Standing
+from planaria.record.events import Recut, Shape, Standing
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
-"""what cannot change without making it another run; of the model, its ``ends_layers`` can"""
+"""what cannot change without making it another run; of the model, its ``ends_layers`` and ``vocab`` can"""
 SHAPE = ("model", "pipeline", "routing", "exchange", "network")
 """what a run goes on with otherwise is said to whoever resumes it"""
 
@@ -60,6 +61,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
     if differing := _differing(before, config):
         say(f"{folder}: goes on with {differing}")
     store = CheckpointStore(folder / "checkpoints")
+    store.bring_back()
     saved = choose(store, checkpoint)
     origin = _origin(store, folder, saved, config, say)
     check_stages(store.folder, origin.load, config)
@@ -71,11 +73,13 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """The run's own configuration with flags laid over it; UserError where they would make it another run."""
     config = recipe.overlay(_chosen_anew(before, flags), flags)
-    recut_model = before.model.model_copy(update={"ends_layers": config.model.ends_layers})
+    free = {"ends_layers": config.model.ends_layers, "vocab": config.model.vocab}
+    recut_model = before.model.model_copy(update=free)
     for name in FIXED:
         if getattr(config, name) != (recut_model if name == "model" else getattr(before, name)):
             flag = next(f for f in flags if f.partition(".")[0] == name)
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
+    config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")
     if config.routing.schedule is not None:
@@ -84,6 +88,22 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
         config = placed(config, None)
     if "chaos.trace" not in flags and config.chaos.trace is not None:
         return config.model_copy(update={"chaos": ChaosConfig(trace=str(folder / runs.TRACE))})
+    return config
+
+
+def _with_tokenizer(config: RunConfig, before: RunConfig, folder: Path) -> RunConfig:
+    """With the tokenizer that the run began with, where another would be made for another size of the vocabulary.
+
+    :raises UserError: when the vocabulary has no room for it.
+    """
+    own, size = (folder / runs.TOKENIZER).absolute(), config.model.vocab
+    if size != before.model.vocab and (least := Tokenizer.open(own).vocab) > size:
+        raise UserError(f"--model.vocab {size}: {folder}'s tokenizer has {least} ids; give {least} or more")
+    chosen = config.data.tokenizer
+    if (chosen == "bpe" and size != before.model.vocab) or (
+        Path(chosen).name == own.name and not Path(chosen).exists()
+    ):
+        return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(own)})})
     return config
 
 
@@ -181,7 +201,8 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
     load = _load(store, saved, was.lines == now.lines, range(now.stages + 1), say)
     first_block = _first_block(saved, config, itinerary)
     rule = recut.rules(was, now, len(manifest.standings) if manifest.replicas > 1 else 1)
-    for line in _told(was, now, rule, config.optim.clip):
+    told = _told(was, now, rule, config.optim)
+    for line in told:
         say(f"{saved.folder.name}: {line}")
     standings = manifest.standings if itinerary.replicas == manifest.replicas > 1 and rule.weights == "own" else {}
     if rule.outer != "own":
@@ -195,6 +216,15 @@ def _origin(store: CheckpointStore, folder: Path, saved: Saved | None, config: R
         first_block=first_block,
         blocks_ahead=manifest.blocks_ahead,
         standings=standings,
+        recut=Recut(checkpoint=saved.folder.name, was=_shape(was), now=_shape(now), said=told) if told else None,
+    )
+
+
+def _shape(cut: Cut) -> Shape:
+    kind = "" if cut.exchange is None else cut.exchange.kind
+    model = cut.model
+    return Shape(
+        stages=cut.stages, ends_layers=model.ends_layers, vocab=model.vocab, replicas=cut.replicas, exchange=kind
     )
 
 
@@ -218,17 +248,20 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _told(was: Cut, now: Cut, rule: recut.Rules, clip: float) -> list[str]:
+def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
     """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
     lines = []
     if was.lines != now.lines:
         counts = "{} stages, ends_layers = {}, now {} and {}".format(*was.lines, *now.lines)
         lines.append(f"of {counts}: re-cut by parameter, with moments, clocks and learning-rate scales")
-        if clip:
+        if optim.clip and optim.clip_by == "stage":
             lines.append(
-                f"optim.clip = {clip:g} bounds each stage's gradient: wherever it binds, the new cut "
-                "clips otherwise than the old one would have"
+                f"optim.clip = {optim.clip:g} bounds each stage's gradient: wherever it binds, the new cut "
+                "clips otherwise than the old one would have; with --optim.clip_by layer, no later cut does"
             )
+    if more := now.model.vocab - was.model.vocab:
+        rows = f"have {more} rows more, each the mean of all others" if more > 0 else f"lose their last {-more} rows"
+        lines.append(f"of {was.model.vocab} tokens, now {now.model.vocab}: embedding and head {rows}")
     if was.replicas != now.replicas:
         counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
         what = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"

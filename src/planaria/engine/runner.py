@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.engine.batches import Batch
-from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
 from planaria.model.families import build_stage
 from planaria.model.state import StageState
 
@@ -95,11 +95,10 @@ class StageRunner:
         if not self._train:
             return None
         self.weigh()
-        clip = self.config.optim.clip
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip or math.inf).item()
+        norm, bounded = clip_gradients(self.parameters, self.config.optim)
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient norm of stage {self.stage} is {norm}; lower optim.lr")
-        self._pending = (norm, min(norm, clip) if clip else norm)
+        self._pending = norm, bounded
         return norm
 
     def weigh(self) -> None:

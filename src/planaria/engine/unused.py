@@ -45,6 +45,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
+    "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
     "optim.final_lr": (lambda c: c.optim.schedule == "cosine", "only optim.schedule = 'cosine' ends there"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "network.straggle": (_straggles, STRAGGLING),

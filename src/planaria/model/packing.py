@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ _LARGEST = 1 << 48
 _MOST_SIDES = 64
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _KINDS = ("weights", *_MOMENTS, "generators", "outer")
-_DIGEST_BYTES = hashlib.sha256().digest_size
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 Spec = tuple[torch.dtype, Sequence[int]]
 """a tensor's type and shape"""
@@ -77,7 +77,7 @@ def pack(state: StageState) -> Tensor:
 
 def pack_bare(state: StageState, memory: Callable[[int], Tensor]) -> Tensor:
     """The same without digests, for bytes that are checked otherwise: a mere copy, into ``memory`` of so many bytes."""
-    named = named_tensors(state, digests=False)
+    named = entries(state)
     head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in named.items()})
     flat = memory(len(head) + max(end for _, end in spans.values()))
     flat[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -107,7 +107,7 @@ def unpack(flat: Tensor, digests: bool = True) -> StageState:
     length = int.from_bytes(flat[:8].numpy().tobytes(), "little")
     if length > min(len(flat) - 8, HEADROOM):
         raise PackingError(f"a packed state of {len(flat)} bytes cannot have a header of {length}")
-    specs = _specs(flat[8 : 8 + length].numpy().tobytes())
+    specs = header_of(flat[8 : 8 + length].numpy().tobytes()).specs
     head, spans = layout(specs)
     if head != flat[: len(head)].numpy().tobytes():
         raise PackingError("header of a packed state: not the one that its tensors have")
@@ -119,11 +119,22 @@ def unpack(flat: Tensor, digests: bool = True) -> StageState:
     return state_of(named, digests)
 
 
-def named_tensors(state: StageState, digests: bool = True) -> dict[str, Tensor]:
-    """All of ``state`` as contiguous tensors on the CPU, with a digest of each; they share memory where they can.
+def named_tensors(state: StageState) -> dict[str, Tensor]:
+    """All of ``state`` as :func:`entries`, with a digest of each in ``sha256``.
 
     :raises KeyError: for a tensor of a type that the bytes do not have.
     """
+    named = entries(state)
+    return named | {"sha256": digest_table(digest(name, named[name]) for name in sorted(named))}
+
+
+def digest_table(rows: Iterable[bytes]) -> Tensor:
+    """The entry ``sha256``: the digests of all others in the order of their names. [entries, 32], uint8."""
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, DIGEST_BYTES)
+
+
+def entries(state: StageState) -> dict[str, Tensor]:
+    """All of ``state`` as contiguous tensors on the CPU; they share memory where they can."""
     named = {f"weights.{name}": tensor for name, tensor in state.weights.items()}
     for place, kind in enumerate(_MOMENTS):
         named |= {f"{kind}.{name}": pair[place] for name, pair in state.moments.items()}
@@ -135,11 +146,7 @@ def named_tensors(state: StageState, digests: bool = True) -> dict[str, Tensor]:
     if state.scales:
         scales = [state.scales.get(name, state.lr_scale) for name in sorted(state.weights)]
         named["scales"] = torch.tensor(scales, dtype=torch.float64)
-    named = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
-    if not digests:
-        return named
-    each = b"".join(digest(name, named[name]) for name in sorted(named))
-    return named | {"sha256": torch.frombuffer(bytearray(each), dtype=torch.uint8).view(-1, _DIGEST_BYTES)}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
 
 def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
@@ -159,8 +166,9 @@ def state_of(named: Mapping[str, Tensor], digests: bool = True) -> StageState:
         kinds[kind][name] = tensor
     weights, first, second, generators, outer = kinds.values()
     shapes = {name: tensor.shape for name, tensor in weights.items()}
-    if first.keys() != second.keys() or any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
-        raise PackingError("a packed state has two moments of a parameter or none, of the shape of its weights")
+    _require_paired(first, second)
+    if any(m[n].shape != shapes.get(n) for m in (first, second) for n in m):
+        raise PackingError("a packed state has two moments of a parameter, of the shape of its weights")
     moments = {name: (first[name], second[name]) for name in first}
     told = numbers_of(numbers)
     own = scales_of(scales, weights, told[0])
@@ -179,18 +187,24 @@ def summary(specs: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[st
     """
     keys = sorted(specs.keys() - {"sha256"})
     digests = read("sha256") if "sha256" in specs else None
-    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), _DIGEST_BYTES)):
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(keys), DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
     entries = {key: Entry(*specs[key], row.numpy().tobytes()) for key, row in zip(keys, digests, strict=True)}
     small = {key: read(key) for key in ("numbers", "clocks", "scales") if key in entries}
     for key, tensor in small.items():
         require_digest(key, tensor, entries.pop(key).sha256)
-    weights, first = (
-        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", "exp_avg")
+    weights, first, second = (
+        [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")] for kind in ("weights", *_MOMENTS)
     )
+    _require_paired(first, second)
     scale, *norms = numbers_of(small.get("numbers"))
     scales = scales_of(small.get("scales"), weights, scale)
     return entries, clocks_of(small.get("clocks"), first), scale, scales, (norms[0], norms[1])
+
+
+def _require_paired(first: Collection[str], second: Collection[str]) -> None:
+    if odd := sorted({*first} ^ {*second}):
+        raise PackingError(f"a packed state has two moments of a parameter or none; of {odd[0]!r} there is one")
 
 
 def clocks_of(given: Tensor | None, names: Collection[str]) -> dict[str, int]:
@@ -237,24 +251,38 @@ def layout(
     return struct.pack("<Q", len(text)) + text, spans
 
 
-def _specs(text: bytes) -> dict[str, Spec]:
-    """What a header says of its tensors; PackingError when it says what cannot be."""
+class Header(NamedTuple):
+    """What a safetensors document says before its tensors."""
+
+    specs: dict[str, Spec]
+    spans: dict[str, tuple[int, int]]
+    """from where to where each tensor lies after the header: not yet held against anything"""
+    metadata: dict[str, str]
+
+
+def header_of(text: bytes) -> Header:
+    """A header's text, read; PackingError when it says what cannot be."""
     try:
-        specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in json.loads(text).items()}
+        tree = json.loads(text)
+        metadata = dict(tree.pop("__metadata__", {}))
+        specs = {name: (_DTYPES[entry["dtype"]], entry["shape"]) for name, entry in tree.items()}
+        spans = {name: (entry["data_offsets"][0], entry["data_offsets"][1]) for name, entry in tree.items()}
         for _, shape in specs.values():
             if len(shape) > _MOST_SIDES or any(type(side) is not int or side < 0 for side in shape):
                 raise ValueError("sides that cannot be")
             if math.prod(side for side in shape if side) >= _LARGEST:  # some may be absurd although one is 0
                 raise ValueError("a tensor larger than any")
+        if any(type(place) is not int for span in spans.values() for place in span):
+            raise ValueError("a place that is no number")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PackingError(f"header of a packed state: {type(error).__name__}, {str(error)[:80]!r}") from None
-    return specs
+    return Header(specs, spans, metadata)
 
 
 def _check_digests(named: dict[str, Tensor]) -> None:
     """Take the digests out and hold all others against them."""
     digests = named.pop("sha256", None)
-    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), _DIGEST_BYTES)):
+    if digests is None or (digests.dtype, digests.shape) != (torch.uint8, (len(named), DIGEST_BYTES)):
         raise PackingError("a packed state has a digest of each of its tensors")
     for name, expected in zip(sorted(named), digests, strict=True):
         require_digest(name, named[name], expected.numpy().tobytes())

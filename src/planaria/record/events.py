@@ -28,7 +28,9 @@ from planaria.record.reports import StageSaved as StageSaved
 from planaria.record.reports import WorkerFailed as WorkerFailed
 from planaria.record.reports import WorkerJoined as WorkerJoined
 from planaria.record.started import Fact as Fact
+from planaria.record.started import Recut as Recut
 from planaria.record.started import RunStarted as RunStarted
+from planaria.record.started import Shape as Shape
 from planaria.record.started import Standing as Standing
 from planaria.record.telemetry import Heartbeat as Heartbeat
 from planaria.record.telemetry import Span as Span

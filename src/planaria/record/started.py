@@ -30,6 +30,36 @@ class Standing(Fact):
     """steps since the last of them"""
 
 
+class Shape(Fact):
+    """How a part of a run is spread."""
+
+    stages: int
+    ends_layers: int
+    vocab: int
+    replicas: int
+    exchange: str
+    """the kind, empty where an older planaria did not write it down"""
+
+    def __str__(self) -> str:
+        ends = f", ends_layers = {self.ends_layers}" if self.ends_layers else ""
+        several = f", {self.replicas} replicas ({self.exchange or 'exchange not known'})" if self.replicas > 1 else ""
+        return f"{self.stages} stage{'s' * (self.stages > 1)}{ends}{several}"
+
+
+class Recut(Fact):
+    """A part of a run begins from a checkpoint of another shape."""
+
+    checkpoint: str
+    was: Shape
+    now: Shape
+    said: list[str]
+    """to the user who resumed it: what was averaged, what begins anew"""
+
+    def __str__(self) -> str:
+        rows = f"; {self.was.vocab} tokens, now {self.now.vocab}" if self.was.vocab != self.now.vocab else ""
+        return f"{self.checkpoint}: {self.was}, now {self.now}{rows}"
+
+
 class RunStarted(Fact):
     """The controller is up: everything of the configuration that its decisions depend on."""
 
@@ -66,6 +96,8 @@ class RunStarted(Fact):
     """their other nodes are to be rebuilt from these"""
     durable_step: int | None = None
     """that of the checkpoints in ``load``, where it is older than ``first_step``"""
+    recut: Recut | None = None
+    """why the shape is not that of the part before"""
     eval_every: int = 0
     save_every: int = 0
     """steps between checkpoints, at first"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,16 @@ _POOL = MemoryPool(64 << 20)
 
 def receive_buffer(header: Header) -> Tensor:
     """An uninitialised tensor for the payload that ``header`` announces."""
-    if header.nbytes >= _LARGE:
-        return _POOL.take(header.nbytes).view(header.dtype).view(header.shape)
-    if header.dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
-        return torch.from_numpy(np.empty(header.shape, _NUMPY[header.dtype]))
-    return torch.empty(header.shape, dtype=header.dtype)
+    return buffer(header.dtype, header.shape, header.nbytes)
+
+
+def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
+    """An uninitialised tensor of ``size`` bytes, to be filled at once."""
+    if size >= _LARGE:
+        return _POOL.take(size).view(dtype).view(tuple(shape))
+    if dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
+        return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
+    return torch.empty(tuple(shape), dtype=dtype)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

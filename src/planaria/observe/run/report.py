@@ -65,6 +65,7 @@ def body(record: RunRecord) -> Iterator[str]:
     yield from _recoveries(record, timings)
     yield from snapshots.section(record, timings)
     yield from _holders_and_bytes(record, timings)
+    yield from _checkpoints(record)
     yield page.section(
         "Configuration",
         "The resolved recipe; what differs from the defaults is blue.",
@@ -221,6 +222,17 @@ def _holders_and_bytes(record: RunRecord, timings: list[RecoveryTiming]) -> Iter
             "Payload of activations, gradients and copies between stages, as the senders counted it."
             + (" What replicas say to one another is not in it." if naming_of(record).several else ""),
             page.chart(sent, "bytes"),
+        )
+
+
+def _checkpoints(record: RunRecord) -> Iterator[str]:
+    parts = [(started.first_step, started.recut) for _, started in record.starts if started.recut is not None]
+    if parts:
+        rows = [[str(step), cut.checkpoint, str(cut.was), str(cut.now), "; ".join(cut.said)] for step, cut in parts]
+        yield page.section(
+            "Checkpoints",
+            "Where the run went on in another shape than it was saved in.",
+            page.table(["step", "checkpoint", "from", "to", "what became of its state"], rows, 5),
         )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planaria.config import OptimConfig
-from planaria.engine.optimizer import learning_rate, make_optimizer
+from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
 from planaria.swarm.learning.loss import divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.loss_stats import LossStats
@@ -52,11 +52,11 @@ class Learner:
         for start in range(0, len(taken), ROWS):
             found = self._backward(taken[start : start + ROWS], divisor)
             total, stats = total + found[0], stats + found[1]
-        norm = nn.utils.clip_grad_norm_(self.parameters, self._optim.clip or float("inf"))
+        norm, _ = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._optim, number, self._rounds)
         self.optimizer.step()
-        return Learned(total, float(norm), stats.means())
+        return Learned(total, norm, stats.means())
 
     def _backward(self, part: Sequence[Rollout], divisor: float) -> tuple[float, LossStats]:
         device = self.parameters[0].device

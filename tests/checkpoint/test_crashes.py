@@ -1,0 +1,161 @@
+"""Whoever saves or seals is killed, at every step that the file system can see: what is listed afterwards is whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from planaria.checkpoint.loading import copies_of, cut_of, require_file
+from planaria.checkpoint.recut import require_whole
+from planaria.checkpoint.stage_file import reading, write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
+from planaria.config import ExchangeConfig, ModelConfig
+from planaria.model.families import build_stage
+from planaria.model.state import StageState
+from planaria.record.events import Standing
+
+MODEL = ModelConfig(vocab=11, dim=8, layers=2, heads=2, hidden=12, context=6)
+STAGES, KEEP = 2, 2
+SEEN = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "fsync"}
+"""what changes files or the order in which they become durable, as Python's audit hooks tell"""
+
+
+def states(stage: int, step: int) -> StageState:
+    built = build_stage(MODEL, STAGES, stage, 0, "meta")
+    weights = {name: torch.full(p.shape, float(step)) for name, p in built.named_parameters()}
+    moments = {name: (weight + 1, weight + 2) for name, weight in weights.items()}
+    return StageState(weights, moments, dict.fromkeys(weights, step))
+
+
+def save(folder: Path, step: int, replicas: int, told: Callable[[bytes], object]) -> None:
+    """Write and seal a checkpoint."""
+    store, digests = CheckpointStore(folder), {}
+    for replica in range(replicas):
+        for stage in range(STAGES + 1):
+            written = write_stage(store.part(step, replicas, replica, 0), stage, step, states(stage, step))
+            digests[stage_name(stage, replica, replicas)] = written.sha256
+    manifest = Manifest(
+        step=step,
+        stages=list(range(STAGES + 1)),
+        pipeline_stages=STAGES,
+        replicas=replicas,
+        standings=dict.fromkeys(range(replicas), Standing(step=step)) if replicas > 1 else {},
+        digests=digests,
+        model=MODEL,
+        exchange=ExchangeConfig(kind="noloco", replicas=replicas) if replicas > 1 else None,
+    )
+    told(b"s")
+    store.seal(f"step-{step:08d}", manifest, KEEP)
+    told(b".")
+
+
+def in_a_process(work: Callable[[Callable[[bytes], object]], object], kill_after_s: float | None = None) -> bytes:
+    """What ``work`` told before it was killed, or after that ``!`` when it came to its end."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(60)
+            work(lambda word: os.write(writer, word))
+            os.write(writer, b"!")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    told = b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
+    os.close(reader)
+    assert told.endswith(b"!") or os.WIFSIGNALED(status), "it failed by itself"
+    assert not os.WIFSIGNALED(status) or os.WTERMSIG(status) == signal.SIGKILL
+    return told
+
+
+def strike_at(number: int) -> None:
+    """From now on this process is killed just before what it does as the ``number``-th thing that files can see."""
+    seen = 0
+
+    def strike(event: str, arguments: object) -> None:
+        nonlocal seen
+        if event in SEEN:
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(strike)
+    real = os.fsync
+    os.fsync = lambda handle: (strike("fsync", handle), real(handle))[1]  # type: ignore[assignment]
+
+
+def require_all_whole(folder: Path) -> list[int]:
+    """Every checkpoint that is listed can be read to the last byte; their steps."""
+    found = CheckpointStore(folder).list()
+    for saved in found:
+        assert saved.whole
+        copies = copies_of(saved.folder, saved.manifest, saved.manifest.stages)
+        require_whole(cut_of(saved.manifest), copies)
+        for copy in copies.values():
+            for held in copy.stages.values():
+                require_file(saved.folder, held)
+                with reading(held) as read:
+                    assert (read("weights." + held.names("weights")[0]) == saved.step).all()
+    return [saved.step for saved in found]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("step", [3, 2], ids=["a new step", "a step that is there"])
+def test_a_saver_is_killed_at_every_step_on_its_way(replicas: int, step: int, tmp_path: Path) -> None:
+    """Each time from the same two checkpoints; then the next one saves where the killed one has left its files."""
+    for before in (1, 2):
+        save(tmp_path / "before", before, replicas, bytes)
+    ends = []
+    for number in range(1, 200):
+        folder = Path(shutil.copytree(tmp_path / "before", tmp_path / str(number)))
+
+        def work(tell: Callable[[bytes], object], folder: Path = folder, number: int = number) -> None:
+            strike_at(number)
+            save(folder, step, replicas, tell)
+
+        ends.append(in_a_process(work))
+        require_all_whole(folder)
+        CheckpointStore(folder).bring_back()  # as whoever resumes does
+        steps = require_all_whole(folder)
+        assert 2 in steps, "what was there before is there still"
+        assert step in steps or not ends[-1].endswith((b".", b"!")), "who was told that it is sealed finds it"
+        save(folder, 4, replicas, bytes)
+        assert require_all_whole(folder)[-1] == 4
+        assert {left.suffix for left in folder.iterdir()} == {""}, "nothing is left of what was killed"
+        shutil.rmtree(folder)
+        if ends[-1].endswith(b"!"):
+            break
+    assert ends[-1] == b"s.!" and ends.count(b"") > 10 * replicas and ends.count(b"s") > 10
+
+
+@pytest.mark.slow
+def test_a_saver_is_killed_at_fifty_random_moments(tmp_path: Path) -> None:
+    draw, first, sealing = random.Random(34107), 2, 0
+    save(tmp_path, 1, 2, bytes)  # what is slow the first time is not to be slow in each process
+    for _ in range(50):
+
+        def work(tell: Callable[[bytes], object], first: int = first) -> None:
+            for step in range(first, first + 1000):
+                save(tmp_path, step, 2, tell)
+
+        told = in_a_process(work, draw.uniform(0.02, 0.4))
+        steps = require_all_whole(tmp_path)
+        sealed = first + told.count(b".") - 1
+        if sealed >= first:
+            assert sealed in steps
+        sealing += told.endswith(b"s")
+        first = max([*steps, first - 1]) + 1
+    assert sealing and first > 10

@@ -1,0 +1,135 @@
+"""A damaged checkpoint is refused in one line by every way in: at the same cut, at another, and by ``verify``."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import pytest
+from checkpoint_damage import Case, cases
+
+import planaria
+from planaria.checkpoint.loading import stage_for
+from planaria.commands.checkpoint import verify
+from planaria.engine.resumption import take_up
+from planaria.errors import UserError
+
+STEP = "step-00000002"
+SLACK = 48 << 20
+"""bytes that reading a checkpoint of some kilobytes may take: a header of a hundred thousand entries among them"""
+RECIPE = """
+engine = "inline"
+[model]
+vocab = 257
+dim = 8
+layers = 2
+heads = 2
+hidden = 8
+context = 4
+[pipeline]
+stages = 2
+microbatches = 1
+microbatch_size = 1
+[data]
+source = "{home}/text.txt"
+tokenizer = "bytes"
+cache = "{home}/cache"
+[train]
+steps = 2
+eval_every = 0
+[checkpoint]
+every = 1
+[exchange]
+replicas = {replicas}
+kind = "noloco"
+options = {{ every = 1 }}
+[observe]
+trackers = ""
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finished runs of one replica and of two."""
+    home, rng = tmp_path_factory.mktemp("damage"), random.Random(34107)
+    (home / "text.txt").write_text(" ".join("".join(rng.choices("etaoin", k=4)) for _ in range(2000)))
+    for name, replicas in (("one", 1), ("two", 2)):
+        (home / f"{name}.toml").write_text(RECIPE.format(home=home, replicas=replicas))
+        planaria.train(home / f"{name}.toml", progress=False, settings={"out": str(home / "runs")})
+    return home / "runs"
+
+
+ALL = [("one", case) for case in cases(2)] + [("two", case) for case in cases(2, "replica-1/")[::5]]
+
+
+def resumed(run: Path, **changes: object) -> None:
+    """All that happens before the first step: what is looked at before a worker starts, and what every worker loads."""
+    settings = {name.replace("__", "."): value for name, value in changes.items()}
+    there = take_up(run, {"train.steps": 9, **settings}, STEP, str)
+    for stage, replica in product(range(there.config.pipeline.stages + 1), range(there.config.exchange.replicas)):
+        stage_for(there.store.folder / there.origin.load[stage], there.config, stage, replica)
+
+
+WAYS: dict[str, Callable[[Path], object]] = {
+    "resumed": resumed,
+    "resumed at another cut": lambda run: resumed(run, pipeline__stages=1),
+    "resumed as other replicas": lambda run: resumed(run, exchange__replicas=3),
+    "verified": lambda run: list(verify(run, STEP)),
+}
+
+
+def test_there_are_two_hundred_and_they_differ() -> None:
+    assert len(ALL) >= 200 and len({(run, case.name) for run, case in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_all_of_them_read_what_is_whole(name: str, home: Path) -> None:
+    for take in WAYS.values():
+        take(home / name)
+
+
+@pytest.mark.parametrize(("name", "case"), ALL, ids=[f"{run}: {case.name}" for run, case in ALL])
+def test_a_damaged_checkpoint_is_refused(name: str, case: Case, home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / name, tmp_path / "run"))
+    folder = run / "checkpoints" / STEP
+    case.damage(folder, random.Random(case.name))
+    before = there(run)
+    said = {}
+    with modest_memory():
+        for way, take in WAYS.items():
+            if way == "resumed as other replicas" and name == "one":
+                continue
+            with pytest.raises(UserError) as caught:
+                take(run)
+            said[way] = str(caught.value)
+    for way, line in said.items():
+        assert "\n" not in line and len(line) < 1000, way
+        assert str(folder) in line and case.told in line, (way, line)
+        assert Path(case.file).name in line or "manifest" in case.file, (way, line)
+    assert there(run) == before and not list(tmp_path.rglob("executed"))
+
+
+def there(run: Path) -> dict[str, tuple[int, int]]:
+    """All that lies in a run, links as links."""
+    return {str(path): ((s := path.lstat()).st_size, s.st_mtime_ns) for path in run.rglob("*")}
+
+
+@contextmanager
+def modest_memory() -> Iterator[None]:
+    """Fails when the process has taken more than ``SLACK`` bytes in between, where the system tells."""
+    if not (told := Path("/proc/self/clear_refs")).exists():
+        yield
+        return
+    told.write_text("5")
+    before = _status("VmRSS")
+    yield
+    assert _status("VmHWM") - before < SLACK
+
+
+def _status(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) << 10
