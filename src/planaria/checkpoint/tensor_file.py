@@ -10,13 +10,13 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 from torch import Tensor
 
-from planaria.model.packing import layout
+from planaria.model.packing import Spec, layout
 from planaria.transport.buffers import as_bytes
 
 
@@ -26,9 +26,17 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
     :raises KeyError: for a tensor of a type that such files do not have.
     :raises OSError: when the disk is full.
     """
-    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
-    pieces = [memoryview(head), *(as_bytes(tensors[name].contiguous()) for name in spans)]
-    _require_room(file, sum(piece.nbytes for piece in pieces))
+    specs = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    return stream(file, specs, tensors.__getitem__, metadata)
+
+
+def stream(
+    file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> str:
+    """:func:`write` for tensors that are had one by one, from ``read``, each when its turn has come."""
+    head, spans = layout(specs, metadata)
+    _require_room(file, len(head) + max((end for _, end in spans.values()), default=0))
+    pieces = (memoryview(head) if name is None else as_bytes(read(name).contiguous()) for name in (None, *spans))
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as beside:
         for piece in pieces:

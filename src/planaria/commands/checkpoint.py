@@ -1,11 +1,17 @@
-"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, and another cut of one."""
+"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, another cut of one, and
+folders for and from other programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
+from planaria.api.export import LARGEST, Kind, export_run, export_state
+from planaria.api.importing import import_run
+from planaria.api.recipes import configure
 from planaria.checkpoint.cut import atom_name
+from planaria.checkpoint.foreign.huggingface import Precision
 from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_for
 from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.checkpoint.stage_file import Contents, reading, write_stage
@@ -104,6 +110,43 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         block=Itinerary(config, together=config.engine == "inline").block,
     )
     return [*said, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
+
+
+def export(
+    folder: Path,
+    name: str | None,
+    kind: Literal["hf"] | Kind,
+    to: Path,
+    precision: Precision | None,
+    shard_mb: int | None,
+) -> list[str]:
+    """Write a checkpoint (the newest whole one, unless named) for another program."""
+    runs.config_of(folder)
+    saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
+    if kind == "hf":
+        export_run(folder, to, saved, precision or "fp32", LARGEST if shard_mb is None else shard_mb << 20)
+        return [str(to)]
+    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
+        if given is not None:
+            raise UserError(f"{flag} {given}: goes with --format hf; moments go with weights in fp32, tensor by tensor")
+    return [*export_state(folder, to, kind, saved), str(to)]
+
+
+def bring(
+    folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
+) -> list[str]:
+    """Begin a run from another program's folder: of a recipe, or of the configuration of a run."""
+    if kind == "hf":
+        raise UserError(
+            f"--format hf: {folder} has no moments to go on with; begin with its weights: `planaria train {given} "
+            f"--train.start {folder}`"
+        )
+    if (given / runs.CONFIG).is_file():
+        config = configure(runs.config_of(given), settings=changes)
+    else:
+        config = configure(given, settings=changes)
+    made, said = import_run(folder, config, kind, names)
+    return [*said, f"go on with    planaria train --resume {made}"]
 
 
 def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
