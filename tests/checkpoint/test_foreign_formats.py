@@ -1,4 +1,4 @@
-"""Folders of torch's DCP and DeepSpeed's universal layout: read by torch itself, and read back bit for bit at any cut."""
+"""Folders of DCP and of DeepSpeed's universal layout: torch reads them, and they come back bit for bit at any cut."""
 
 from __future__ import annotations
 

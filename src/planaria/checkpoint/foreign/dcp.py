@@ -93,7 +93,7 @@ class Dcp:
     def __init__(self, folder: Path) -> None:
         """:raises UserError: when it is none, or its metadata is damaged or has a foreign class."""
         self._folder, self._place = folder, inside(folder, METADATA)
-        self._tensors, self._bytes = _entries(unpickling.metadata(self._place), self._place)
+        self._tensors, self._bytes = entries(unpickling.metadata(self._place), self._place)
         head = _common_head([*self._tensors, *self._bytes])
         self._keys: dict[tuple[str, str], str] = {}
         groups: dict[str, dict[str, Any]] = {}
@@ -181,7 +181,7 @@ class Dcp:
             return io.BytesIO(file.read(box.length))
 
 
-def _entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]]:
+def entries(found: Kept, place: Path) -> tuple[dict[str, Stored], dict[str, Box]]:
     """The tensors of a folder's metadata, and what is no tensor, by key."""
     tensors: dict[str, Stored] = {}
     others: dict[str, Box] = {}

@@ -69,8 +69,8 @@ def _require_declared(whole: Whole, sizes: Sizes, marks: Marks, place: str) -> N
         told = marks.pieces if isinstance(marks.pieces, tuple) else (sum(sizes) // marks.pieces,) * marks.pieces
         if tuple(sizes) != told or whole.slices not in (None, 1):
             raise UserError(
-                f"{place}: {whole.name} is pieces of {list(told)} rows, and not {list(sizes)} for "
-                f"{', '.join(whole.parts)} in {whole.slices or 1} slices; say with --names what they are"
+                f"{place}: {whole.name} is declared as pieces of {list(told)} rows, one after another, and taken for "
+                f"{list(sizes)} of {', '.join(whole.parts)} in {whole.slices or 1} slices; correct --names"
             )
     elif len(whole.parts) > 1 and whole.slices is None:
         raise UserError(

@@ -27,7 +27,7 @@ VERSION, OLDEST = 0.4, 0.2
 INFO = "universal_checkpoint_info"
 PIECES = ("cat_dim", "param_n_sub_params", "sub_param_shape")
 KNOWN = {"param", *PIECES, "vocab_tensor", "vocab_divisibility_padding_tensor"}
-_SMALL = 1 << 20
+_SMALL = 64 << 20
 
 
 def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: int, optim: OptimConfig) -> None:
