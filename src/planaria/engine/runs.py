@@ -20,7 +20,7 @@ from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.model.huggingface import import_model
+from planaria.model.huggingface import import_model, is_exported
 from planaria.model.stages import Llama
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 
@@ -151,7 +151,7 @@ def newest_whole(folder: Path) -> Saved:
 
 def open_model(folder: Path) -> tuple[Llama, Tokenizer]:
     """The model of a run, or an exported one, and its tokenizer; UserError when ``folder`` is neither."""
-    if (folder / "model.safetensors").exists():
+    if is_exported(folder):
         return import_model(folder), Tokenizer.open(folder / TOKENIZER)
     config_of(folder, TOKENIZER)
     return load_model(newest_whole(folder)), Tokenizer.open(folder / TOKENIZER)

@@ -95,6 +95,11 @@ def import_model(folder: Path) -> Llama:
     return assemble(folder, config, state)
 
 
+def is_exported(folder: Path) -> bool:
+    """Are there weights as in Hugging Face's folders?"""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
 def is_ours(folder: Path) -> bool:
     """Whether :func:`import_model` knows the architecture of a Hugging Face folder; its weights are not looked at."""
     place = folder / "config.json"

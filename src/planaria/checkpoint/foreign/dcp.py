@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint.foreign import unpickling
-from planaria.checkpoint.foreign.folder import KINDS, WEIGHTS, Fit, clock, clocks_by_group, step_tensor
+from planaria.checkpoint.foreign.folder import KINDS, WEIGHTS, Fit, clock, clocks_by_group, step_tensor, uncovered
 from planaria.checkpoint.foreign.note import inside
 from planaria.checkpoint.foreign.pieces import PLAIN
 from planaria.checkpoint.foreign.unpickling import MEND, Kept
@@ -36,6 +36,7 @@ def write(atoms: Iterable[Atom], folder: Path) -> None:
 
     :raises OSError: when the disk is full.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
@@ -63,7 +64,10 @@ def write(atoms: Iterable[Atom], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no process group
         whole = {"model": model, "optim": {"state": state}} if state else {"model": model}
-        save(whole, storage_writer=Writer(folder), planner=Planner(), no_dist=True)
+        try:
+            save(whole, storage_writer=Writer(folder), planner=Planner(), no_dist=True)
+        except CheckpointException as error:  # torch's own, around what went wrong
+            raise uncovered(error.failures[0][0]) from None
 
 
 class Box(NamedTuple):

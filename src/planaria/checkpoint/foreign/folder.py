@@ -70,6 +70,11 @@ def step_tensor(updates: int) -> Tensor:
     return single if single.item() == updates else torch.tensor(float(updates), dtype=torch.float64)
 
 
+def uncovered(error: BaseException) -> BaseException:
+    """The error of the disk that torch's writer of archives covers with one of its own; else the error itself."""
+    return error.__context__ if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError) else error
+
+
 def clocks_by_group(groups: Iterable[tuple[Any, int]], names: Iterable[str], place: str) -> dict[str, int]:
     """Steps that optimizers keep for groups of parameters: (the group's parameters, its step) → parameter → step.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria import documents
 from planaria.checkpoint.foreign import unpickling
-from planaria.checkpoint.foreign.folder import KINDS, WEIGHTS, Fit, clock, clocks_by_group, step_tensor
+from planaria.checkpoint.foreign.folder import KINDS, WEIGHTS, Fit, clock, clocks_by_group, step_tensor, uncovered
 from planaria.checkpoint.foreign.note import inside
 from planaria.checkpoint.foreign.pieces import Marks
 from planaria.checkpoint.foreign.unpickling import MEND, SubparamShape
@@ -51,17 +51,25 @@ def write(atoms: Sequence[Atom], folder: Path, step: int, samples: int, vocab: i
             held: dict[str, Any] = {"param": atom.read(kind).clone()}  # a view would be saved with all around it
             if atom.shape[0] == vocab and "layers." not in atom.name and len(atom.shape) == 2:
                 held["vocab_tensor"] = True
-            torch.save(held, place / FILES[kind])
+            _save(held, place / FILES[kind])
         if atom.clock is not None:
-            torch.save(step_tensor(atom.clock), place / "step.pt")
+            _save(step_tensor(atom.clock), place / "step.pt")
     group = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps, "weight_decay": optim.weight_decay}
     names = [atom.name for atom in atoms]
-    torch.save({"param_groups": [group | {"step": atoms[0].clock or 0, "params": names}]}, tag / "zero" / OPTIMIZER)
+    _save({"param_groups": [group | {"step": atoms[0].clock or 0, "params": names}]}, tag / "zero" / OPTIMIZER)
     info = {"universal_checkpoint_version": VERSION, "original_vocab_size": vocab}
     shapes = {atom.name: torch.Size(atom.shape) for atom in atoms}
     counted = {"global_steps": step, "global_samples": samples, "dp_world_size": 1, "mp_world_size": 1}
-    torch.save({"module": {}, "param_shapes": [shapes], INFO: info, **counted}, tag / STATES)
+    _save({"module": {}, "param_shapes": [shapes], INFO: info, **counted}, tag / STATES)
     (folder / LATEST).write_text(tag.name, encoding="utf-8")
+
+
+def _save(content: object, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        raise uncovered(error) from None
 
 
 class Universal:
