@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from planaria.checkpoint.foreign import dcp, huggingface, universal
 from planaria.checkpoint.foreign.apart import Job
-from planaria.checkpoint.foreign.note import Note, leave
+from planaria.checkpoint.foreign.note import Note, Summed, leave
 from planaria.checkpoint.foreign.reading import Reading
 from planaria.checkpoint.loading import Atom, atoms_of, stage_for
 from planaria.checkpoint.stage_file import read_stage
@@ -42,14 +42,15 @@ def even(given: RunConfig) -> Any:
 
 
 def written(saved: Saved, folder: Path, kind: str) -> Path:
-    atoms, model = atoms_of(saved), saved.manifest.model
+    sums, model = dict[str, str](), saved.manifest.model
+    atoms = [Summed(a.name, a.shape, a.clock, a.scale, a.how, sums) for a in atoms_of(saved)]
     folder.mkdir(parents=True)
     if kind == "dcp":
         dcp.write(atoms, folder)
     else:
         universal.write(atoms, folder, STEP, SAMPLES, model.vocab, OPTIM)
     scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
-    leave(folder, Note(step=STEP, samples=SAMPLES, model=model, scales=scales))
+    leave(folder, Note(step=STEP, samples=SAMPLES, model=model, scales=scales, sums=sums))
     return folder
 
 

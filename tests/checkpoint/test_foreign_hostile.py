@@ -167,6 +167,32 @@ def test_truncated_and_flipped_files_are_refused_by_name(sound: Path, tmp_path: 
             assert path.name in said or TABLE in said or "optim.state" in said
 
 
+@pytest.mark.parametrize("kind", ["dcp", "universal"])
+def test_a_flipped_bit_is_found_wherever_a_tensors_bytes_are(sound: Path, tmp_path: Path, kind: str) -> None:
+    """Torch reads such a tensor without a word."""
+    folder = copied(sound, kind, tmp_path)
+    wanted = Reading(job(folder, config(3), kind))
+    needle = wanted._read(wanted._plan.wholes[0], "exp_avg")
+    path = next(folder.glob("*.distcp" if kind == "dcp" else f"*/zero/{wanted._plan.wholes[0].name}/exp_avg.pt"))
+    content = bytearray(path.read_bytes())
+    content[content.index(needle.numpy().tobytes()) + 5] ^= 8
+    path.write_bytes(content)
+    assert "Bad CRC-32 for file" in refusal(folder, kind)
+
+
+def test_tensors_of_one_shape_that_have_changed_places_are_found(sound: Path, tmp_path: Path) -> None:
+    folder = copied(sound, "universal", tmp_path)
+    one, other = (tag(folder) / "zero" / f"model.layers.{n}.mlp.up_proj.weight" / "exp_avg.pt" for n in (2, 7))
+    one.write_bytes(other.read_bytes())
+    assert "exp_avg of model.layers.2.mlp.up_proj.weight is not what planaria wrote there" in refusal(
+        folder, "universal"
+    )
+    folder = copied(sound, "dcp", tmp_path)
+    keys = [f"model.model.layers.{n}.mlp.up_proj.weight" for n in (2, 7)]
+    rewritten(folder, lambda m: setattr(stored(m, keys[0]), "offset", stored(m, keys[1]).offset))
+    assert "weights of model.layers.2.mlp.up_proj.weight is not what planaria wrote" in refusal(folder, "dcp")
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [

@@ -9,7 +9,7 @@ from typing import Literal
 from planaria.atomic import new_folder, refused
 from planaria.checkpoint.foreign import dcp, huggingface, universal
 from planaria.checkpoint.foreign.huggingface import Precision
-from planaria.checkpoint.foreign.note import Note, leave
+from planaria.checkpoint.foreign.note import Note, Summed, leave
 from planaria.checkpoint.loading import Atom, atoms_of, replicas_in
 from planaria.checkpoint.store import Saved
 from planaria.data.tokenizer import Tokenizer
@@ -52,7 +52,8 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None)
     config, saved = runs.config_of(folder), saved or runs.newest_whole(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to}: exists and is not an empty folder; remove it or export elsewhere")
-    manifest, atoms = saved.manifest, atoms_of(saved)
+    manifest, sums = saved.manifest, dict[str, str]()
+    atoms = [Summed(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)]
     step, samples = saved.step, manifest.samples
     samples = step * config.samples if samples is None else samples
     scales = {atom.name: atom.scale for atom in atoms if atom.scale != 1.0}
@@ -62,7 +63,7 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None)
                 dcp.write(atoms, made)
             else:
                 universal.write(atoms, made, step, samples, manifest.model.vocab, config.optim)
-            leave(made, Note(step=step, samples=samples, model=manifest.model, scales=scales))
+            leave(made, Note(step=step, samples=samples, model=manifest.model, scales=scales, sums=sums))
     except OSError as error:
         raise UserError(f"{refused(to, error)}; make room, or export elsewhere") from error
     return _told(saved, atoms)

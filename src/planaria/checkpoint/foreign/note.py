@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from planaria import documents
 from planaria.bounds import Natural
+from planaria.checkpoint.loading import Atom
 from planaria.config import ModelConfig
 from planaria.errors import UserError
+from planaria.model.packing import digest
 
 FILE = "planaria.json"
 FREE = ("ends_layers", "init_std")
@@ -27,6 +31,25 @@ class Note(documents.Record):
     model: ModelConfig
     scales: dict[str, float] = Field(default_factory=dict)
     """of parameters whose learning rate has another scale than 1"""
+    sums: dict[str, str] = Field(default_factory=dict)
+    """what is known of each tensor: kind and parameter → SHA-256 with the clock"""
+
+
+@dataclass(frozen=True)
+class Summed(Atom):
+    """A parameter that notes what is read of it."""
+
+    sums: dict[str, str] = field(default_factory=dict)
+
+    def read(self, kind: str) -> Tensor:
+        tensor = super().read(kind)
+        self.sums[f"{kind} of {self.name}"] = summed(tensor, kind, self.name, self.clock)
+        return tensor
+
+
+def summed(tensor: Tensor, kind: str, name: str, clock: int | None) -> str:
+    """SHA-256 (hex) of a tensor with its name and clock."""
+    return digest(f"{kind} of {name} after {clock}", tensor.contiguous()).hex()
 
 
 def leave(folder: Path, note: Note) -> None:

@@ -19,7 +19,7 @@ from planaria.checkpoint.foreign.apart import Job, Reply
 from planaria.checkpoint.foreign.dcp import Dcp
 from planaria.checkpoint.foreign.folder import KINDS, WEIGHTS, Foreign, require_moments
 from planaria.checkpoint.foreign.names import TABLE, Assignment, Whole
-from planaria.checkpoint.foreign.note import FILE, Note, find
+from planaria.checkpoint.foreign.note import FILE, Note, find, summed
 from planaria.checkpoint.foreign.pieces import Marks, Sizes, apart, require_equal, require_fit
 from planaria.checkpoint.foreign.universal import Universal
 from planaria.checkpoint.recut import MOMENTS
@@ -81,6 +81,7 @@ class Reading:
                 continue
             for kind in KINDS if self._trained else (WEIGHTS,):
                 parts = apart(self._read(whole, kind), whole, self._shapes)
+                self._require_known(parts, kind, self._foreign.clocks.get(whole.name))
                 kinds[kind] |= {local[name]: tensor for name, tensor in parts.items() if name in local}
             if self._trained:
                 clocks |= {local[n]: self._foreign.clocks[whole.name] for n in whole.parts if n in local}
@@ -89,6 +90,15 @@ class Reading:
         scales = {} if self._note is None else self._note.scales
         own = {local[name]: scale for name, scale in scales.items() if name in local}
         return StageState(kinds[WEIGHTS], moments, clocks, scales=own)
+
+    def _require_known(self, parts: Mapping[str, Tensor], kind: str, clock: int | None) -> None:
+        """:raises UserError: when a tensor is not what the note beside it says."""
+        known = {} if self._note is None else self._note.sums
+        for name, tensor in parts.items():
+            found, what = summed(tensor, kind, name, clock), f"{kind} of {name}"
+            if known.get(what, found) != found:
+                mend = f"bring it back, or remove {FILE} if another program has trained it since"
+                raise UserError(f"{self._folder}: {what} is not what planaria wrote there; {mend}")
 
     def _read(self, whole: Whole, kind: str) -> Tensor:
         def fit(shape: Sizes, marks: Marks, place: str) -> None:

@@ -24,6 +24,7 @@ METADATA_BYTES = 256 << 20
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 _NO_ROOM = ("allocate memory", "Cannot allocate", "not enough memory")
 MEND = "give an undamaged folder"
+_PIECE = 1 << 20
 
 
 class Kept:
@@ -130,7 +131,7 @@ def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
     :raises UserError: naming ``place``: when it has a class that no tensor needs (its name), is damaged, or claims more
         than is there.
     """
-    _require_plain(file, place)
+    _require_plain(file, place, shapes_only)
     file.seek(0)
     known: list[Any] = [(SubparamShape, "deepspeed.checkpoint.universal_checkpoint.SubparamShape")]
     with torch.serialization.safe_globals(known):
@@ -138,16 +139,29 @@ def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
         return _guarded(lambda: torch.load(file, map_location=where, weights_only=True), place)
 
 
-def _require_plain(file: BinaryIO, place: str) -> None:
-    """:raises UserError: when it is no archive of ``torch.save``, or claims to hold more bytes than it has."""
+def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
+    """:raises UserError: when it is no archive of ``torch.save``, claims more bytes than it has, or what is wanted of it
+    does not have its CRC-32, at which torch does not look.
+    """
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
+            plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not plain or size < sum(entry.file_size for entry in entries):
+                raise UserError(f"{place}: claims more than its {size} bytes hold; {MEND}")
+            for entry in entries:
+                if not shapes_only or entry.filename.endswith(".pkl"):
+                    _require_sum(archive, entry)
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError) as error:
         raise UserError(f"{place}: not a whole file of torch.save ({error}); {MEND}") from None
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or size < sum(e.file_size for e in entries):
-        raise UserError(f"{place}: claims more than its {size} bytes hold; {MEND}")
+
+
+def _require_sum(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """:raises zipfile.BadZipFile: when an entry's bytes do not have its CRC-32."""
+    with archive.open(entry) as content:
+        while content.read(_PIECE):
+            pass
 
 
 def _guarded(load: Callable[[], Any], place: str) -> Any:
