@@ -54,7 +54,6 @@ def add(commands: Any) -> None:
         ("show", "list the parameters of a checkpoint, with clocks, sizes and digests", _checkpoint_show),
         ("verify", "read a run's checkpoints, and check every digest", _checkpoint_verify),
         ("convert", "write a checkpoint as it would be resumed with other settings", _checkpoint_convert),
-        ("export", "write a checkpoint for other programs, with moments and clocks", _checkpoint_export),
     ):
         checkpoint = command(commands, f"checkpoint {name}", what, action)
         checkpoint.add_argument("run", type=Path)
@@ -62,23 +61,34 @@ def add(commands: Any) -> None:
         if name == "convert":
             checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
             add_fields(checkpoint, RunConfig)
-        if name == "export":
-            _add_format(checkpoint)
-            checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER")
-            checkpoint.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
-            checkpoint.add_argument(
-                "--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)"
-            )
+    _add_foreign(commands)
+
+    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
+    replay.add_argument("run", type=Path)
+
+
+def _add_foreign(commands: Any) -> None:
+    """Checkpoints for and from other programs."""
+    export = command(
+        commands,
+        "checkpoint export",
+        "write a checkpoint for other programs, with moments and clocks",
+        _checkpoint_export,
+    )
+    export.add_argument("run", type=Path)
+    export.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
+    export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    export.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
+    export.add_argument("--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)")
 
     bring = command(commands, "checkpoint import", "begin a run from another program's checkpoint", _checkpoint_import)
     bring.add_argument("folder", type=Path)
     bring.add_argument("recipe", type=find, help="the run's recipe, or a run with the same")
-    _add_format(bring)
-    bring.add_argument("--names", type=Path, metavar="FILE", help="which tensor is which parameter, if not as in HF")
+    bring.add_argument("--names", type=Path, metavar="FILE", help="which tensor is which parameter, if not as in hf")
     add_fields(bring, RunConfig)
-
-    replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
-    replay.add_argument("run", type=Path)
+    told = "hf: Hugging Face, weights alone; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
+    for parser in (export, bring):
+        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=told)
 
 
 def _generate(given: argparse.Namespace) -> int:
@@ -178,11 +188,6 @@ def _checkpoint_import(given: argparse.Namespace) -> int:
 
     print("\n".join(bring(given.folder, given.recipe, flagged(given), given.format, given.names)))
     return 0
-
-
-def _add_format(parser: argparse.ArgumentParser) -> None:
-    told = "hf: Hugging Face, weights alone; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
-    parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=told)
 
 
 def _megabytes(text: str) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from planaria.checkpoint.cut import Cut, atom_name, declared
@@ -105,7 +106,7 @@ class Reading:
             require_fit(whole, shape, marks, self._shapes, place)
 
         tensor = self._foreign.read(whole.name, kind, fit)
-        if not tensor.is_floating_point() or tensor.itemsize > 4:
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise UserError(f"{self._folder}: {kind} of {whole.name} is {tensor.dtype}; fp32, bf16 and fp16 are read")
         return tensor
 
@@ -131,12 +132,12 @@ def _step_of(folder: Path, foreign: Foreign, plan: Assignment, note: Note | None
     :raises UserError: when a parameter has seen more updates than there were steps.
     """
     latest = max((foreign.clocks.get(whole.name, 0) for whole in plan.wholes), default=0)
-    said, place = (note.step, FILE) if note is not None else (foreign.step, "its counter of steps")
+    said, place = (note.step, FILE) if note is not None else (foreign.step, "its own counter")
     if said is not None and latest > said:
-        raise UserError(
-            f"{folder}: has seen {latest} updates, but {place} says step {said}; another program has trained it since: "
-            f"remove {place}"
+        mend = (
+            f"remove {FILE} if another program has trained it since" if note is not None else "give an undamaged folder"
         )
+        raise UserError(f"{folder}: has seen {latest} updates, but {place} says step {said}; {mend}")
     return latest if said is None else said
 
 

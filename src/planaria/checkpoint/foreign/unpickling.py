@@ -76,7 +76,8 @@ class SubparamShape(Kept):
     """DeepSpeed's: the sizes of the pieces of a fused parameter."""
 
 
-def _first(value: object = None) -> object:
+def _first(value: object = None, *more: object) -> object:
+    del more
     return value
 
 
@@ -93,7 +94,10 @@ ADMITTED: dict[tuple[str, str], Callable[..., object]] = {
     (f"{_DCP}.filesystem", "_StorageInfo"): Stored,
     ("torch", "Size"): _first,
     ("torch.serialization", "_get_layout"): _first,
-    ("pathlib", "PosixPath"): lambda *parts: "/".join(map(str, parts)),
+    ("pathlib", "PosixPath"): _first,
+    ("pathlib", "WindowsPath"): _first,
+    ("pathlib._local", "PosixPath"): _first,  # Python 3.13
+    ("pathlib._local", "WindowsPath"): _first,
 }
 DTYPES = {
     name: getattr(torch, name)
@@ -140,8 +144,10 @@ def saved(file: BinaryIO, place: str, shapes_only: bool = False) -> Any:
 
 
 def _require_plain(file: BinaryIO, place: str, shapes_only: bool) -> None:
-    """:raises UserError: when it is no archive of ``torch.save``, claims more bytes than it has, or what is wanted of it
-    does not have its CRC-32, at which torch does not look.
+    """Torch looks neither at sizes nor at sums.
+
+    :raises UserError: when it is no archive of ``torch.save``, claims more bytes than it has, or what is wanted of it
+        does not have its CRC-32.
     """
     size = file.seek(0, io.SEEK_END)
     try:
