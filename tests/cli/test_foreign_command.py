@@ -100,8 +100,9 @@ def test_training_goes_on_as_if_the_folder_had_never_left(
 
 
 def test_a_folder_comes_back_into_a_run_with_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
-    """Its faults and its checkpoint's name, too; and an earlier checkpoint goes out."""
+    """Its faults too, though their file is gone; and an earlier checkpoint goes out."""
     run = home / "runs" / "rebuilt"
+    (home / "trace.json").unlink(missing_ok=True)
     done("checkpoint", "export", run, "--checkpoint", "step-00000003", "--format", "dcp", "--to", tmp_path / "out")
     said = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
     assert "step 3" in said
@@ -206,7 +207,6 @@ def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
         (["import", "RUN", "TOML", "--format", "dcp", "--engine", "simulate"], "no weights of one model"),
         (["import", "RUN", "TOML", "--format", "dcp", "--train.start", "y"], "train.start = 'y'"),
         (["import", "RUN", "TOML", "--format", "dcp", "--pipeline.stages", "3"], "does not divide"),
-        (["import", "RUN", "TOML", "--format", "dcp", "--names", "none.toml", "--out", "OUT"], ".metadata: missing"),
     ],
 )
 def test_mistakes_are_one_line(home: Path, tmp_path: Path, words: list[str], said: str) -> None:

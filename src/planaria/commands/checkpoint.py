@@ -16,9 +16,10 @@ from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_f
 from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.checkpoint.stage_file import Contents, reading, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
-from planaria.config import RunConfig
+from planaria.config import ChaosConfig, RunConfig
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.prepare import on_schedule
 from planaria.engine.resumption import choose, take_up
 from planaria.errors import UserError
 from planaria.observe.tables import Table
@@ -141,12 +142,20 @@ def bring(
             f"--format hf: {folder} has no moments to go on with; begin with its weights: `planaria train {given} "
             f"--train.start {folder}`"
         )
-    if (given / runs.CONFIG).is_file():
-        config = configure(runs.config_of(given), settings=changes)
-    else:
-        config = configure(given, settings=changes)
+    recipe = _own(given) if (given / runs.CONFIG).is_file() else given
+    config = configure(recipe, settings=changes)
     made, said = import_run(folder, config, kind, names)
     return [*said, f"go on with    planaria train --resume {made}"]
+
+
+def _own(folder: Path) -> RunConfig:
+    """A run's configuration, with the faults and the schedule that lie in its folder."""
+    config = runs.config_of(folder, *runs.KEPT)
+    if config.routing.schedule is not None:
+        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+    if config.chaos.trace is not None:
+        config = config.model_copy(update={"chaos": ChaosConfig(trace=str((folder / runs.TRACE).absolute()))})
+    return config
 
 
 def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:
