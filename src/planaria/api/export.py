@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,17 +19,15 @@ from planaria.errors import UserError
 from planaria.model.huggingface import export_folder
 
 Kind = Literal["dcp", "universal"]
-LARGEST = 4 << 30
-"""bytes of tensors in one file of weights"""
 
 
 def export_run(
-    folder: Path, to: Path, saved: Saved | None = None, precision: Precision = "fp32", largest: int = LARGEST
+    folder: Path, to: Path, saved: Saved | None = None, precision: Precision = "fp32", largest: int | None = None
 ) -> Path:
     """Write a checkpoint of the run in ``folder`` as a Hugging Face model into ``to``, a tensor at a time.
 
-    The newest whole one unless ``saved`` is given; in several files with an index where there are more than ``largest``
-    bytes of tensors.
+    The newest whole one unless ``saved`` is given; in one file, or in several with an index where there are more than
+    ``largest`` bytes of tensors.
     """
     runs.config_of(folder, runs.TOKENIZER)
     tokenizer, saved = folder / runs.TOKENIZER, saved or runs.newest_whole(folder)
@@ -36,7 +35,7 @@ def export_run(
     end = Tokenizer.open(tokenizer).end
 
     def write(made: Path) -> None:
-        huggingface.write(atoms, made, precision, largest)
+        huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
     export_folder(saved.manifest.model, to, write, tokenizer, end, dtype)
     return to

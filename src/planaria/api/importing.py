@@ -15,8 +15,6 @@ from planaria.engine.prepare import check, read_faults
 from planaria.errors import UserError
 from planaria.model.families import family
 
-PARTS = ".unfinished"
-
 
 def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None = None) -> tuple[Path, list[str]]:
     """Make a run of ``config`` whose first checkpoint is what ``folder`` holds: its folder, and what to tell.
@@ -44,7 +42,7 @@ def import_run(folder: Path, config: RunConfig, kind: Kind, names: Path | None =
 def _fill(run: Path, folder: Path, config: RunConfig, kind: Kind, names: Path | None) -> Reply:
     """Put the folder's state into a run's folder, as its first checkpoint."""
     store, stages = CheckpointStore(run / "checkpoints"), config.pipeline.stages
-    parts = store.folder / f"foreign{PARTS}"
+    parts = store.folder / "foreign.unfinished"
     job = Job(
         folder=str(folder),
         format=kind,

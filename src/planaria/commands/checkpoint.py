@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from planaria.api.export import LARGEST, Kind, export_run, export_state
+from planaria.api.export import Kind, export_run, export_state
 from planaria.api.importing import import_run
 from planaria.api.recipes import configure
 from planaria.checkpoint.cut import atom_name
@@ -27,6 +27,8 @@ from planaria.record.events import Standing
 
 DIGITS = 12
 """of a digest that are shown"""
+SHARD_MB = 4096
+"""of tensors in a file of weights, unless said"""
 
 
 def show(folder: Path, name: str | None) -> list[Table]:
@@ -125,7 +127,7 @@ def export(
     runs.config_of(folder)
     saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
     if kind == "hf":
-        export_run(folder, to, saved, precision or "fp32", LARGEST if shard_mb is None else shard_mb << 20)
+        export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
         return [str(to)]
     for flag, given in (("--precision", precision), ("--shard", shard_mb)):
         if given is not None:
