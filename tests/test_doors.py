@@ -114,11 +114,11 @@ def test_observe_reads_events_only(forbidden: str) -> None:
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", set()),
+        ("torch.distributed", {"checkpoint"}),
         ("ssl", {"fleet", "transport"}),
         ("multiprocessing", {"fleet", "engine", "swarm"}),
         ("ray", {"fleet"}),
-        ("pickle", set()),
+        ("pickle", {"checkpoint"}),
         ("socket", {"fleet", "transport"}),
     ],
 )
@@ -150,9 +150,24 @@ def test_strategies_know_no_process_socket_clock_or_file() -> None:
     assert not [f"{m} imports {n}" for m in pure for n in imported(MODULES[m]) if n.partition(".")[0] in outside]
 
 
-def test_nothing_is_ever_unpickled() -> None:
-    unsafe = {"torch.load", "torch.save", "np.load", "numpy.load"}
-    assert not [module for module, tree in MODULES.items() if attributes(tree) & unsafe]
+FOREIGN = "planaria.checkpoint.foreign"
+
+
+def test_pickles_are_for_other_programs_and_read_in_a_process_of_its_own() -> None:
+    """Who may write one, who may read one, and that nobody else has the readers in its process."""
+    calls = {"torch.load", "torch.save", "np.load", "numpy.load"}
+    users = {module: used for module, tree in MODULES.items() if (used := attributes(tree) & calls)}
+    assert users == {f"{FOREIGN}.unpickling": {"torch.load"}, f"{FOREIGN}.universal": {"torch.save"}}
+    loads = [node for node in ast.walk(MODULES[f"{FOREIGN}.unpickling"]) if isinstance(node, ast.Call)]
+    (load,) = (node for node in loads if ast.unparse(node.func) == "torch.load")
+    assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in load.keywords)
+    importers = {m: {n.partition(".")[0] for n in imported(tree)} for m, tree in MODULES.items()}
+    assert [m for m, roots in importers.items() if "pickle" in roots] == [f"{FOREIGN}.unpickling"]
+    torch = [m for m, tree in MODULES.items() if any(n.startswith("torch.distributed.") for n in imported(tree))]
+    assert torch == [f"{FOREIGN}.dcp"]
+    assert not [m for m in MODULES if f"{FOREIGN}.reading" in neighbours(m)]
+    readers = {f"{FOREIGN}.dcp.Dcp", f"{FOREIGN}.universal.Universal", f"{FOREIGN}.unpickling.saved"}
+    assert {m for m, tree in MODULES.items() if imported(tree) & readers} == {f"{FOREIGN}.reading"}
 
 
 def test_no_module_is_too_long_to_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """The folder to write into; it takes the name ``path`` when all is written, and goes when that fails.
+
+    :raises OSError: when ``path`` cannot be made, is a file, or is a folder with something in it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        yield made
+        made.replace(path)
 
 
 def refused(path: Path, error: Exception) -> str:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from planaria.checkpoint import recut
-from planaria.checkpoint.cut import Cut, holders, require_alike
-from planaria.checkpoint.stage_file import HASHING, Contents, contents, read_stage, reading, require_stage, stage_file
+from planaria.checkpoint.cut import Cut, atom_name, declared, holders, require_alike
+from planaria.checkpoint.stage_file import HASHING, Contents, contents, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
 from planaria.model.families import family
-from planaria.model.stages import Llama, global_name
+from planaria.model.stages import Llama
 from planaria.model.state import StageState
 
 
@@ -26,6 +27,36 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
     """The model that a whole checkpoint holds, cut into so many block stages.
 
     :raises UserError: when stages are missing or damaged.
+    """
+    weights = {atom.name: atom.read("weights") for atom in atoms_of(saved)}
+    model = Llama(saved.manifest.model, stages, initialise=False)
+    model.load_global_state(weights)
+    return model
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A parameter with its moments, which stay in their files until :meth:`read`."""
+
+    name: str
+    shape: tuple[int, ...]
+    clock: int | None
+    """updates that its moments have seen; None: it has none yet"""
+    scale: float
+    """of its learning rate"""
+    how: Mapping[str, recut.Made]
+    """weights, exp_avg and exp_avg_sq, by kind"""
+
+    def read(self, kind: str) -> Tensor:
+        """fp32, of the atom's shape; of several replicas the mean. UserError when it is damaged."""
+        with making({source.held.path: source.held for source in self.how[kind].of}.values()) as make:
+            return make(self.how[kind])
+
+
+def atoms_of(saved: Saved) -> list[Atom]:
+    """The one model of a whole checkpoint, stage by stage, without reading any weights.
+
+    :raises UserError: when stages are missing or damaged, or cannot be one model.
     """
     manifest = saved.manifest
     if not saved.whole:
@@ -36,13 +67,15 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
             f"{saved.folder}: its model.family = {manifest.model.family!r} cannot be made one model; read the "
             "stages' files, which are safetensors"
         )
-    weights = {}
+    one, found = Cut(manifest.model, manifest.pipeline_stages), list[Atom]()
     for stage in manifest.stages:
-        for name, tensor in _of_all(saved.folder, manifest, stage).weights.items():
-            weights[global_name(manifest.model, manifest.pipeline_stages, stage, name)] = tensor
-    model = Llama(manifest.model, stages, initialise=False)
-    model.load_global_state(weights)
-    return model
+        made = planned(saved.folder, one, stage, whole=True)
+        for local, entry in declared(one, stage).items():
+            tensors = (made.weights[local], *made.moments.get(local, ()))
+            how = dict(zip(("weights", *recut.MOMENTS), tensors, strict=False))
+            scale = made.scales.get(local, made.lr_scale)
+            found.append(Atom(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
+    return found
 
 
 def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:
@@ -52,22 +85,31 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
 
     :raises UserError: when something is missing or damaged, or does not fit together.
     """
-    manifest, wanted = read_manifest(folder), cut_for(config)
+    return carry_out(planned(folder, cut_for(config), stage, replica))
+
+
+def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
+    """What a stage of that cut is made of; UserError as in :func:`stage_for`.
+
+    Files are held against their digests where their tensors have none, or where ``whole`` asks for it.
+    """
+    manifest = read_manifest(folder)
     copies = _copies_for(folder, manifest, wanted, stage)
     made = recut.plan(cut_of(manifest), wanted, stage, replica, copies)
     for held in made.files.values():
-        if not held.digested:
+        if whole or not held.digested:
             require_file(folder, held)
-    return carry_out(made)
+    return made
 
 
-def carry_out(made: recut.StagePlan) -> StageState:
-    """Read what a stage is made of, and make it."""
+@contextmanager
+def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]]:
+    """How tensors are made of those of these files, each held against its digest."""
     with ExitStack() as opened:
-        read = {path: opened.enter_context(reading(held)) for path, held in made.files.items()}
+        read = {held.path: opened.enter_context(reading(held)) for held in files}
 
         def tensor(source: recut.Source) -> Tensor:
-            return read[str(source.held.path)](source.key)
+            return read[source.held.path](source.key)
 
         def make(how: recut.Made) -> Tensor:
             return _of_rows(combined(how), how.rows) if how.rows else combined(how)
@@ -82,12 +124,18 @@ def carry_out(made: recut.StagePlan) -> StageState:
                 total += tensor(source)
             return total / how.among
 
+        yield make
+
+
+def carry_out(made: recut.StagePlan) -> StageState:
+    """Read what a stage is made of, and make it."""
+    with making(made.files.values()) as make:
         weights = {name: make(how) for name, how in made.weights.items()}
         moments = {name: (make(first), make(second)) for name, (first, second) in made.moments.items()}
         outer = {name: make(how) for name, how in made.outer.items()}
         if outer or made.rounds is not None:
-            outer["rounds"] = torch.tensor(0) if made.rounds is None else tensor(made.rounds)
-        generators = {kind: tensor(source) for kind, source in made.generators.items()}
+            outer["rounds"] = torch.tensor(0) if made.rounds is None else make(recut.Made("copy", (made.rounds,)))
+        generators = {kind: make(recut.Made("copy", (source,))) for kind, source in made.generators.items()}
     clocks, scales = dict(made.clocks), dict(made.scales)
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
 
@@ -187,16 +235,6 @@ def require_file(folder: Path, held: Contents) -> None:
     """Read a file; hold it against its digest in the manifest, and its tensors against theirs, where they have any."""
     sha256 = _digest(folder, read_manifest(folder), held.path.parent, held.stage, held.place)
     require_stage(held.path.parent, held.stage, sha256, held.place)
-
-
-def _of_all(folder: Path, manifest: Manifest, stage: int) -> StageState:
-    states = [
-        read_stage(held, stage, _digest(folder, manifest, held, stage)) for held in _holding(folder, manifest, stage)
-    ]
-    if len(states) == 1 and manifest.replicas == 1:
-        return states[0]
-    mean = consensus([state.weights for state in states])
-    return StageState(mean, lr_scale=states[0].lr_scale)
 
 
 def _holding(folder: Path, manifest: Manifest, stage: int) -> list[Path]:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from planaria.model.packing import HEADROOM, Header, PackingError, header_of, layout
+from planaria.model.packing import HEADROOM, Header, PackingError, Spec, header_of, layout
 from planaria.transport.buffers import as_bytes, buffer
 
 _AT_ONCE = 1 << 30
@@ -39,12 +39,23 @@ def write(
     :raises KeyError: for a tensor of a type that such files do not have.
     :raises OSError: when the disk is full.
     """
-    head, spans = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata)
-    _require_room(file, len(head) + sum(tensor.nbytes for tensor in tensors.values()))
+
+    def read(name: str) -> Tensor:
+        before(name)
+        return tensors[name]
+
+    return stream(file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, read, metadata)
+
+
+def stream(
+    file: BinaryIO, specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> bytes:
+    """:func:`write` for tensors that are had one by one, from ``read``, each when its turn has come."""
+    head, spans = layout(specs, metadata)
+    _require_room(file, len(head) + max((end for _, end in spans.values()), default=0))
     file.write(head)
     for name in spans:
-        before(name)
-        file.write(as_bytes(tensors[name].contiguous()))
+        file.write(as_bytes(read(name).contiguous()))
     return head
 
 

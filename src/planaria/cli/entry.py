@@ -29,6 +29,8 @@ SECOND_WORDS = (
     "checkpoint show",
     "checkpoint verify",
     "checkpoint convert",
+    "checkpoint export",
+    "checkpoint import",
 )
 """commands that consist of two words"""
 LONGEST = 2000

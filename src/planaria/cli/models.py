@@ -9,6 +9,7 @@ from typing import Any
 from planaria.cli.flags import add_fields, command, flagged
 from planaria.config import RunConfig
 from planaria.errors import UserError
+from planaria.shipped import find
 
 
 def add(commands: Any) -> None:
@@ -60,9 +61,34 @@ def add(commands: Any) -> None:
         if name == "convert":
             checkpoint.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of checkpoints")
             add_fields(checkpoint, RunConfig)
+    _add_foreign(commands)
 
     replay = command(commands, "replay", "replay a run's log and check that it leads to the same decisions", _replay)
     replay.add_argument("run", type=Path)
+
+
+def _add_foreign(commands: Any) -> None:
+    """Checkpoints for and from other programs."""
+    export = command(
+        commands,
+        "checkpoint export",
+        "write a checkpoint for other programs, with moments and clocks",
+        _checkpoint_export,
+    )
+    export.add_argument("run", type=Path)
+    export.add_argument("--checkpoint", metavar="NAME", help="this one of the run's checkpoints")
+    export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    export.add_argument("--precision", choices=("fp32", "bf16"), help="hf: type of weights (default fp32)")
+    export.add_argument("--shard", type=_megabytes, metavar="MB", help="hf: largest file of weights (default 4096)")
+
+    bring = command(commands, "checkpoint import", "begin a run from another program's checkpoint", _checkpoint_import)
+    bring.add_argument("folder", type=Path)
+    bring.add_argument("recipe", type=find, help="the run's recipe, or a run with the same")
+    bring.add_argument("--names", type=Path, metavar="FILE", help="which tensor is which parameter, if not as in hf")
+    add_fields(bring, RunConfig)
+    told = "hf: Hugging Face, weights alone; dcp: torch.distributed.checkpoint; universal: DeepSpeed's"
+    for parser in (export, bring):
+        parser.add_argument("--format", choices=("hf", "dcp", "universal"), required=True, help=told)
 
 
 def _generate(given: argparse.Namespace) -> int:
@@ -147,6 +173,28 @@ def _checkpoint_convert(given: argparse.Namespace) -> int:
 
     print("\n".join(convert(given.run, given.checkpoint, flagged(given), given.to)))
     return 0
+
+
+def _checkpoint_export(given: argparse.Namespace) -> int:
+    from planaria.commands.checkpoint import export
+
+    lines = export(given.run, given.checkpoint, given.format, given.to, given.precision, given.shard)
+    print("\n".join(lines))
+    return 0
+
+
+def _checkpoint_import(given: argparse.Namespace) -> int:
+    from planaria.commands.checkpoint import bring
+
+    print("\n".join(bring(given.folder, given.recipe, flagged(given), given.format, given.names)))
+    return 0
+
+
+def _megabytes(text: str) -> int:
+    """A size of files; argparse says what was wrong."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of MB, from 1 to {1 << 20}")
+    return int(text)
 
 
 def _replay(given: argparse.Namespace) -> int:

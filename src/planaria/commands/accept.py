@@ -8,7 +8,7 @@ from pathlib import Path
 from planaria import digests, documents, recipe
 from planaria.engine import runs
 from planaria.errors import UserError
-from planaria.model.huggingface import WEIGHTS
+from planaria.model.huggingface import is_exported
 from planaria.swarm.records.lines import PEERS
 
 
@@ -19,7 +19,7 @@ def accept(folder: Path) -> list[str]:
 
     :raises UserError: when the folder is neither a run nor an exported model, or its configuration is none.
     """
-    if (folder / WEIGHTS).is_file():
+    if is_exported(folder):
         names = [file.name for file in folder.iterdir() if file.name != digests.FILE and not file.name.startswith(".")]
         return _told(folder, names)
     if not (folder / runs.CONFIG).is_file():

@@ -1,18 +1,25 @@
-"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, and another cut of one."""
+"""``planaria checkpoint``: what a run's checkpoints hold, whether all of it is as written, another cut of one, and
+folders for and from other programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
+from planaria.api.export import Kind, export_run, export_state
+from planaria.api.importing import import_run
+from planaria.api.recipes import configure
 from planaria.checkpoint.cut import atom_name, require_known
+from planaria.checkpoint.foreign.huggingface import Precision
 from planaria.checkpoint.loading import copies_of, cut_of, require_file, stage_for
 from planaria.checkpoint.recut import MOMENTS, Copy, equal_copies, require_whole
 from planaria.checkpoint.stage_file import Contents, write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, Saved, stage_name
-from planaria.config import RunConfig
+from planaria.config import ChaosConfig, RunConfig
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.prepare import on_schedule
 from planaria.engine.resumption import choose, take_up
 from planaria.errors import UserError
 from planaria.observe.tables import Table
@@ -20,6 +27,8 @@ from planaria.record.events import Standing
 
 DIGITS = 12
 """of a digest that are shown"""
+SHARD_MB = 4096
+"""of tensors in a file of weights, unless said"""
 
 
 def show(folder: Path, name: str | None) -> list[Table]:
@@ -104,6 +113,51 @@ def convert(folder: Path, name: str | None, changes: Mapping[str, object], to: P
         block=Itinerary(config, together=config.engine == "inline").block,
     )
     return [*said, str(store.seal(there.saved.folder.name, made, config.checkpoint.keep).folder)]
+
+
+def export(
+    folder: Path,
+    name: str | None,
+    kind: Literal["hf"] | Kind,
+    to: Path,
+    precision: Precision | None,
+    shard_mb: int | None,
+) -> list[str]:
+    """Write a checkpoint (the newest whole one, unless named) for another program."""
+    runs.config_of(folder)
+    saved = runs.newest_whole(folder) if name is None else _chosen(folder, name)
+    if kind == "hf":
+        export_run(folder, to, saved, precision or "fp32", (shard_mb or SHARD_MB) << 20)
+        return [str(to)]
+    for flag, given in (("--precision", precision), ("--shard", shard_mb)):
+        if given is not None:
+            raise UserError(f"{flag} {given}: goes with --format hf; moments go with weights in fp32, tensor by tensor")
+    return [*export_state(folder, to, kind, saved), str(to)]
+
+
+def bring(
+    folder: Path, given: Path, changes: Mapping[str, str], kind: Literal["hf"] | Kind, names: Path | None
+) -> list[str]:
+    """Begin a run from another program's folder: of a recipe, or of the configuration of a run."""
+    if kind == "hf":
+        raise UserError(
+            f"--format hf: {folder} has no moments to go on with; begin with its weights: `planaria train {given} "
+            f"--train.start {folder}`"
+        )
+    recipe = _own(given) if (given / runs.CONFIG).is_file() else given
+    config = configure(recipe, settings=changes)
+    made, said = import_run(folder, config, kind, names)
+    return [*said, f"go on with    planaria train --resume {made}"]
+
+
+def _own(folder: Path) -> RunConfig:
+    """A run's configuration, with the faults and the schedule that lie in its folder."""
+    config = runs.config_of(folder, *runs.KEPT)
+    if config.routing.schedule is not None:
+        config = on_schedule(config, (folder / runs.SCHEDULE).absolute())
+    if config.chaos.trace is not None:
+        config = config.model_copy(update={"chaos": ChaosConfig(trace=str((folder / runs.TRACE).absolute()))})
+    return config
 
 
 def _written(store: CheckpointStore, source: Path, config: RunConfig, step: int) -> dict[str, str]:

@@ -22,6 +22,7 @@ from planaria.engine.recall import recalled
 from planaria.errors import UserError
 from planaria.options import Options
 from planaria.record.events import Recut, Shape, Standing
+from planaria.record.logs import EVENTS
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
@@ -182,7 +183,8 @@ def _generation(folder: Path, saved: Saved | None, config: RunConfig) -> int:
     :raises UserError: when its state file is damaged, or is gone: this part's workers could be taken for earlier ones.
     """
     path = folder / "state.json"
-    if saved is not None and config.engine == runs.config_of(folder).engine == "fleet" and not path.exists():
+    led = (folder / EVENTS).exists() and config.engine == runs.config_of(folder).engine == "fleet"
+    if saved is not None and led and not path.exists():
         raise UserError(f"{path}: is gone; bring it back, or go on with --engine inline")
     return read_state(folder).generation if path.exists() else 0
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 from planaria import digests, documents, recipe
+from planaria.atomic import refused
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import text as trace_text
 from planaria.checkpoint.loading import load_model
@@ -18,8 +20,9 @@ from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.model.huggingface import import_model
+from planaria.model.huggingface import import_model, is_exported
 from planaria.model.stages import Llama
+from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 TRACE, DATA, SCHEDULE = "trace.json", "data.json", "schedule.json"
@@ -40,6 +43,28 @@ class Root(Protocol):
 
 def create(config: Root) -> Path:
     """A new folder for the run: ``out/name``, or ``out/name-2`` and so on when that is taken."""
+    folder = _claimed(config)
+    keep_config(folder, config)
+    return folder
+
+
+def create_filled(config: Root, fill: Callable[[Path], None]) -> Path:
+    """As :func:`create`, with what ``fill`` puts into the folder, which appears when all is there."""
+    out = Path(config.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=".import-") as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            keep_config(made, config)
+            fill(made)
+            return made.rename(_claimed(config))
+    except OSError as error:
+        raise UserError(f"{refused(out, error)}; make room, or choose another folder with --out") from None
+
+
+def _claimed(config: Root) -> Path:
+    """An empty folder of a name that no other run has."""
     for number in count(1):
         folder = Path(config.out) / (config.name if number == 1 else f"{config.name}-{number}")
         try:
@@ -48,7 +73,6 @@ def create(config: Root) -> Path:
             continue
         except OSError as error:
             raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another folder with --out") from None
-        keep_config(folder, config)
         return folder
     raise AssertionError("unreachable")
 
@@ -72,6 +96,16 @@ def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> Non
     }
     if config.chaos.trace is not None:
         files[TRACE] = trace_text(trace).encode()
+    digests.put(folder, files)
+
+
+def keep_plans(folder: Path, config: RunConfig, trace: Trace) -> None:
+    """Write down the files that a recipe names and its run goes on with: faults and schedule."""
+    files = {}
+    if config.chaos.trace is not None:
+        files[TRACE] = trace_text(trace).encode()
+    if config.routing.schedule is not None:
+        files[SCHEDULE] = documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)
     digests.put(folder, files)
 
 
@@ -117,7 +151,7 @@ def newest_whole(folder: Path) -> Saved:
 
 def open_model(folder: Path) -> tuple[Llama, Tokenizer]:
     """The model of a run, or an exported one, and its tokenizer; UserError when ``folder`` is neither."""
-    if (folder / "model.safetensors").exists():
+    if is_exported(folder):
         return import_model(folder), Tokenizer.open(folder / TOKENIZER)
     config_of(folder, TOKENIZER)
     return load_model(newest_whole(folder)), Tokenizer.open(folder / TOKENIZER)

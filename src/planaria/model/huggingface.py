@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from planaria import digests, documents
-from planaria.atomic import refused
+from planaria.atomic import new_folder, refused
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import assemble, checked_config
@@ -22,40 +22,50 @@ from planaria.model.stages import Llama
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LISTED = {"planaria": "sha256"}
 """what the weights' file says when a list of digests lies beside it"""
+METADATA = {"format": "pt", **LISTED}
+"""of an exported file of weights"""
 
 
 def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
-    """Write config.json, generation_config.json, model.safetensors and, given a tokenizer.json, the tokenizer's files.
+    """Write a model in memory as :func:`export_folder` does, in fp32."""
 
-    ``end`` is the id of the token that ends a text, where generation is to stop. The folder appears at once and whole.
+    def write(made: Path) -> None:
+        state = {name: tensor.contiguous() for name, tensor in model.global_state().items()}
+        save_file(state, made / WEIGHTS, metadata=METADATA)
+
+    export_folder(model.config, folder, write, tokenizer_file, end)
+
+
+def export_folder(
+    config: ModelConfig,
+    folder: Path,
+    write: Callable[[Path], None],
+    tokenizer_file: Path | None = None,
+    end: int | None = None,
+    dtype: str = "float32",
+) -> None:
+    """Write config.json, generation_config.json, weights and, given a tokenizer.json, the tokenizer's files.
+
+    ``write`` puts the weights, of type ``dtype``, into the folder that it is given. ``end`` is the id of the token that
+    ends a text, where generation is to stop. The folder appears at once and whole.
 
     :raises UserError: when it exists and is not empty, cannot be written, or the tokenizer does not fit the model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"export: {folder} exists and is not an empty folder; remove it or export elsewhere")
-    names = {} if tokenizer_file is None else _token_names(tokenizer_file, model.config)
-    token = None if end is None else names.get(end)
+    names = {} if tokenizer_file is None else _token_names(tokenizer_file, config)
+    token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
     try:
-        _export(model, folder, tokenizer_file, end, token)
+        with new_folder(folder) as made:
+            _write(made / "config.json", _to_config(config) | {"torch_dtype": dtype} | ids)
+            _write(made / "generation_config.json", ids)
+            write(made)
+            if tokenizer_file is not None:
+                shutil.copyfile(tokenizer_file, made / "tokenizer.json")
+                _write(made / "tokenizer_config.json", _tokenizer_config(config, token))
+            digests.accept(made, [file.name for file in made.iterdir()])
     except (SafetensorError, OSError) as error:
         raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
-
-
-def _export(model: Llama, folder: Path, tokenizer_file: Path | None, end: int | None, token: str | None) -> None:
-    ids = {"bos_token_id": None, "eos_token_id": end}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        made = Path(temporary) / "model"
-        made.mkdir()
-        _write(made / "config.json", _to_config(model.config) | ids)
-        _write(made / "generation_config.json", ids)
-        state = {name: tensor.contiguous() for name, tensor in model.global_state().items()}
-        save_file(state, made / WEIGHTS, metadata={"format": "pt", **LISTED})
-        if tokenizer_file is not None:
-            shutil.copyfile(tokenizer_file, made / "tokenizer.json")
-            _write(made / "tokenizer_config.json", _tokenizer_config(model.config, token))
-        digests.accept(made, [file.name for file in made.iterdir()])
-        made.replace(folder)
 
 
 def import_model(folder: Path) -> Llama:
@@ -83,6 +93,11 @@ def import_model(folder: Path) -> Llama:
     for name in redundant:
         del state[name]
     return assemble(folder, config, state)
+
+
+def is_exported(folder: Path) -> bool:
+    """Are there weights as in Hugging Face's folders?"""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
 
 
 def is_ours(folder: Path) -> bool:
@@ -114,7 +129,6 @@ def _to_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "torch_dtype": "float32",
     }
 
 

@@ -16,7 +16,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.model.decode import decode
-from planaria.model.huggingface import INDEX, WEIGHTS, export_model, import_model, is_ours
+from planaria.model.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
 from planaria.model.stages import Llama
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
@@ -80,7 +80,7 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
     :raises UserError: when something is missing, damaged or does not fit.
     """
     folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
-    foreign = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    foreign = is_exported(folder)
     if foreign and (lora_rank or not is_ours(folder)):
         return HuggingFacePolicy(open_model(folder), _tokenizer(folder), lora_rank, lora_alpha, seed)
     if foreign:

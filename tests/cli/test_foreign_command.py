@@ -1,0 +1,245 @@
+"""``planaria checkpoint export | import`` as a user meets them, and the training that goes on from there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.command import Said, carry_out
+
+import planaria
+from planaria.chaos.trace import Fault, Trace
+from planaria.chaos.trace import text as trace_text
+from planaria.checkpoint.foreign import universal
+from planaria.checkpoint.loading import Atom, load_model
+from planaria.checkpoint.store import CheckpointStore
+from planaria.model.huggingface import import_model
+from planaria.observe.run.ledger import prove_exactly_once
+from planaria.record.logs import read_run
+
+RECIPE = """
+engine = "inline"
+model = {{ vocab = 260, dim = 16, layers = 4, heads = 4, kv_heads = 2, hidden = 24, context = 8 }}
+pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 2 }}
+data = {{ source = "{corpus}", tokenizer = "bytes", cache = "{cache}" }}
+optim = {{ clip = 0.0, warmup = 3, schedule = "cosine" }}
+train = {{ steps = 6, eval_every = 0 }}
+checkpoint = {{ every = 3 }}
+observe = {{ trackers = "" }}
+fleet = {{ spares = 0 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run at four stages, and the same with a stage that CheckFree rebuilt."""
+    home, rng = tmp_path_factory.mktemp("foreign"), random.Random(34107)
+    corpus = home / "corpus.txt"
+    corpus.write_text(" ".join("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 7))) for _ in range(3000)))
+    (home / "run.toml").write_text(RECIPE.format(corpus=corpus, cache=home / "cache"))
+    (home / "trace.json").write_text(trace_text(Trace(faults=(Fault(step=2, stage=2),))))
+    plain = {"out": str(home / "runs"), "name": "run"}
+    planaria.train(home / "run.toml", progress=False, settings=plain)
+    rebuilt = plain | {"name": "rebuilt", "chaos.trace": str(home / "trace.json")}
+    planaria.train(home / "run.toml", progress=False, settings=rebuilt)
+    return home
+
+
+def call(*words: object) -> Said:
+    return carry_out([str(word) for word in words], limit_s=90.0)
+
+
+def done(*words: object) -> str:
+    said = call(*words)
+    assert said.code == 0, said.err
+    return said.out
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {m.step: m.loss for m in read_run(run).trained}
+
+
+def gone_on(run: Path, *flags: str) -> dict[int, float]:
+    """The losses of four more steps."""
+    done("train", "--resume", run, "--train.steps", "10", "--quiet", *flags)
+    assert prove_exactly_once(read_run(run)) == []
+    return {step: loss for step, loss in losses(run).items() if step >= 6}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "engine"),
+    [("run", "universal", "inline"), ("rebuilt", "dcp", "inline"), ("run", "dcp", "fleet")],
+)
+def test_training_goes_on_as_if_the_folder_had_never_left(
+    home: Path, tmp_path: Path, source: str, kind: str, engine: str
+) -> None:
+    """From 4 stages to a folder of another program, from there to 2: losses of a native resumption, to the last bit.
+
+    With the clock and learning-rate scale of the stage that was rebuilt, where the format has a place for them.
+    """
+    native = Path(shutil.copytree(home / "runs" / source, tmp_path / "native"))
+    assert done("checkpoint", "export", native, "--format", kind, "--to", tmp_path / "out") == f"{tmp_path / 'out'}\n"
+    flags = ["--pipeline.stages", "2"]
+    made, name = tmp_path / "runs" / "back", ["--out", tmp_path / "runs", "--name", "back"]
+    said = done(
+        "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", kind, *name, *flags, "--engine", engine
+    )
+    assert said == f"{tmp_path / 'out'}: step 6\ngo on with    planaria train --resume {made}\n"
+    assert "all as written" in done("checkpoint", "verify", made)
+    expected = gone_on(native, *flags)
+    assert expected.keys() == {6, 7, 8, 9} and gone_on(made) == expected
+
+
+def test_a_folder_comes_back_into_a_run_with_the_configuration_of_a_run(home: Path, tmp_path: Path) -> None:
+    """Its faults too, though their file is gone; and an earlier checkpoint goes out."""
+    run = home / "runs" / "rebuilt"
+    (home / "trace.json").unlink(missing_ok=True)
+    done("checkpoint", "export", run, "--checkpoint", "step-00000003", "--format", "dcp", "--to", tmp_path / "out")
+    said = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
+    assert "step 3" in said
+    made = tmp_path / "runs" / "rebuilt"
+    assert {path.name for path in made.iterdir()} == {"config.json", "planaria.sha256", "trace.json", "checkpoints"}
+    assert [path.name for path in (made / "checkpoints").iterdir()] == ["step-00000003"]
+    done("train", "--resume", made, "--train.steps", "6", "--quiet")
+    assert losses(made) == {step: loss for step, loss in losses(run).items() if step >= 3}
+    again = done("checkpoint", "import", tmp_path / "out", run, "--format", "dcp", "--out", tmp_path / "runs")
+    assert again.endswith(f"planaria train --resume {tmp_path / 'runs' / 'rebuilt-2'}\n")
+
+
+def test_hugging_face_out_in_shards_and_bf16(home: Path, tmp_path: Path) -> None:
+    run, whole = home / "runs" / "run", import_model(home / "runs" / "run" / "model").global_state()
+    done("checkpoint", "export", run, "--format", "hf", "--precision", "bf16", "--to", tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    found = import_model(tmp_path / "hf").global_state()
+    assert all(torch.equal(found[name], tensor.bfloat16().float()) for name, tensor in whole.items())
+
+
+def test_a_run_begins_with_exported_weights_in_shards(home: Path, tmp_path: Path) -> None:
+    from planaria.api.export import export_run
+
+    sharded = export_run(home / "runs" / "run", tmp_path / "hf", largest=8 << 10)
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    flags = [home / "run.toml", "--train.start", sharded, "--out", tmp_path / "runs", "--name", "child", "--quiet"]
+    done("train", *flags, "--checkpoint.keep", "9")
+    first = CheckpointStore(tmp_path / "runs" / "child" / "checkpoints").list()[0]
+    found, whole = load_model(first).global_state(), import_model(home / "runs" / "run" / "model").global_state()
+    assert first.step == 0 and all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+    (sharded / "config.json").write_text((sharded / "config.json").read_text() + "\n")
+    assert "config.json: has changed since it was written" in call("train", *flags).err
+    assert "config.json: accepted as it is now" in done("accept", sharded)
+
+
+def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = Atom.read, 0
+
+    def full(self: Atom, kind: str) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, kind)
+
+    monkeypatch.setattr(Atom, "read", full)
+    for kind in ("dcp", "universal", "hf"):
+        count = 0
+        said = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", tmp_path / "deep" / kind)
+        assert said.kind and "cannot write" in said.err and "No space left on device" in said.err, said.err
+        assert list((tmp_path / "deep").iterdir()) == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, on which the run's state does not fit."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "planaria-test", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full_is_told_of(home: Path, small: Path) -> None:
+    for kind in ("dcp", "universal"):
+        said = call("checkpoint", "export", home / "runs" / "run", "--format", kind, "--to", small / kind)
+        assert said.kind and "No space left on device" in said.err, said.err
+        assert list(small.iterdir()) == []
+
+
+def test_an_import_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    done("checkpoint", "export", home / "runs" / "run", "--format", "universal", "--to", tmp_path / "out")
+    (path,) = (tmp_path / "out").glob("*/zero/model.layers.3.mlp.up_proj.weight/exp_avg.pt")
+    path.write_bytes(path.read_bytes()[:-40])
+    said = call(
+        "checkpoint", "import", tmp_path / "out", home / "run.toml", "--format", "universal", "--out", tmp_path / "runs"
+    )
+    assert said.kind and str(path) in said.err and list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "RUN", "--to", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
+        (["export", "RUN", "--to", "x"], "the following arguments are required: --format"),
+        (["export", "RUN", "--to", "RUN", "--format", "dcp"], "exists and is not an empty folder"),
+        (["export", "RUN", "--to", "x", "--format", "dcp", "--checkpoint", "step-7"], "no such checkpoint"),
+        (
+            ["export", "RUN", "--to", "x", "--format", "dcp", "--precision", "bf16"],
+            "--precision bf16: goes with --format hf",
+        ),
+        (["export", "RUN", "--to", "x", "--format", "universal", "--shard", "9"], "--shard 9: goes with --format hf"),
+        (["export", "RUN", "--to", "x", "--format", "hf", "--shard", "0"], "'0' is no number of MB"),
+        (["export", "nowhere", "--to", "x", "--format", "dcp"], "not a run"),
+        (["export", "REBUILT", "--to", "x", "--format", "universal"], "one step for all"),
+        (["import", "RUN/model", "TOML", "--format", "hf"], "--train.start RUN/model"),
+        (["import", "nowhere", "TOML", "--format", "dcp"], "nowhere: is no folder"),
+        (["import", "RUN/model", "TOML", "--format", "dcp"], ".metadata: missing, or not a file"),
+        (["import", "RUN/model", "TOML", "--format", "universal"], "neither latest_universal nor zero is there"),
+        (["import", "RUN", "TOML", "--format", "dcp", "--engine", "simulate"], "no weights of one model"),
+        (["import", "RUN", "TOML", "--format", "dcp", "--train.start", "y"], "train.start = 'y'"),
+        (["import", "RUN", "TOML", "--format", "dcp", "--pipeline.stages", "3"], "does not divide"),
+    ],
+)
+def test_mistakes_are_one_line(home: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    names = {
+        "RUN": home / "runs" / "run",
+        "REBUILT": home / "runs" / "rebuilt",
+        "TOML": home / "run.toml",
+        "OUT": tmp_path,
+    }
+
+    def put(text: str) -> str:
+        for name, path in names.items():
+            text = text.replace(name, str(path))
+        return text
+
+    found = call("checkpoint", *map(put, words), *(["--out", tmp_path] if words[0] == "import" else []))
+    assert found.code == 2 and found.kind and put(said) in found.err, found.err
+    assert not Path("x").exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_partial_checkpoint_does_not_go_out(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "runs" / "run", tmp_path / "run"))
+    path = run / "checkpoints" / "step-00000006" / "manifest.json"
+    told: dict[str, Any] = json.loads(path.read_text())
+    del told["sha256"]
+    path.write_text(json.dumps(told | {"stages": [0, 1, 3, 4]}))
+    said = call("checkpoint", "export", run, "--checkpoint", "step-00000006", "--format", "dcp", "--to", tmp_path / "x")
+    assert said.kind and "stages [2] are missing" in said.err
+
+
+def test_what_another_program_has_no_place_for_is_said(home: Path, tmp_path: Path) -> None:
+    flags = ["--exchange.replicas", "2", "--exchange.kind", "noloco", "--out", tmp_path, "--name", "two", "--quiet"]
+    done("train", home / "run.toml", *flags)
+    said = done("checkpoint", "export", tmp_path / "two", "--format", "universal", "--to", tmp_path / "out")
+    assert said.splitlines()[0] == "step-00000006: of 2 replicas: their one model, without outer state"
+    assert universal.LATEST in {path.name for path in (tmp_path / "out").iterdir()}
