@@ -165,6 +165,9 @@ class CheckpointConfig(Section):
     """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
     keep: Positive = 2
     """newest durable states that are kept"""
+    background: bool = False
+    """on the fleet: each worker copies its stage, and writes the copy while training goes on; the save at the end is
+    waited for"""
 
 
 class NetworkConfig(Section):

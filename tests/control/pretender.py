@@ -44,3 +44,11 @@ class Pretender:
     owes: list[d.Member] = field(default_factory=list)
     """nodes that rebuild their stage from what it has, once it has its own"""
     orders: deque[d.Order] = field(default_factory=deque)
+    writing: d.Save | None = None
+    """what it writes a copy for while it does other things"""
+    copied: int = -1
+    """the stage that the copy is of"""
+
+
+DISK = "/disk"
+"""after the name of a worker: the thread of it that writes"""

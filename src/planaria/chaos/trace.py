@@ -244,7 +244,7 @@ def _drawn(seed: int, stage: int, steps: int, p: float) -> dict[tuple[int, int],
 def _with_bursts(
     drawn: dict[tuple[int, int], float], origin: Generated, struck: set[int]
 ) -> dict[tuple[int, int], float]:
-    """``drawn``, and the stages that these failures take with them, each with the number (so the moment) of its cause."""
+    """``drawn``, and the stages that these failures take with them, with the number, so the moment, of their cause."""
     found = dict(drawn)
     for (step, stage), u in sorted(drawn.items()):
         stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
+from planaria.control.saving import on_its_way
 from planaria.control.spares import at_hand, filled
 from planaria.control.staffing import final, more_to_come
 from planaria.record import decisions as d
@@ -40,6 +41,8 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
+    if (answer.rollback == "disk" or answer.reason) and on_its_way(run):
+        return None
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
     holders = filled(run, replica)

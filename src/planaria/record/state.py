@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
@@ -37,6 +38,14 @@ class Unsaved:
     """has it been long enough since then?"""
 
 
+class Writing(NamedTuple):
+    """What a worker writes while training goes on: a part of the checkpoint ``step``, of a replica's generation."""
+
+    replica: int
+    generation: int
+    step: int
+
+
 @dataclass(frozen=True)
 class RunState:
     """Everything a decision depends on: the replicas, the workers that they share, and what holds for all."""
@@ -54,6 +63,8 @@ class RunState:
     """that of the last one sealed"""
     standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
     """where replicas were when they were saved for the one under way"""
+    writing: Mapping[str, Writing] = field(default_factory=lambda: MappingProxyType({}))
+    """worker → what it writes while training goes on, even if that checkpoint has been given up meanwhile"""
     unsaved: Unsaved | None = None
     """since a save has failed, until one is sealed"""
     unsealed: RunState | None = None
@@ -91,6 +102,11 @@ class RunState:
     def rule(self) -> Exchange:
         """How replicas agree."""
         return exchange(self.settings.exchange)
+
+    def wants(self, part: Writing) -> bool:
+        """Is this still a part of the checkpoint under way?"""
+        replica = self.replicas[part.replica]
+        return part.step == self.saving == replica.saved and part.generation == replica.saved_in
 
     def rollback_point(self, to: RollbackTo) -> RollbackPoint:
         """Where a rollback of this kind leads."""
