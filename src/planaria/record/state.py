@@ -104,9 +104,8 @@ class RunState:
         return exchange(self.settings.exchange)
 
     def wants(self, part: Writing) -> bool:
-        """Is this still a part of the checkpoint under way?"""
-        replica = self.replicas[part.replica]
-        return part.step == self.saving == replica.saved and part.generation == replica.saved_in
+        """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""
+        return part.step == self.saving == self.replicas[part.replica].saved
 
     def rollback_point(self, to: RollbackTo) -> RollbackPoint:
         """Where a rollback of this kind leads."""
