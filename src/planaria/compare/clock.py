@@ -32,7 +32,7 @@ class Clock:
     step_s: float
     """one step, with what copies add to it"""
     save_s: float
-    """one checkpoint: every worker uploads its own stage while training stands still"""
+    """one checkpoint: while training stands still, every worker uploads its own stage, or copies it"""
     load_s: float
     """all workers read their stages back"""
     donated_s: float
@@ -40,6 +40,13 @@ class Clock:
     replacement_s: float
     bandwidth: float
     """bytes per second of a link; infinite where the recipe gives none"""
+    write_s: float = 0.0
+    """the upload of a copy, while training goes on"""
+
+    @property
+    def behind(self) -> int:
+        """Steps from a save until it can be rolled back to; the next one is not sooner."""
+        return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: Met, scale: float) -> float:
         """One loss: half a step to be done again, on average; a replacement; then state from donors or the store.
@@ -71,9 +78,11 @@ def clock_of(config: RunConfig) -> Clock:
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
+    copied = STATE * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
+    stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
-    return Clock(step, moved, moved, donated, network.replacement_s, bandwidth)
+    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on)
 
 
 def waiting_s(config: RunConfig) -> float:
@@ -111,10 +120,14 @@ def costs_of_copies(config: RunConfig) -> list[tuple[Copy, CopyCost]]:
 
 
 def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
-    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments."""
+    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments.
+
+    A checkpoint in the background is written from a copy of everything.
+    """
     costs = [cost for _, cost in costs_of_copies(config)]
     memory = sum(cost.host_memory + cost.own_memory for cost in costs)
-    return sum(cost.step_bytes for cost in costs), memory / (STATE * parameter_count(config.model))
+    share = memory / (STATE * parameter_count(config.model)) + config.checkpoint.background
+    return sum(cost.step_bytes for cost in costs), share
 
 
 def _links(copies: Sequence[tuple[Copy, CopyCost]]) -> list[set[int]]:
