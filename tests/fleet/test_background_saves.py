@@ -31,6 +31,7 @@ from planaria.checkpoint.stage_file import read_stage
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.model.packing import pack
+from planaria.observe.run.saves import saves as measured
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
@@ -96,6 +97,9 @@ def test_training_goes_on_while_a_file_is_written_and_the_next_save_waits_for_it
     copies, files = facts(record, e.StageCopied), facts(record, e.StageSaved)
     assert len(copies) == 5 * sum(beside for _, beside in saves(record)) and all(f.seconds > 0 for f in files)
     assert 0 < max(copy.seconds for copy in copies) < SLOW_S
+    made = measured(record)
+    assert made.sealed == len(sealed(record)) and made.stood_s > 0
+    assert sum(copy.seconds for copy in copies) / 5 <= made.stood_s and made.beside_s > 0
     assert_exact(record, tmp_path)
 
 
@@ -137,10 +141,10 @@ def test_a_worker_that_is_killed_with_its_file_written_costs_nothing(tmp_path: P
 
 def test_a_file_that_cannot_be_written_costs_that_checkpoint_and_is_told(tmp_path: Path) -> None:
     record = train(config(tmp_path), [Fault(step=4, stage=2, signal="disk_full", moment="save", resume_after_s=0.2)])
-    failed = facts(record, e.SaveFailed)
-    assert [(f.step, f.stage) for f in failed] == [(4, 2)] and "stage-0002" in failed[0].detail
+    failed = facts(record, e.SaveFailed)  # perhaps of the next as well, if that came soon enough
+    assert failed[0].step == 4 and {f.stage for f in failed} == {2} and "stage-0002" in failed[0].detail
     assert outcomes(record) == ["started"] and ending(record).outcome == "finished"
-    assert len(facts(record, d.Discard)) == 1 and 4 not in sealed(record)
+    assert len(facts(record, d.Discard)) == len(failed) and 4 not in sealed(record)
     assert_exact(record, tmp_path)
 
 
