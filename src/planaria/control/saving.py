@@ -62,8 +62,8 @@ def _passed(run: RunState) -> bool:
 
 
 def saves(run: RunState) -> bool:
-    """Are replicas being saved, or to be, or could not be? That concerns all."""
-    return run.saving >= 0 or run.unsaved is not None or _passed(run)
+    """Are replicas being saved, or to be, or could not be? That concerns all; files that are being written, nobody."""
+    return (run.saving >= 0 or run.unsaved is not None or _passed(run)) and not on_its_way(run)
 
 
 def _may_begin(run: RunState) -> bool:
