@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.second_ledger import Ledger
 from harness import (
     LiveWorkers,
     ending,
@@ -37,6 +39,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
 from planaria.record.statefile import read_state
+from planaria.recovery.checkpoint import best_steps
 
 STEPS = 12
 SLOW_S = 1.0
@@ -78,6 +81,7 @@ def assert_exact(record: RunRecord, tmp_path: Path) -> None:
         assert saved.manifest.samples == saved.step * record.config.samples
         assert shas(record.folder, saved.step) == shas(folder_of(plain), saved.step), saved.step
     assert not list((record.folder / "checkpoints").glob("*.unfinished"))
+    assert Ledger([fact.model_dump(mode="json") for _, fact in record.history]).problems == []
 
 
 def between(record: RunRecord, save: int) -> int:
@@ -174,10 +178,10 @@ def _stop_later() -> Any:
 
 def test_a_run_whose_controller_is_killed_while_files_are_written_goes_on_from_the_one_before(tmp_path: Path) -> None:
     trace = tmp_path / "slow.json"
-    traces.write(Trace(faults=(slow(step=8, stage=2, resume_after_s=8.0),)), trace)
+    traces.write(Trace(faults=(slow(step=8, stage=2, resume_after_s=5.0),)), trace)
     setup = config(tmp_path, chaos={"trace": str(trace)}, train={"steps": 200})
     with live(setup) as run:
-        run.wait_until(lambda record: _writes(record, 8) and len(losses(record)) > 10)
+        run.wait_until(lambda record: _writes(record, 8) and len(losses(record)) > 8)
         assert list((run.folder / "checkpoints").glob("*.unfinished"))
         os.kill(read_state(run.folder).controller, signal.SIGKILL)
         run.end()
@@ -186,6 +190,16 @@ def test_a_run_whose_controller_is_killed_while_files_are_written_goes_on_from_t
     assert [started.first_step for started in facts(record, e.RunStarted)] == [0, 4]
     assert ending(record).outcome == "finished" and sealed(record)[-1] == STEPS
     assert_exact(record, tmp_path)
+
+
+def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(tmp_path: Path) -> None:
+    setup = config(tmp_path, checkpoint={"every": "best"}, network={"hourly": 0.9}, train={"steps": 60})
+    record = train(setup, [slow(step=10, stage=2, resume_after_s=0.5)])
+    (chosen,) = facts(record, e.IntervalChosen)
+    assert chosen.write_s > 0.4 > chosen.save_s
+    best = best_steps(0.9, 5, chosen.step_s, chosen.save_s)
+    assert chosen.steps == max(best, math.ceil(chosen.write_s / chosen.step_s)) > 1
+    assert ending(record).outcome == "finished" and sealed(record)[0] == 10
 
 
 def _writes(record: RunRecord, step: int) -> bool:

@@ -105,7 +105,7 @@ class RunState:
 
     def wants(self, part: Writing) -> bool:
         """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""
-        return part.step == self.saving == self.replicas[part.replica].saved
+        return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved
 
     def rollback_point(self, to: RollbackTo) -> RollbackPoint:
         """Where a rollback of this kind leads."""
