@@ -83,7 +83,7 @@ def test_a_stopped_run_is_proved_up_to_its_last_commit() -> None:
 def test_what_is_sealed_late_is_of_its_step_and_the_samples_after_it_are_used_again() -> None:
     """It was written while training went on."""
     sealed = [started(4), commit(0), commit(1), commit(2), Seal(step=1, folder="step-00000001", stages=[0, 1, 2])]
-    resumed = started(4, 1).model_copy(update={"load": {stage: "step-00000001" for stage in range(3)}})
+    resumed = started(4, 1).model_copy(update={"load": dict.fromkeys(range(3), "step-00000001")})
     facts = [*sealed, resumed, commit(1), commit(2), commit(3), Finish(outcome="finished")]
     assert [line.step for line in sample_ledger(record(facts))] == [0, 1, 2, 3]
     assert prove_exactly_once(record(facts)) == []
