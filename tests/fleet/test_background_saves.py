@@ -179,17 +179,24 @@ def _stop_later() -> Any:
 def test_a_run_whose_controller_is_killed_while_files_are_written_goes_on_from_the_one_before(tmp_path: Path) -> None:
     trace = tmp_path / "slow.json"
     traces.write(Trace(faults=(slow(step=8, stage=2, resume_after_s=5.0),)), trace)
-    setup = config(tmp_path, chaos={"trace": str(trace)}, train={"steps": 200})
+    setup = config(tmp_path, chaos={"trace": str(trace)}, train={"steps": 2000})
     with live(setup) as run:
-        run.wait_until(lambda record: _writes(record, 8) and len(losses(record)) > 8)
+        run.wait_until(_writes)
         assert list((run.folder / "checkpoints").glob("*.unfinished"))
         os.kill(read_state(run.folder).controller, signal.SIGKILL)
         run.end()
-        assert sealed(read_run(run.folder)) == [4]
+    cut_off = read_run(run.folder)
+    before = sealed(cut_off)[-1]
+    assert before < saves(cut_off)[-1][0] < len(losses(cut_off)), "training had gone on"
     record = resume(run.folder, train__steps=str(STEPS))
-    assert [started.first_step for started in facts(record, e.RunStarted)] == [0, 4]
+    assert [started.first_step for started in facts(record, e.RunStarted)] == [0, before]
     assert ending(record).outcome == "finished" and sealed(record)[-1] == STEPS
     assert_exact(record, tmp_path)
+
+
+def _writes(record: RunRecord) -> bool:
+    """Does a worker write slowly, and the run go on?"""
+    return bool(facts(record, e.FaultInjected)) and len(losses(record)) > saves(record)[-1][0]
 
 
 def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(tmp_path: Path) -> None:
@@ -200,10 +207,6 @@ def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(
     best = best_steps(0.9, 5, chosen.step_s, chosen.save_s)
     assert chosen.steps == max(best, math.ceil(chosen.write_s / chosen.step_s)) > 1
     assert ending(record).outcome == "finished" and sealed(record)[0] == 10
-
-
-def _writes(record: RunRecord, step: int) -> bool:
-    return any(copy.step == step for copy in facts(record, e.StageCopied))
 
 
 def test_replicas_go_on_while_their_files_are_written(tmp_path: Path) -> None:
