@@ -13,6 +13,7 @@ from planaria.compare.predict import Failures, predict, ways
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
+from planaria.errors import UserError
 from planaria.model.families import stage_parameters
 from planaria.recovery.checkpoint import best_steps, rollback, rollback_mean
 
@@ -69,6 +70,13 @@ def test_a_race_goes_back_where_arithmetic_says(tmp_path: Path, dataset: Dataset
     reached = 14 - sum(met.steps_lost for met in course.met)
     done = rollback(reached, 2, struck, behind=behind)
     assert (done.ticks, done.rollbacks) == (14, len(course.met)) and done.saves == len(course.saved)
+
+
+def test_uploads_that_take_time_need_steps_that_do() -> None:
+    free = recipe(True).network.model_copy(update={"forward_s": [], "backward_s": [], "bandwidth": None})
+    with pytest.raises(UserError, match=r"checkpoint\.background: .* give network\.forward_s"):
+        clock_of(recipe(True).model_copy(update={"network": free}))
+    assert clock_of(recipe(False).model_copy(update={"network": free})).step_s == 0.0
 
 
 def test_hours_count_the_copies_and_not_the_uploads() -> None:

@@ -13,6 +13,7 @@ from planaria.compare.race import Course, Met
 from planaria.config import ModelConfig, RunConfig
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
+from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
 from planaria.model.families import build_stage, stage_parameters
@@ -64,7 +65,10 @@ class Clock:
 
 
 def clock_of(config: RunConfig) -> Clock:
-    """The clock of a recipe, from its [network] and the statements of its recovery strategies."""
+    """The clock of a recipe, from its [network] and the statements of its recovery strategies.
+
+    :raises UserError: when uploads in the background take time and steps take none.
+    """
     pipeline, network = config.pipeline, config.network
     alone = config.exchange.model_copy(update={"replicas": 1})
     plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
@@ -82,6 +86,11 @@ def clock_of(config: RunConfig) -> Clock:
     stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
+    if goes_on and not step:
+        raise UserError(
+            "checkpoint.background: by how many steps an upload is late needs the steps' seconds; give "
+            "network.forward_s and network.backward_s"
+        )
     return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on)
 
 
