@@ -219,20 +219,25 @@ def generate(
         )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {_first(error)}") from None
-    p = per_step_probability(hourly, step_s)
+    return Trace(generated=origin, faults=_faults(origin))
+
+
+def _faults(origin: Generated) -> tuple[Fault, ...]:
+    """All that the numbers of ``origin`` come to, in order."""
+    stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
+    struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
-    struck = set(range(0 if ends else 1, stages + 1)) - exempt
     for stage in struck:
-        drawn |= _drawn(seed, stage, steps, p)
-    if together:
+        drawn |= _drawn(origin.seed, stage, origin.steps, p)
+    if origin.together:
         drawn = _with_bursts(drawn, origin, struck)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
         beside = {fault.stage for fault in faults[-stages:] if fault.step == step}
-        if not (forbid_adjacent and beside & _neighbours(stage, stages)):
+        if not (origin.forbid_adjacent and beside & _neighbours(stage, stages)):
             # Given that u < p, u/p is itself uniform in [0, 1): when in the step the fault strikes.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
-    return Trace(generated=origin, faults=tuple(faults))
+    return tuple(faults)
 
 
 def _drawn(seed: int, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:

@@ -56,8 +56,7 @@ def predict(
     - seconds = ticks · step + saves · save + failures · (half a step + replacement + state).
 
     A stage also rolls back when it is lost before its copy, begun anew after another failure, is whole.
-    ``interval`` is f; the best one for these numbers unless given. Checkpoints in the background are durable d steps
-    later; f is no less than that.
+    ``interval`` is f; the best one for these numbers unless given, and no less than checkpoints are late.
     """
     fates = _fates(config, failures.struck)
     rolled = [stage for stage, fate in fates.items() if fate.by is None]
