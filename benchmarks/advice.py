@@ -220,9 +220,9 @@ def _hours(
     spec = comparison.trace.model_copy(update={"hourly": setting.hourly})
     trace = trace_for(comparison.model_copy(update={"trace": spec}), base, seed)
     struck = {fault.step for fault in trace.faults}
-    if name == "checkpoint":
+    if name.startswith("checkpoint"):
         assert prediction.interval is not None
-        done = rollback(round(steps), prediction.interval, struck)
+        done = rollback(round(steps), prediction.interval, struck, behind=clock.behind)
         each = clock.step_s / 2 + clock.replacement_s + clock.load_s
         return (done.ticks * clock.step_s + done.saves * clock.save_s + done.rollbacks * each) / 3600
     met = sum(1 for tick in struck if 0 < tick < steps)

@@ -23,6 +23,7 @@ class Replica:
     ready: set[str] = field(default_factory=set)
     saved: int | None = None  # its steps when it was last saved, for a checkpoint to be sealed
     written: set[int] = field(default_factory=set)
+    saves: Fact | None = None  # the order to
 
     @property
     def step(self) -> int:
@@ -47,6 +48,7 @@ class Ledger:
         self.total = (before + (f["steps"] - first) * each) // self._size
         self.used = {*range(before // self._size if f["first_block"] is None else f["first_block"]), *f["blocks_ahead"]}
         self._has = dict[str, int]()  # worker → steps that its state comprises
+        self._copied = dict[str, object]()  # worker → the order to save for which it writes a copy
         self._coming = dict[str, tuple[int, int]]()  # worker → the generation in which it takes a state of so many
         self._load, self._durable, self._last = set(f["load"].values()), dict[str, dict[int, int]](), set[int]()
         places = range(max(f["replicas"], len(f["columns"])))
@@ -95,12 +97,19 @@ class Ledger:
         match f["kind"]:
             case "worker_joined" | "worker_lost" | "worker_failed":
                 self._has.pop(worker, None)
+                self._copied.pop(worker, None)
             case "linked" if r and self._coming[worker][0] == r.generation:
                 self._has[worker] = self._coming[worker][1]
             case "stage_ready" if r and r.step == f["step"]:
                 r.ready.add(worker)
             case "stage_committed" if r and r.step - 1 == f["step"] == has:
                 self._has[worker] += 1
+            case "stage_copied" if r and r.saved is not None and r.saved == has:
+                self._copied[worker] = r.saves
+            case "stage_saved" if worker in self._copied:  # whoever stands where it stood
+                save = self._copied.pop(worker)
+                for other in self.replicas.values():
+                    other.written |= {f["stage"]} if other.saves is save else set()
             case "stage_saved" if r and r.saved is not None and r.saved == has:
                 r.written.add(f["stage"])
             case "save_failed" if worker == "controller":  # it was to be sealed, and could not be
@@ -113,7 +122,7 @@ class Ledger:
             case "run_step":
                 r.block, r.ready = f["block"] if f["mode"] == "train" else None, set()
             case "save":
-                r.saved, r.written = r.step, set()
+                r.saved, r.written, r.saves = r.step, set(), f
             case "adopt" | "disband":  # its states are void; what it has committed stays used
                 self._has = {worker: has for worker, has in self._has.items() if worker not in r.holders.values()}
                 r.holders = {} if f["kind"] == "disband" else r.holders

@@ -47,6 +47,7 @@ def test_rules_are_about_fields() -> None:
         ("optim.final_lr", {"optim": {"final_lr": 0.5}}),
         ("fleet.address", {"fleet": {"address": "embedded"}}),
         ("network.straggle", {"network": {"straggle": 0.5}}),
+        ("checkpoint.background", {"checkpoint": {"background": True, "every": 0}}),
     ],
 )
 def test_what_only_others_use_is_refused_before_a_run_begins(name: str, sections: dict[str, dict[str, Any]]) -> None:
@@ -73,3 +74,5 @@ def test_what_is_said_for_other_runs_is_named() -> None:
     ]
     assert "1 slow" in lines[2] and "kill" not in lines[2]
     assert list(idle(alone.model_copy(update={"engine": "fleet"}), trace)) == lines[:1]
+    beside = config(checkpoint={"background": True, "every": 5}, engine="inline")  # type: ignore[arg-type]
+    assert list(idle(beside, Trace(faults=()))) == ["checkpoint.background: for workers; engine 'inline' has none"]

@@ -168,6 +168,9 @@ class CheckpointConfig(Section):
     """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
     keep: Positive = 2
     """newest durable states that are kept"""
+    background: bool = False
+    """on the fleet: each worker copies its stage, and writes the copy while training goes on; the save at the end is
+    waited for"""
 
 
 class NetworkConfig(Section):
@@ -189,6 +192,8 @@ class NetworkConfig(Section):
     """bytes per second between neighbouring workers; unlimited unless given"""
     store_bandwidth: bounds.Bandwidth | None = None
     """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
+    memory_bandwidth: bounds.Bandwidth | None = None
+    """bytes per second at which a worker copies its own state (for checkpoint.background); unlimited unless given"""
     replacement_s: Seconds = 0.0
     """seconds from a worker's death until its replacement is ready for a state"""
     hourly: Fraction = 0.1

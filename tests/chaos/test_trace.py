@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planaria.bounds import EXACT
 from planaria.chaos import trace as traces
-from planaria.chaos.trace import Fault, Trace, digest, generate, per_step_probability, read, write
+from planaria.chaos.trace import Fault, Trace, burst_sizes, digest, generate, order, per_step_probability, read, write
 from planaria.errors import UserError
 
 SEEDS = st.integers(-EXACT, EXACT)
@@ -79,6 +79,55 @@ def test_the_ends_are_a_neighbour_of_the_first_and_the_last_stage() -> None:
 
     assert not any(pairs(True).values())
     assert min(pairs(False).values()) > 0.8 * 3000 * per_step_probability(0.5, 1800.0) ** 2
+
+
+def burst(seed: int, together: float, exempt: set[int] | None = None, ends: bool = True) -> Trace:
+    return generate(seed, 0.3, 600.0, 5, 60, exempt or set(), False, ends, together)
+
+
+@given(SEEDS, st.floats(0, 0.99), st.floats(0, 0.99), st.sets(st.integers(0, 5)))
+def test_bursts_only_add_failures_and_spare_who_never_fails(
+    seed: int, one: float, other: float, exempt: set[int]
+) -> None:
+    low, high = sorted((one, other))
+    few, many = ({(f.step, f.stage, f.offset) for f in burst(seed, p, exempt).faults} for p in (low, high))
+    alone = set(burst(seed, 0.0, exempt).faults)
+    assert alone <= set(burst(seed, low, exempt).faults)
+    assert {fault[:2] for fault in few} <= {fault[:2] for fault in many}
+    assert not {stage for _, stage, _ in many} & exempt
+    assert len({fault[:2] for fault in many}) == len(many), "nobody dies twice in a step"
+
+
+def test_a_burst_strikes_neighbours_at_one_moment_and_is_as_long_as_chance_will_have_it() -> None:
+    rate, together = 0.001, 0.4
+    trace = generate(3, rate, 3600.0, 20, 100_000, set(), False, True, together)
+    sizes = burst_sizes(trace)
+    total, expected = sum(sizes.values()), 21 * 100_000 * rate
+    assert total == pytest.approx(expected, rel=0.05)
+    for size in (1, 2, 3, 4):
+        assert sizes[size] / total == pytest.approx((1 - together) * together ** (size - 1), rel=0.1)
+    groups: dict[object, list[int]] = {}
+    for fault in trace.faults:
+        groups.setdefault((fault.step, order(fault)), []).append(fault.stage)
+    for group in groups.values():
+        assert any({(first + k) % 21 for k in range(len(group))} == set(group) for first in group), group
+
+
+def test_without_bursts_a_trace_is_what_it_was(tmp_path: Path) -> None:
+    """To the byte, and so is its digest, although its numbers could now say something of bursts."""
+    trace, told = generate(5, 0.5, 1800.0, 5, 30, {3}, False), traces.text(burst(1, 0.0))
+    assert digest(trace) == "7baa246648fa2a542f4568e96308d5a47fe19f1c6537ee429017b1213f81d39b"
+    assert "together" not in told and '"together": 0.5' in traces.text(burst(1, 0.5))
+    write(burst(1, 0.5), tmp_path / "t.json")
+    assert read(tmp_path / "t.json") == burst(1, 0.5)
+    assert len({digest(burst(1, p)) for p in (0.0, 0.4, 0.5)}) == 3
+
+
+def test_bursts_and_neighbours_that_never_fail_together_exclude_each_other() -> None:
+    with pytest.raises(UserError, match=r"together = 0\.5 .*forbid_adjacent"):
+        generate(1, 0.1, 1.0, 4, 5, set(), True, False, 0.5)
+    with pytest.raises(UserError, match="together"):
+        generate(1, 0.1, 1.0, 4, 5, set(), False, False, 1.0)
 
 
 def test_a_seed_is_a_trace() -> None:

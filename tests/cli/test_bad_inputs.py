@@ -468,3 +468,5 @@ def test_a_run_with_faults_beside_its_recipe_can_be_resumed(home: Path, capfd: p
 def test_trace_out_of_range(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--hourly", "1.5", "--step-seconds", "1", "--stages", "4", "--steps", "10"]
     mistake(capfd, home, ["trace", home / "t.json", *flags], "hourly")
+    flags = ["--hourly", "0.5", *flags[2:], "--together", "0.3", "--forbid-adjacent"]
+    mistake(capfd, home, ["trace", home / "t.json", *flags], "together = 0.3")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from planaria.record import decisions as d
+from planaria.record.events import Standing
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Content:
     def is_made_up(self) -> bool:
         """Was it lost at some time, and made of others?"""
         return any(isinstance(step, str) for step in self.outer)
+
+
+class Part(NamedTuple):
+    """What a worker has to write for a checkpoint, and where it stood then; None where it cannot know."""
+
+    order: d.Save
+    stage: int
+    content: Content
+    step: int
+    standing: Standing | None
 
 
 class Loan(NamedTuple):
@@ -68,6 +79,8 @@ class HerdWorker:
     heard: set[int] = field(default_factory=set)
     """replicas"""
     orders: deque[d.Order] = field(default_factory=deque)
+    writing: Part | None = None
+    """what it writes a copy of while it does other things"""
 
     def drop_round(self) -> None:
         """Nothing is left of the round under way."""

@@ -50,7 +50,7 @@ class OpenFleet(PretendFleet):
             super().lose(worker)
 
     def work(self, worker: str) -> None:
-        orders = self.alive[worker].orders
+        orders = self.alive[worker].orders if worker in self.alive else None  # a thread of it has none
         if orders and isinstance(orders[0], d.Donate):
             self._hand_over(worker, orders.popleft())
         else:

@@ -90,8 +90,10 @@ class OpenHerd(PretendHerd):
     def _fear_for(self, me: HerdWorker, what: dict[str, object]) -> None:
         """A guest's save fails: if that is the second time, and nobody else's failed, its machine is of no use."""
         before, replica = self.run.unsaved, self.run.replicas[me.replica]
+        part = self.run.writing.get(me.name)
         new = self.run.saving == what["step"] == replica.saved and me.name in replica.waiting
-        if new and replica.phase == "save" and before is not None and before.hosts == {me.host}:
+        new = self.run.wants(part) if part is not None else new and replica.phase == "save"
+        if new and before is not None and before.hosts == {me.host}:
             self.machines[me.host].failed = True
             self.guests.last = {node: old for node, old in self.guests.last.items() if old is not me}
 
@@ -115,8 +117,8 @@ class OpenHerd(PretendHerd):
             super().tell_lost(worker)
 
     def work(self, worker: str) -> None:
-        me = self.alive[worker]
-        if me.host and not me.joined:
+        me = self.alive.get(worker)  # a thread of one is none
+        if me is not None and me.host and not me.joined:
             self.machines[me.host].stillborn = 0
         super().work(worker)
 

@@ -7,10 +7,11 @@ book-keeping.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 
 from fresh import decided_alike
-from pretender import Gift, Pretender, is_whole
+from pretender import DISK, Gift, Pretender, is_whole
 
 from planaria.control.decide import MAX_ATTEMPTS, decide
 from planaria.control.formation import MAX_STILLBORN
@@ -46,7 +47,10 @@ class PretendFleet:
         self.ages: dict[int, int] = {}
         self.next_step = started.first_step
         self.ready: set[int] = set()
-        self.saved_by: dict[int, str] = {}
+        self.saving: d.Save | None = None
+        """the last order to save, unless what it was to save is of a future that was abandoned"""
+        self.files: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """generation and step of a save → the stages that are written for it"""
         self.cannot: d.Cannot | None = None
         self.ending: d.Finish | None = None
         self.room = self.full = 0
@@ -64,11 +68,15 @@ class PretendFleet:
     # ---- what may happen
 
     def pending(self) -> list[str]:
-        """Workers that have something to do."""
-        return [w for w, p in self.alive.items() if not p.joined or p.orders]
+        """Workers that have something to do, and their threads that write."""
+        busy = [w for w, p in self.alive.items() if not p.joined or p.orders]
+        return busy + [w + DISK for w, p in self.alive.items() if p.writing]
 
     def work(self, worker: str) -> None:
         """``worker`` does the next thing it was told to, and reports."""
+        if worker.endswith(DISK):
+            self._write_beside(worker.removesuffix(DISK))
+            return
         me = self.alive[worker]
         if not me.joined:
             me.joined = True
@@ -76,6 +84,7 @@ class PretendFleet:
             return
         match me.orders.popleft():
             case d.Leave():
+                assert not me.writing, "it leaves, and its file is cut off"
                 self.lose(worker)
             case d.Form() as form:
                 self._take_place(worker, me, form)
@@ -94,11 +103,27 @@ class PretendFleet:
                 self._report(worker, e.StageCommitted, step=commit.step)
             case d.Save() as save:
                 assert me.updates == save.step, "a stage without the state of this step is being saved"
-                if self.is_full():
-                    self._report(worker, e.SaveFailed, step=save.step, detail="disk full")
-                    return
-                self.saved_by[me.stage] = worker
-                self._report(worker, e.StageSaved, step=save.step, bytes=1)
+                assert not me.writing, "two files at a time"
+                if save.background:
+                    me.writing, me.copied = save, me.stage
+                    self._report(worker, e.StageCopied, step=save.step)
+                else:
+                    self._write(worker, save, me.stage)
+
+    def _write_beside(self, worker: str) -> None:
+        """The thread of ``worker`` that writes is done. It may stand elsewhere meanwhile, or nowhere."""
+        me = self.alive[worker]
+        assert me.writing is not None
+        save, me.writing = me.writing, None
+        self._write(worker, save, me.copied)
+
+    def _write(self, worker: str, save: d.Save, stage: int) -> None:
+        of = {"step": save.step, "generation": save.generation, "stage": stage}
+        if self.is_full():
+            self._report(worker, e.SaveFailed, **of, detail="disk full")
+            return
+        self.files[save.generation, save.step].add(stage)
+        self._report(worker, e.StageSaved, **of, bytes=1)
 
     def is_full(self) -> bool:
         """Will the next file not be written?"""
@@ -253,6 +278,7 @@ class PretendFleet:
             case d.Discard():
                 writing = [p for p in self.alive.values() if any(isinstance(order, d.Save) for order in p.orders)]
                 assert not any(p.generation == self.state.generation for p in writing), "removed under somebody's hands"
+                assert not any(p.writing for p in self.alive.values()), "removed under somebody's hands"
             case d.Finish():
                 self.alive.clear()
                 self.asked.clear()
@@ -279,8 +305,10 @@ class PretendFleet:
                 assert self._reported_ready(decision) == set(self.state.holders.values())
                 self.next_step += 1
             case d.Save():
-                self.saved_by.clear()
+                self.saving = decision
                 assert decision.step == self.next_step
+                last = self.cannot is not None or bool(self.run.stopping) or self.next_step == self.started.steps
+                assert decision.background == (self.started.save_in_background and not last)
             case d.Seal():
                 self._judge_seal(decision)
             case d.Cannot():
@@ -290,6 +318,7 @@ class PretendFleet:
             case d.Finish():
                 assert (decision.outcome == "cannot") == (self.cannot is not None and decision.outcome != "failed")
                 assert decision.outcome != "finished" or self.next_step == self.started.steps
+                assert not any(p.writing for p in self.alive.values()), "a file is cut off at the end"
                 if decision.outcome == "failed" and "last save" in decision.reason:
                     failed = [f for f in self.history if isinstance(f, e.SaveFailed) and f.step == self.next_step]
                     assert len(failed) >= LAST_TRIES, "given up too early"
@@ -377,6 +406,7 @@ class PretendFleet:
 
     def _judge_rollback(self, form: d.Form, before: ReplicaState) -> None:
         """Everyone goes back to the newest whole checkpoint, or to where the run began."""
+        self.saving = None
         sources = {m.node: m.source for m in form.members}
         durable = self.before.durable
         if not durable.folder:
@@ -447,8 +477,11 @@ class PretendFleet:
         return workers
 
     def _judge_seal(self, seal: d.Seal) -> None:
-        assert seal.step == self.next_step
-        assert set(seal.stages) <= self.saved_by.keys(), "a stage is sealed that nobody wrote"
+        assert self.saving is not None and seal.step == self.saving.step, "sealed is what was abandoned"
+        assert seal.step == self.next_step or self.saving.background
+        written = self.files[self.saving.generation, self.saving.step]
+        assert set(seal.stages) <= written, "a stage is sealed that nobody wrote"
+        assert not any(p.writing for p in self.alive.values()), "removed under somebody's hands"
         whole = seal.stages == list(range(self.started.stages + 1))
         assert seal.partial == (not whole)
         assert whole or self.cannot is not None

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from fresh import decided_alike
 from herd_truth import Truth
-from herd_worker import Content, HerdWorker, Loan, lends
+from herd_worker import Content, HerdWorker, Loan, Part, lends
+from pretender import DISK
 
 from planaria.control.decide import decide
 from planaria.control.rounds import waiting
@@ -54,12 +55,18 @@ class PretendHerd:
     # ---- what may happen
 
     def pending(self) -> list[str]:
-        """Workers that have something to do."""
-        return [w for w, me in self.alive.items() if not me.joined or me.orders or self._given(me) or self._formed(me)]
+        """Workers that have something to do, and their threads that write."""
+        busy = [w for w, me in self.alive.items() if not me.joined or me.orders or self._given(me) or self._formed(me)]
+        return busy + [w + DISK for w, me in self.alive.items() if me.writing]
 
     def work(self, worker: str) -> None:
         """``worker`` does the next thing that it was told to, and reports."""
-        me = self.alive[worker]
+        me = self.alive[worker.removesuffix(DISK)]
+        if worker.endswith(DISK):
+            assert me.writing is not None
+            part, me.writing = me.writing, None
+            self._write(me, part)
+            return
         if not me.joined:
             me.joined = True
             self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
@@ -208,12 +215,15 @@ class PretendHerd:
                 self.order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
             case d.Disband():
                 self.order(decision, decision.workers)
+            case d.Seal() if any(me.writing and not self._astray(me) for me in self.alive.values()):
+                raise AssertionError("removed under somebody's hands")
             case d.Seal() if self.is_full():
                 self.truth.unseal(decision)
                 who = {"worker": e.CONTROLLER, "stage": -1, "generation": -1, "step": decision.step}
                 self.happened(e.SaveFailed.model_validate(who | {"detail": "disk full"}))
             case d.Discard():
-                writing = {r.generation for r in self.run.live.values() if r.phase == "save"}
+                writing: set[object] = {r.generation for r in self.run.live.values() if r.phase == "save"}
+                writing |= {me.name for me in self.alive.values() if me.writing and not self._astray(me)}
                 assert not writing, "removed under somebody's hands"
                 self.truth.parts = {key: part for key, part in self.truth.parts.items() if key[0] != decision.step}
             case d.Finish():
@@ -269,18 +279,36 @@ class PretendHerd:
                 self._settle(me, order)
             case d.Save():
                 assert me.content is not None, "a stage without a state is being saved"
-                if self.is_full():
-                    self.report(me, e.SaveFailed, step=order.step, detail="disk full")
-                    return
+                assert not me.writing or self._astray(me), "two files at a time"
                 standing = None
                 if me.round < 0 and me.inner is not None:
                     standing = e.Standing(step=me.step, rounds=me.rounds, inner=me.inner)
-                part = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
-                part[me.stage] = me.content, me.step, standing
-                self.report(me, e.StageSaved, step=order.step, bytes=1)
+                part = Part(order, me.stage, me.content, me.step, standing)
+                if order.background:
+                    me.writing = part
+                    self.report(me, e.StageCopied, step=order.step)
+                else:
+                    self._write(me, part)
             case d.Disband():
                 me.drop_round()
                 me.node, me.content, me.forming, me.links = -1, None, False, {}
+
+    def _astray(self, me: HerdWorker) -> bool:
+        """Was its replica disbanded before it had said that it writes? The real one finishes the first file first."""
+        assert me.writing is not None
+        return self.run.replicas[me.writing.order.replica].saved_in != me.writing.order.generation or (
+            me.name not in self.run.writing
+        )
+
+    def _write(self, me: HerdWorker, part: Part) -> None:
+        order = part.order
+        of = {"step": order.step, "generation": order.generation, "stage": part.stage}
+        if self.is_full():
+            self.report(me, e.SaveFailed, **of, detail="disk full")
+            return
+        written = self.truth.parts.setdefault((order.step, order.replica, order.generation), {})
+        written[part.stage] = part.content, part.step, part.standing
+        self.report(me, e.StageSaved, **of, bytes=1)
 
     def _form(self, me: HerdWorker, form: d.Form) -> None:
         mine = me.stand(form)

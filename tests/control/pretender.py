@@ -50,6 +50,10 @@ class Pretender:
     owes: list[d.Member] = field(default_factory=list)
     """nodes that rebuild their stage from what it has, once it has its own"""
     orders: deque[d.Order] = field(default_factory=deque)
+    writing: d.Save | None = None
+    """what it writes a copy for while it does other things"""
+    copied: int = -1
+    """the stage that the copy is of"""
 
     def begin(self, step: int, every: int) -> None:
         """It takes part in a step, whether that comes to anything or not."""
@@ -61,3 +65,7 @@ class Pretender:
             self.retains = step + 1
         elif self.pending >= 0 and step - self.pending == slices - 1:
             self.retains, self.pending = self.pending, -1
+
+
+DISK = "/disk"
+"""after the name of a worker: the thread of it that writes"""

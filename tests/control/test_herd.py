@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from open_herd import OpenHerd
+from pretender import DISK
 
 from planaria.control.replay import replay
 from planaria.control.saving import resting
@@ -69,6 +70,7 @@ fresh = st.builds(
     replace=st.sampled_from([True, True, False]),
     eval_every=st.sampled_from([0, 0, 2]),
     save_every=st.sampled_from([0, 1, 2]),
+    save_in_background=st.booleans(),
     recovery=st.builds(lambda strategy: {"strategy": strategy}, st.sampled_from(CHAINS)),
 )
 ragged = st.builds(resumed, fresh, st.lists(st.integers(0, 3), min_size=4, max_size=4), st.booleans())
@@ -113,6 +115,19 @@ class HerdMachine(RuleBasedStateMachine):
         for turn in range(turns):
             pending = [w for w in self.herd.pending() if held is None or w not in held.holders.values()]
             if pending:
+                self.herd.work(pending[turn % len(pending)])
+
+    @precondition(lambda self: any(me.writing for me in self.herd.alive.values()))
+    @rule(pick=st.integers(0, 20))
+    def a_worker_that_writes_dies(self, pick: int) -> None:
+        writing = [name for name, me in self.herd.alive.items() if me.writing]
+        self.herd.lose(writing[pick % len(writing)])
+
+    @precondition(lambda self: self.herd.pending())
+    @rule(turns=st.integers(5, 60))
+    def disks_are_slow(self, turns: int) -> None:
+        for turn in range(turns):
+            if pending := [w for w in self.herd.pending() if not w.endswith(DISK)]:
                 self.herd.work(pending[turn % len(pending)])
 
     @precondition(lambda self: self.herd.alive)
@@ -281,6 +296,7 @@ REPORTS = (
     e.EdgeBroken,
     e.StageReady,
     e.StageCommitted,
+    e.StageCopied,
     e.StageSaved,
     e.SaveFailed,
     e.OfferHeard,

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from open_fleet import OpenFleet
+from pretender import DISK
 
 from planaria.control.replay import replay
 from planaria.control.saving import resting
@@ -86,6 +87,7 @@ alone = st.builds(
     replace=st.sampled_from([True, True, False]),
     eval_every=st.sampled_from([0, 1, 2]),
     save_every=st.sampled_from([0, 1, 2]),
+    save_in_background=st.booleans(),
     recovery=st.sampled_from(CHAINS).flatmap(
         lambda strategy: st.fixed_dictionaries(
             {
@@ -133,6 +135,19 @@ class ControlMachine(RuleBasedStateMachine):
         for worker in self.fleet.pending():
             if worker in self.fleet.pending():
                 self.fleet.work(worker)
+
+    @precondition(lambda self: any(me.writing for me in self.fleet.alive.values()))
+    @rule(pick=st.integers(0, 9))
+    def a_worker_that_writes_dies(self, pick: int) -> None:
+        writing = [name for name, me in self.fleet.alive.items() if me.writing]
+        self.fleet.lose(writing[pick % len(writing)])
+
+    @precondition(lambda self: self.fleet.pending())
+    @rule(turns=st.integers(5, 40))
+    def disks_are_slow(self, turns: int) -> None:
+        for turn in range(turns):
+            if pending := [w for w in self.fleet.pending() if not w.endswith(DISK)]:
+                self.fleet.work(pending[turn % len(pending)])
 
     @precondition(lambda self: self.fleet.alive)
     @rule(pick=st.integers(0, 9))
@@ -245,7 +260,16 @@ class ControlMachine(RuleBasedStateMachine):
             assert adapter.validate_json(text) == fact  # type: ignore[attr-defined]
 
 
-REPORTS = (e.Linked, e.EdgeBroken, e.GraceExpired, e.StageReady, e.StageCommitted, e.StageSaved, e.SaveFailed)
+REPORTS = (
+    e.Linked,
+    e.EdgeBroken,
+    e.GraceExpired,
+    e.StageReady,
+    e.StageCommitted,
+    e.StageSaved,
+    e.SaveFailed,
+    e.StageCopied,
+)
 DECISIONS = d.Decision.__args__[0].__args__  # type: ignore[attr-defined]
 
 TestControl = ControlMachine.TestCase

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault, Trace
+from planaria.chaos.trace import Fault, Trace, generate
 from planaria.checkpoint.stage_file import read_stage
 from planaria.config import RunConfig
 from planaria.engine import inline_run, runs
@@ -36,6 +36,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "checkpoint": {"checkpoint": {"every": 4}},
     "copy": {},
 }
+BURST = [(6, 2), (6, 3)]
 
 
 def shas(folder: Path) -> list[str]:
@@ -75,6 +76,25 @@ def test_three_blows_are_met_alike_every_time(tmp_path: Path, strategy: str) -> 
         found.append(shas(record.folder))
     assert found[0] == found[1]
     assert found[0] == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sections"),
+    [
+        ("checkfree, checkpoint", {"checkpoint": {"every": 4}}),
+        pytest.param("snapshot", {"recovery": {"options": {"tolerate": 2}}}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_burst_is_met_alike_on_processes_and_in_one(tmp_path: Path, strategy: str, sections: dict[str, Any]) -> None:
+    """Neighbours are lost in one step, at one moment. CheckFree has no donors then, and says so."""
+    blows = generate(252, 0.01, 3600.0, 4, STEPS, set(), False, True, 0.6).faults
+    assert [(blow.step, blow.stage) for blow in blows] == BURST
+    sections = sections | {"recovery": sections.get("recovery", {}) | {"strategy": strategy}}
+    record = train(tiny(tmp_path / "fleet", steps=STEPS, **sections), blows)
+    assert ending(record).outcome == "finished"
+    assert {f.node for f in facts(record, e.FaultInjected)} == {stage for _, stage in BURST}
+    assert ("rolled back" in outcomes(record)) == ("checkpoint" in strategy)
+    assert shas(record.folder) == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections), blows)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_a_stopped_run_is_proved_up_to_its_last_commit() -> None:
     assert prove_exactly_once(record([])) == ["the run never started"]
 
 
+def test_what_is_sealed_late_is_of_its_step_and_the_samples_after_it_are_used_again() -> None:
+    """It was written while training went on."""
+    sealed = [started(4), commit(0), commit(1), commit(2), Seal(step=1, folder="step-00000001", stages=[0, 1, 2])]
+    resumed = started(4, 1).model_copy(update={"load": dict.fromkeys(range(3), "step-00000001")})
+    facts = [*sealed, resumed, commit(1), commit(2), commit(3), Finish(outcome="finished")]
+    assert [line.step for line in sample_ledger(record(facts))] == [0, 1, 2, 3]
+    assert prove_exactly_once(record(facts)) == []
+
+
 def test_the_synthetic_run_holds(tmp_path: Path) -> None:
     folder = Synthesis(tmp_path, deaths={12: 2, 27: 3}, rollbacks={27: 20}).write()
     assert prove_exactly_once(read_run(folder)) == []

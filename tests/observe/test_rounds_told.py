@@ -54,6 +54,15 @@ def test_steps_that_are_made_while_offers_travel_are_no_wait() -> None:
     assert history.for_others == pytest.approx({0: 0.9, 2: 0.4})
 
 
+def test_a_file_that_is_written_beside_is_not_what_a_replica_did_last() -> None:
+    copied = e.StageCopied(worker="a", stage=0, generation=1, step=1)
+    written = e.StageSaved(worker="a", stage=0, generation=1, step=1, bytes=9)
+    (history,) = gatherings(r.record([*BEGIN, (1.3, copied), DRAWN, (1.9, written), *TOGETHER[:2]]))
+    assert history.for_others[0] == pytest.approx(0.7), "since the copy"
+    (history,) = gatherings(r.record([*BEGIN, DRAWN, (1.9, written), *TOGETHER[:2]]))
+    assert history.for_others[0] == pytest.approx(0.1), "since what was waited for"
+
+
 def test_whoever_handed_its_stage_over_and_goes_takes_nobody_out_of_a_round() -> None:
     over = r.form(0, "gb", 2, "handed over")
     gone = [(1.65, over), DRAWN, *TOGETHER[:1], (2.1, d.Release(worker="a")), (2.2, r.lost("a")), *TOGETHER[1:2]]

@@ -100,6 +100,45 @@ def test_rare_failures_lose_half_an_interval_each(counted: Counted) -> None:
     assert lost == pytest.approx(1e-6 * 99 / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("useful", "every", "struck", "behind", "course"),
+    [
+        # Begun after two ticks, durable after three: then lost, now what all go back to.
+        (5, 2, {2}, 1, Rollback(7, 3, 1)),
+        (5, 2, {3}, 1, Rollback(6, 2, 1)),
+        (5, 2, {4}, 2, Rollback(7, 3, 1)),
+        (5, 2, {4}, 1, Rollback(7, 3, 1)),
+        # A save that is later than the next keeps that waiting: at 2, durable after 5; then at 5 and not at 4.
+        (6, 2, (), 3, Rollback(6, 2, 0)),
+    ],
+)
+def test_known_courses_of_saves_in_the_background(
+    useful: int, every: int, struck: set[int], behind: int, course: Rollback
+) -> None:
+    assert rollback(useful, every, struck, behind=behind) == course
+
+
+@pytest.mark.parametrize(("every", "p", "behind"), [(7, 0.02, 3), (7, 0.02, 7), (20, 0.03, 12), (1, 0.1, 1)])
+def test_a_long_course_with_saves_in_the_background_takes_its_mean(every: int, p: float, behind: int) -> None:
+    useful, rng = 200_000, random.Random(34107)
+    struck = {tick for tick in range(6 * useful) if rng.random() < p}
+    outcome = rollback(useful, every, struck, behind=behind)
+    assert outcome.ticks < 6 * useful
+    assert outcome.ticks / useful == pytest.approx(rollback_mean(every, p, behind=behind), rel=0.02)
+
+
+@given(USEFUL, EVERY, STRUCK, st.integers(0, 30))
+def test_a_later_checkpoint_never_helps(useful: int, every: int, struck: frozenset[int], behind: int) -> None:
+    assert rollback(useful, every, struck).ticks <= rollback(useful, every, struck, behind=behind).ticks
+
+
+def test_saves_in_the_background_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="not be later than the next"):
+        rollback_mean(3, 0.1, behind=4)
+    with pytest.raises(ValueError, match="counted in steps"):
+        rollback(3, 1, (), "ticks", behind=1)
+
+
 @pytest.mark.parametrize("every", [0, -1])
 def test_an_interval_that_is_none_is_refused(every: int) -> None:
     with pytest.raises(ValueError, match="positive number of steps"):

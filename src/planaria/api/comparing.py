@@ -59,7 +59,7 @@ def raced(
     dataset = prepare(base.data, base.model.vocab, say)
     traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
-    races = [_race(arm, seed, dataset, traces[seed]) for seed in comparison.seeds for arm in arms]
+    races = [_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
     make_folder(folder)
     with runs.held(folder):
         with JobsProgress(quiet) as progress:
@@ -83,14 +83,14 @@ def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: C
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
     struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
-    every = best_steps(trace.hourly, len(struck), clock.step_s, clock.save_s)
+    every = max(best_steps(trace.hourly, len(struck), clock.step_s, clock.save_s), clock.behind)
     checkpoint = config.checkpoint.model_copy(update={"every": every})
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
-def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace) -> Race:
-    config = arm.config.model_copy(update={"seed": seed})
-    return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults)
+def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace, clocks: Mapping[str, Clock]) -> Race:
+    config, behind = arm.config.model_copy(update={"seed": seed}), clocks[arm.name].behind
+    return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults, behind=behind)
 
 
 def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
@@ -104,7 +104,7 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
-    taken = ("routing", "recovery", "exchange")
+    taken = ("routing", "recovery", "exchange", "checkpoint")
     return settle(other.model_copy(update={name: getattr(arm.config, name) for name in taken}))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from planaria import atomic, documents
 from planaria.bounds import EXACT, Fraction, Natural, Stages, Steps
@@ -78,6 +79,23 @@ class Generated(Section):
     """two neighbouring stages never fail in the same step"""
     ends: bool = False
     """stage 0 fails at the same rate"""
+    together: Fraction = 0.0
+    """chance that a failure takes the next stage too, and then perhaps the one after"""
+
+    @model_serializer(mode="wrap")
+    def _plain(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without bursts as it was before there were any: the same trace keeps its file and its digest."""
+        found: dict[str, Any] = plain(self)
+        return found if self.together else {name: value for name, value in found.items() if name != "together"}
+
+    @model_validator(mode="after")
+    def _neighbours_may_fail_together(self) -> Self:
+        if self.together and self.forbid_adjacent:
+            raise ValueError(
+                f"together = {self.together:g} takes neighbours in the same step, which forbid_adjacent forbids; leave "
+                "out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
@@ -112,6 +130,12 @@ BEFORE_COMMIT = ("any", "forward", "backward")
 def order(fault: Fault) -> tuple[bool, str, float]:
     """Fatal faults of one step strike in this order, each once the last is got over; equal ones strike together."""
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
+
+
+def burst_sizes(trace: Trace) -> Counter[int]:
+    """How many kills strike together → how often."""
+    moments = Counter((fault.step, order(fault)) for fault in trace.faults if fault.signal == "kill")
+    return Counter(moments.values())
 
 
 def read(path: Path) -> Trace:
@@ -168,13 +192,18 @@ def generate(
     exempt: set[int],
     forbid_adjacent: bool,
     ends: bool = False,
+    together: float = 0.0,
 ) -> Trace:
     """Kills block stages 1..``stages`` (and 0, with ``ends``) independently, each with :func:`per_step_probability` in
     each of ``steps``.
 
     Every stage has its own stream of random numbers, one for each step, so that exempting a stage changes nothing for
     the others' draws, and a higher rate only adds to them. Where neighbours would fail together and
-    ``forbid_adjacent`` is set, the later stage is spared. Raises UserError naming the argument that is out of range.
+    ``forbid_adjacent`` is set, the later stage is spared.
+
+    With the chance ``together`` a failure takes the next stage of the walk 0, 1, …, S, 0 too, at the same moment, then
+    perhaps the one after. A burst ends at a stage that never fails, or that fails in this step anyway. So bursts only
+    add to the failures that there are without. Raises UserError naming the argument that is out of range.
     """
     try:
         origin = Generated(
@@ -186,26 +215,49 @@ def generate(
             exempt=tuple(sorted(exempt)),
             forbid_adjacent=forbid_adjacent,
             ends=ends,
+            together=together,
         )
     except ValidationError as error:
         raise UserError(f"cannot generate a trace: {_first(error)}") from None
-    p = per_step_probability(hourly, step_s)
+    return Trace(generated=origin, faults=_faults(origin))
+
+
+def _faults(origin: Generated) -> tuple[Fault, ...]:
+    """All that the numbers of ``origin`` come to, in order."""
+    stages, p = origin.stages, per_step_probability(origin.hourly, origin.step_s)
+    struck = set(range(0 if origin.ends else 1, stages + 1)) - {*origin.exempt}
     drawn: dict[tuple[int, int], float] = {}
-    for stage in set(range(0 if ends else 1, stages + 1)) - exempt:
-        drawn |= _drawn(seed, stage, steps, p)
+    for stage in struck:
+        drawn |= _drawn(origin.seed, stage, origin.steps, p)
+    if origin.together:
+        drawn = _with_bursts(drawn, origin, struck)
     faults: list[Fault] = []
     for (step, stage), u in sorted(drawn.items()):
-        together = {fault.stage for fault in faults[-stages:] if fault.step == step}
-        if not (forbid_adjacent and together & _neighbours(stage, stages)):
+        beside = {fault.stage for fault in faults[-stages:] if fault.step == step}
+        if not (origin.forbid_adjacent and beside & _neighbours(stage, stages)):
             # Given that u < p, u/p is itself uniform in [0, 1): when in the step the fault strikes.
             faults.append(Fault(step=step, stage=stage, offset=u / p))
-    return Trace(generated=origin, faults=tuple(faults))
+    return tuple(faults)
 
 
 def _drawn(seed: int, stage: int, steps: int, p: float) -> dict[tuple[int, int], float]:
     """(step, stage) → the random number that was below ``p``."""
     stream = random.Random(f"planaria trace {seed} stage {stage}")
     return {(step, stage): u for step in range(steps) if (u := stream.random()) < p}
+
+
+def _with_bursts(
+    drawn: dict[tuple[int, int], float], origin: Generated, struck: set[int]
+) -> dict[tuple[int, int], float]:
+    """``drawn``, and the stages that these failures take with them, with the number, so the moment, of their cause."""
+    found = dict(drawn)
+    for (step, stage), u in sorted(drawn.items()):
+        stream = random.Random(f"planaria trace {origin.seed} burst {step} {stage}")
+        following = (stage + 1) % (origin.stages + 1)
+        while stream.random() < origin.together and following in struck and (step, following) not in found:
+            found[step, following] = u
+            following = (following + 1) % (origin.stages + 1)
+    return found
 
 
 def _neighbours(stage: int, stages: int) -> set[int]:

@@ -45,6 +45,10 @@ def add(commands: Any) -> None:
     trace.add_argument("--seed", type=int, default=0)
     trace.add_argument("--exempt", type=int, nargs="*", default=[], metavar="STAGE", help="stages that never fail")
     trace.add_argument("--forbid-adjacent", action="store_true", help="never two adjacent stages in the same step")
+    trace.add_argument("--ends", action="store_true", help="the ends fail at the same rate")
+    trace.add_argument(
+        "--together", type=float, default=0.0, metavar="P", help="chance that a failure takes the next stage too"
+    )
 
 
 def _chaos(given: argparse.Namespace) -> int:
@@ -65,12 +69,21 @@ def _chaos(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from planaria.chaos.trace import digest, generate, write
+    from planaria.chaos.trace import burst_sizes, digest, generate, write
 
-    exempt = set(given.exempt)
     trace = generate(
-        given.seed, given.hourly, given.step_seconds, given.stages, given.steps, exempt, given.forbid_adjacent
+        given.seed,
+        given.hourly,
+        given.step_seconds,
+        given.stages,
+        given.steps,
+        set(given.exempt),
+        given.forbid_adjacent,
+        given.ends,
+        given.together,
     )
     write(trace, given.file)
-    print(f"{given.file}: {len(trace.faults)} faults, digest {digest(trace)[:16]}")
+    shared = burst_sizes(trace)
+    bursts = "".join(f", {count} × {size} together" for size, count in sorted(shared.items()) if size > 1)
+    print(f"{given.file}: {len(trace.faults)} faults{bursts}, digest {digest(trace)[:16]}")
     return 0

@@ -82,6 +82,8 @@ def _show(config: RunConfig, advice: Advice, unit: str) -> None:
 def _conclusions(config: RunConfig, advice: Advice, known: Experience, unit: str) -> list[str]:
     best = advice.ways[0]
     command = f"--recovery.strategy {best.chain.replace(' ', '')!s} --routing.kind {best.routing}"
+    if best.background != config.checkpoint.background:
+        command += f" --checkpoint.background {str(best.background).lower()}"
     taken = _told_in(unit, best.prediction.hours.mean)
     lines = [f"advice        {best.prediction.name}: {taken} {unit} ({command})"]
     if advice.rivals:

@@ -27,6 +27,8 @@ class Weighed:
     step_bytes: float
     memory: float
     """of copies, over all stages' weights and moments"""
+    background: bool = False
+    """are checkpoints written while training goes on?"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def weigh(config: RunConfig, experience: Experience) -> list[Weighed]:
         rate = per_step_probability(config.network.hourly, clock.step_s)
         failures = Failures(rate, frozenset(range(config.pipeline.stages + 1)))
         expected = predict(name, way, clock, failures, experience)
-        found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *step_bytes_and_memory(way)))
+        costs, beside = step_bytes_and_memory(way), way.checkpoint.background
+        found.append(Weighed(expected, way.recovery.strategy, way.routing.kind, *costs, beside))
     return sorted(found, key=lambda w: w.prediction.hours.mean)
 
 
@@ -72,6 +75,7 @@ def advise(config: RunConfig, experience: Experience) -> Advice:
         ("network.hourly", network.hourly),
         ("network.bandwidth", network.bandwidth),
         ("network.store_bandwidth", network.store_bandwidth),
+        ("network.memory_bandwidth", network.memory_bandwidth),
         ("network.replacement_s", network.replacement_s or None),
     ]
     breaks = []

@@ -11,6 +11,7 @@ from planaria.config import RunConfig
 from planaria.engine.copy_costs import costs_of_copies, shapes_of
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.simulate import simulate
+from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
 from planaria.model.families import stage_parameters
@@ -30,7 +31,7 @@ class Clock:
     step_s: float
     """one step, with what copies add to it"""
     save_s: float
-    """one checkpoint: every worker uploads its own stage while training stands still"""
+    """one checkpoint: while training stands still, every worker uploads its own stage, or copies it"""
     load_s: float
     """all workers read their stages back"""
     donated_s: float
@@ -38,6 +39,13 @@ class Clock:
     replacement_s: float
     bandwidth: float
     """bytes per second of a link; infinite where the recipe gives none"""
+    write_s: float = 0.0
+    """the upload of a copy, while training goes on"""
+
+    @property
+    def behind(self) -> int:
+        """Steps from a save until it can be rolled back to; the next one is not sooner."""
+        return math.ceil(self.write_s / self.step_s) if self.write_s else 0
 
     def recovery_s(self, met: Met, scale: float) -> float:
         """One loss: half a step to be done again, on average; a replacement; then state from donors or the store.
@@ -55,7 +63,10 @@ class Clock:
 
 
 def clock_of(config: RunConfig) -> Clock:
-    """The clock of a recipe, from its [network] and the statements of its recovery strategies."""
+    """The clock of a recipe, from its [network] and the statements of its recovery strategies.
+
+    :raises UserError: when uploads in the background take time and steps take none.
+    """
     pipeline, network = config.pipeline, config.network
     alone = config.exchange.model_copy(update={"replicas": 1})
     plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
@@ -69,9 +80,16 @@ def clock_of(config: RunConfig) -> Clock:
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
+    copied = STATE * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
+    stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
-    return Clock(step, moved, moved, donated, network.replacement_s, bandwidth)
+    if goes_on and not step:
+        raise UserError(
+            "checkpoint.background: by how many steps an upload is late needs the steps' seconds; give "
+            "network.forward_s and network.backward_s"
+        )
+    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on)
 
 
 def waiting_s(config: RunConfig) -> float:
@@ -102,12 +120,14 @@ def exchanged_bytes(config: RunConfig) -> float:
 
 
 def step_bytes_and_memory(config: RunConfig) -> tuple[float, float]:
-    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments."""
+    """Bytes that copies add to a step, and the memory they take over all stages' weights and moments.
+
+    A checkpoint in the background is written from a copy of everything.
+    """
     costs = costs_of_copies(config)
     memory = sum(cost.host_memory + cost.own_memory for _, cost in costs)
-    return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), memory / (
-        STATE * parameter_count(config.model)
-    )
+    share = memory / (STATE * parameter_count(config.model)) + config.checkpoint.background
+    return sum(len(copy.pairs) * cost.step_bytes for copy, cost in costs), share
 
 
 def copies_stated(config: RunConfig) -> list[str]:

@@ -56,7 +56,7 @@ def predict(
     - seconds = ticks · step + saves · save + failures · (half a step + replacement + state).
 
     A stage also rolls back when it is lost before its copy, begun anew after another failure, is whole.
-    ``interval`` is f; the best one for these numbers unless given.
+    ``interval`` is f; the best one for these numbers unless given, and no less than checkpoints are late.
     """
     fates = _fates(config, failures.struck)
     rolled = [stage for stage, fate in fates.items() if fate.by is None]
@@ -65,6 +65,7 @@ def predict(
     chance = 1.0 - (1.0 - failures.rate) ** (len(rolled) + unready)
     if chance and interval is None:
         interval = max(1, round(best_interval(clock.save_s, clock.step_s / chance) / clock.step_s))
+    interval = interval and max(interval, clock.behind)
     chain = recovery(config.recovery, config.pipeline.stages).strategies
     by = Counter(way_of(fate.by, chain[fate.by]) for fate in rebuilt if fate.by is not None)
     hours = {}
@@ -75,7 +76,7 @@ def predict(
         ticks = config.train.steps * swap * (1.0 + extra)
         saves = 0.0
         if chance and interval:
-            ticks *= rollback_mean(interval, chance)
+            ticks *= rollback_mean(interval, chance, behind=clock.behind)
             saves = ticks / interval
         struck = ticks * failures.rate
         moved = clock.load_s * len(rolled) + clock.donated_s * len(rebuilt)
@@ -120,6 +121,10 @@ def ways(config: RunConfig) -> Mapping[str, RunConfig]:
         "redundant, gradients only": ("redundant, checkpoint", {"forward": False}),
     }
     found = {name: _changed(config, chain, changes) for name, (chain, changes) in chains.items()}
+    plain = found["checkpoint"]
+    for name, beside in (("checkpoint", False), ("checkpoint, in the background", True)):
+        checkpoint = plain.checkpoint.model_copy(update={"background": beside})
+        found[name] = plain.model_copy(update={"checkpoint": checkpoint})
     firsts = {names(way.recovery)[0] for way in found.values()}
     if names(config.recovery)[0] not in firsts:
         found[config.recovery.strategy] = config

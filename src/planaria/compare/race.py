@@ -17,6 +17,7 @@ from planaria.data.stream import Stream
 from planaria.documents import Record
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
+from planaria.recovery.checkpoint import Behind
 
 
 class Point(Record):
@@ -57,13 +58,15 @@ class Course(Record):
 class _Race:
     """The engine, its last checkpoint, and the book-keeping."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, dataset: Dataset, behind: int) -> None:
+        self.config, self._behind = config, Behind(behind)
         train, validation = (
             Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
         )
         self.engine = InlineEngine(config, train, validation)
-        self.durable: tuple[int, Mapping[int, StageState]] = (0, self._states())
+        self._kept: dict[int, Mapping[int, StageState]] = {0: self._states()}
+        """committed steps → states: what is durable, and what is being written"""
+        self._durable = 0
         self.points: list[Point] = []
         self.met: list[Met] = []
         self.saved: list[int] = []
@@ -76,13 +79,14 @@ class _Race:
     def lose(self, stages: Sequence[int]) -> str:
         """Lose stages and cope as the recipe says; why that is impossible, or nothing."""
         before, step_before = self.engine.moved_bytes, self.engine.step
-        plan = self.engine.lose(stages, self.durable[0])
+        self._behind.give_up()
+        plan = self.engine.lose(stages, self._durable)
         if plan.reason:
             return f"tick {self.tick}: {plan.reason}"
         outcome, lost = ", ".join(f"{stage}: {by}" for stage, (by, _) in plan.rebuilt.items()), 0
         if plan.rollback == "disk":
-            self.engine.step, states = self.durable
-            self.engine.become(states)
+            self.engine.step = self._durable
+            self.engine.become(self._kept[self._durable])
         if plan.rollback:
             lost, outcome = step_before - self.engine.step, f"all: step {self.engine.step}"
         moved = self.engine.moved_bytes - before
@@ -106,20 +110,28 @@ class _Race:
         if step % every == 0:
             self.points.append(Point(tick=self.tick, step=step, loss=self.engine.evaluate()))
         assert save != "best", "to be settled before the race"
-        if save and step % save == 0:
-            self.durable = (step, self._states())
+        self._durable = self._behind.finished(self.tick, self._durable)
+        if save and self._behind.due(step, save, self._durable):
+            self._kept[step] = self._states()
             self.saved.append(self.tick)
+            self._durable = self._behind.begin(self.tick, step, self._durable)
+        self._kept = {step: states for step, states in self._kept.items() if step >= self._durable}
 
 
 def race(
-    config: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]], told: Callable[[int], None]
+    config: RunConfig,
+    dataset: Dataset,
+    faults: Mapping[int, Sequence[int]],
+    told: Callable[[int], None],
+    behind: int = 0,
 ) -> Course:
     """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the stages lost before each tick.
 
-    ``told`` hears of every tick. Losses before the first tick are none: every stage still has its initial weights.
+    ``told`` hears of every tick. Checkpoints are durable ``behind`` ticks after they were begun, if nothing is lost
+    meanwhile. Losses before the first tick are none: every stage still has its initial weights.
     """
     torch.set_num_threads(1)
-    run, stopped = _Race(config, dataset), ""
+    run, stopped = _Race(config, dataset, behind), ""
     while run.tick < config.train.steps and not stopped:
         if run.tick and faults.get(run.tick):
             stopped = run.lose(sorted(set(faults[run.tick])))

@@ -34,6 +34,8 @@ class Race(Record):
     trace: Trace
     faults: bool
     """whether the trace strikes"""
+    behind: int = 0
+    """ticks from a checkpoint in the background until it is durable"""
 
     @property
     def name(self) -> str:
@@ -45,7 +47,7 @@ class Race(Record):
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
             "data": Dataset.open(self.dataset).meta.model_dump(mode="json"),
             "trace": self.trace.model_dump(mode="json") if self.faults else None,
-        }
+        } | ({"behind": self.behind} if self.behind else {})
         return identity(asked, code)
 
 
@@ -89,7 +91,7 @@ class _Work(Record):
             faults[fault.step].append(fault.stage)
         with self.file("ticks").open("w") as ticks:
             dataset = Dataset.open(given.dataset)
-            course = race(given.config, dataset, faults, lambda tick: print(tick, file=ticks, flush=True))
+            course = race(given.config, dataset, faults, lambda tick: print(tick, file=ticks, flush=True), given.behind)
         self.identity.require_current()
         self.kept.write(course)
 

@@ -43,6 +43,8 @@ class TraceSpec(Section):
     """the ends worker fails at the same rate as the block stages"""
     forbid_adjacent: bool = False
     """neighbouring stages never fail in the same step"""
+    together: Fraction = 0.0
+    """chance that a failure takes the next stage too, and then perhaps the one after"""
 
 
 class Comparison(Armed, Processes):
@@ -128,4 +130,5 @@ def trace_for(comparison: Comparison, config: RunConfig, seed: int) -> Trace:
         set(spec.exempt),
         spec.forbid_adjacent,
         spec.ends,
+        spec.together,
     )

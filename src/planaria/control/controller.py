@@ -145,6 +145,7 @@ class Controller:
         replica = self.state.replica_of(said.worker)
         awaited = frozenset() if replica is None else replica.waiting
         detail = self._deadlines.overdue(time.monotonic(), said.worker, beat, awaited)
+        detail = detail or self._deadlines.unwritten(said.worker, beat, self.state.writing.keys())
         if detail:
             self._fleet.signal(said.worker, said.incarnation, signal.SIGKILL)
             lost = e.WorkerLost(worker=said.worker, incarnation=said.incarnation, cause="stuck", detail=detail)
@@ -215,7 +216,8 @@ class Controller:
                 self._fleet.turn_away(decision.host, decision.reason)
             case d.Form() | d.RunStep() | d.Commit() | d.Save():
                 asked = self.state.replicas[decision.replica].waiting
-                self._deadlines.ask(time.monotonic(), asked)
+                to_write = isinstance(decision, d.Save) and decision.background
+                self._deadlines.ask(time.monotonic(), asked, to_write)
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)

@@ -33,11 +33,15 @@ class Deadlines:
         self._longest: dict[str, float] = {}
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
         """worker → when it was given its last order, and those that were given it too"""
+        self._writers: dict[str, frozenset[str]] = {}
+        """worker → those that were told with it to write while training goes on, the last time"""
 
-    def ask(self, t: float, workers: Collection[str]) -> None:
-        """These workers have been given an order that they are to answer."""
+    def ask(self, t: float, workers: Collection[str], to_write: bool = False) -> None:
+        """These workers have been given an order that they are to answer; to write beside, what may take longer."""
         together = frozenset(workers)
         self._asked |= dict.fromkeys(workers, (t, together))
+        if to_write:
+            self._writers |= dict.fromkeys(workers, together)
 
     def learn(self, worked: Worked) -> None:
         """What a worker's actions have taken, in seconds."""
@@ -51,6 +55,17 @@ class Deadlines:
         if self._compiles and doing in ("forward", "backward") and doing not in self._longest:
             floor = max(floor, _COMPILING_S)
         return max(floor, _TIMES * self._longest.get(doing, 0.0))
+
+    def unwritten(self, worker: str, beat: Heartbeat, writing: Collection[str]) -> str:
+        """Why ``worker``, which writes for a checkpoint while it trains, counts as dead, or nothing; ``writing`` are
+        all that do. A disk that answers nobody is waited for, as :meth:`overdue` does."""
+        together = self._writers.get(worker, frozenset())
+        limit = self.limit_s("write") * (_TIMES if together and together <= set(writing) else 1)
+        if beat.writing < 0 or worker not in writing or beat.writing_s <= limit:
+            return ""
+        return (
+            f"its file of checkpoint {beat.writing} has not been written for {beat.writing_s:.1f} s (limit {limit:g} s)"
+        )
 
     def overdue(self, t: float, worker: str, beat: Heartbeat, awaited: Collection[str]) -> str:
         """Why ``worker`` counts as dead, or nothing; ``awaited`` are the workers of its replica that owe an answer."""

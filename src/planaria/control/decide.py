@@ -87,6 +87,8 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 def _end(run: RunState) -> d.Finish | None:
     """The run is over when all is done and saved, or when the last replica cannot go on, or be saved."""
+    if run.writing:  # a file that is cut off would be left behind
+        return None
     reason = next((replica.cannot for replica in run.troubled if replica.cannot), "")
     if not reason and (run.saving >= 0 or not ends(run)):
         return None

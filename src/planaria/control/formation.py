@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
+from planaria.control.saving import on_its_way
 from planaria.control.spares import at_hand, filled
 from planaria.control.staffing import final, more_to_come
 from planaria.record import decisions as d
@@ -40,6 +41,8 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
     answer = plan(gone - lent.keys(), ages_by_stage(replica.arrangement, alive, replica.ages), _remember(replica))
     if synchronised and alive.stages and (answer.rollback or answer.reason) and _any_whole(run, replica):
         return d.Adopt(replica=replica.number, reason="nobody who has settled as many rounds has what it lost")
+    if (answer.rollback == "disk" or answer.reason) and on_its_way(run):
+        return None
     if answer.reason:
         return without_worker(run, replica, answer.reason, sorted(gone))
     holders = filled(run, replica)
@@ -83,14 +86,16 @@ def _sources(
 ) -> dict[int, d.Source]:
     """Where the state of each node comes from; a donor may itself be new here, with its own from seed or disk."""
     of, alive, there = replica.arrangement.stage, replica.stateful, replica.arrangement.of(holders)
-    begins = {of[node]: source for node, source in replica.origins.items() if node in replica.holders}
+    begins = {of[node]: (node, source) for node, source in replica.origins.items() if node in replica.holders}
     sources: dict[int, d.Source] = {node: replica.origins.get(node, d.Keep()) for node in holders}
     for node in replica.lost & holders.keys():
         stage, last = of[node], replica.leavers.get(node)
         if last is not None:
             sources[node] = d.Keep() if holders[node] == last else d.Handover(worker=last)
         elif not alive.nodes(stage) and stage in begins:
-            sources[node] = begins[stage]
+            first, source = begins[stage]
+            # What one worker remembers, another of its stage copies from it.
+            sources[node] = d.Rebuild(by=d.PEER, donors=[first]) if isinstance(source, d.Recall) else source
         elif stage in lent:
             sources[node] = d.Rebuild(by=d.PEER, donors=[lent[stage].stateful.nodes(stage)[0]])
         else:

@@ -2,6 +2,9 @@
 
 A save that fails costs the save: the run goes on with the checkpoint before, and tries again when the next one is due.
 The last save of a run is tried several times; if none succeeds, the run has failed, and says so.
+
+In the background, a save is over for a replica as soon as its workers have copies; the checkpoint is sealed when the
+last file is written. One that comes due meanwhile is made at the first step after that: at most one is under way.
 """
 
 from __future__ import annotations
@@ -18,15 +21,27 @@ LAST_TRIES = 3
 
 def save(run: RunState, replica: ReplicaState) -> d.Save | None:
     """Save a replica that is at rest, if that is due."""
-    name = _to_save(run, replica)
+    name = None if _busy(run, replica) else _to_save(run, replica)
     return None if name is None else _save(run, replica, name)
+
+
+def _busy(run: RunState, replica: ReplicaState) -> bool:
+    """Is a part of it, or one of its workers, still at a file of an earlier save? A worker writes one at a time."""
+    parts = {part.replica for part in run.writing.values()}
+    return replica.number in parts or not run.writing.keys().isdisjoint(replica.holders.values())
 
 
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
     config, there = run.settings.exchange, replica.stateful
     own = there.shared and config.replicas > 1 and "own" in exchange(config).parts.values()
     whole = list(there.firsts) if own else []
-    return d.Save(replica=replica.number, generation=replica.generation, step=name, whole=whole)
+    return d.Save(
+        replica=replica.number,
+        generation=replica.generation,
+        step=name,
+        whole=whole,
+        background=run.settings.save_in_background and not ends(run) and not replica.cannot,
+    )
 
 
 def _to_save(run: RunState, replica: ReplicaState) -> int | None:
@@ -47,8 +62,8 @@ def _passed(run: RunState) -> bool:
 
 
 def saves(run: RunState) -> bool:
-    """Are replicas being saved, or to be, or could not be? That concerns all."""
-    return run.saving >= 0 or run.unsaved is not None or _passed(run)
+    """Are replicas being saved, or to be, or could not be? That concerns all; files that are being written, nobody."""
+    return (run.saving >= 0 or run.unsaved is not None or _passed(run)) and not on_its_way(run)
 
 
 def _may_begin(run: RunState) -> bool:
@@ -97,21 +112,30 @@ def all_saved(run: RunState) -> bool:
 
 def wind_up(run: RunState, replica: ReplicaState) -> d.Save | None:
     """After *cannot*: save the survivors; the end comes when that is sealed, or cannot be."""
-    if run.saved != run.progress and run.saving < 0 and replica.stateful.stages and _may_begin(run):
+    may_begin = run.saving < 0 and not _busy(run, replica) and _may_begin(run)
+    if run.saved != run.progress and replica.stateful.stages and may_begin:
         return _save(run, replica, run.progress)
     return None
 
 
 def discard(run: RunState) -> d.Discard | None:
     """Remove what a failed save has left, once nobody writes for it any more."""
-    if run.unsaved is None or run.unsaved.discarded or any(r.phase == "save" for r in run.live.values()):
+    if run.unsaved is None or run.unsaved.discarded or run.writing or any(r.phase == "save" for r in run.live.values()):
         return None
     return d.Discard(step=run.unsaved.step)
 
 
+def on_its_way(run: RunState) -> bool:
+    """Is nothing missing of a checkpoint but files that are being written while training goes on?
+
+    Whatever cannot be repaired then waits for it: it would lose more than the rest of the writing takes.
+    """
+    return run.saving >= 0 and bool(run.writing) and all(r.saved == run.saving for r in run.live.values())
+
+
 def seal(run: RunState) -> d.Seal | None:
     """All replicas are on disk; a checkpoint without the lost stages is marked partial."""
-    if run.saving < 0:
+    if run.saving < 0 or run.writing:
         return None
     replicas = run.live.values()
     if any(r.saved != run.saving or r.phase == "save" for r in replicas):

@@ -78,6 +78,7 @@ def let_go(run: RunState) -> d.Release | d.TurnAway | None:
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
     giving = {worker for r in run.live.values() for worker in r.leavers.values()} if done else set()
     giving |= {w for r in run.live.values() if r.phase == "link" for w in r.lenders.values()} if done else set()
+    giving |= run.writing.keys()
     return next((d.Release(worker=worker) for worker in done if worker not in giving), None)
 
 

@@ -25,6 +25,8 @@ _PLACES = {
     "link": ("link",),
 }
 """moment of a fault → what the main thread is doing then; others fall on actions of the step's plan"""
+_OF_THE_FILE = ("kill", "stop", "disk_slow", "disk_full")
+"""faults that strike a save when its file is begun, by whatever thread"""
 _TIMES = 5.0
 """unless a fault says otherwise: how many times as long a slow worker's actions take"""
 _FULL_BYTES = 4096
@@ -35,7 +37,8 @@ Target = tuple[str, int, int]
 
 
 class Blows:
-    """What is to befall this worker. ``add`` is called by the thread that listens, all else by the main thread."""
+    """What is to befall this worker. ``add`` is called by the thread that listens, ``meet`` by one that writes too, all
+    else by the main thread."""
 
     def __init__(self, told: Callable[[Blow], None]) -> None:
         """``told`` is called before each strike."""
@@ -70,12 +73,18 @@ class Blows:
         if self._full and now > self._full:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
             self._full = 0.0
+        self.meet(doing, microbatch, hop)
+
+    def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
+        """This begins, here or in a thread that writes while training goes on: suffer what is meant for it."""
         for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
             self._waiting.remove(blow)
             self._told(blow)
             self._strike(blow)
 
     def _meets(self, blow: Blow, doing: str, microbatch: int, hop: int) -> bool:
+        if doing == "copy":  # what is to befall a save, but not its file, befalls it here
+            return blow.moment == "save" and blow.signal not in _OF_THE_FILE
         if blow.moment in _PLACES:
             return doing in _PLACES[blow.moment]
         return self._targets.get(blow.number) == (doing, microbatch, hop)

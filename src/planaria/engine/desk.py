@@ -53,6 +53,8 @@ class Desk:
         self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
         self.blows: Blows | None = None
         """faults that await this worker; None where no trace can strike"""
+        self.writing: tuple[int, float] | None = None
+        """the checkpoint for which another thread writes, and since when (monotonic seconds)"""
 
     def open(self) -> None:
         """Begin to listen and to beat. Called by the main thread, whose place the beats tell."""
@@ -75,6 +77,11 @@ class Desk:
         self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.blows is not None:
             self.blows.at(doing, microbatch, hop, busy_s)
+
+    def beside(self, doing: str) -> None:
+        """Another thread than the main one begins to do this. A fault that is meant for here strikes now."""
+        if self.blows is not None:
+            self.blows.meet(doing)
 
     def next(self, deadline: float | None = None) -> Any:
         """The next thing that reaches this worker; None when ``deadline`` (monotonic seconds) passes first.
@@ -107,7 +114,7 @@ class Desk:
     def _beat(self) -> None:
         before, unheard_since = (self._place, self.inbox.rounds), time.monotonic()
         while True:
-            place, now = self._place, time.monotonic()
+            place, writing, now = self._place, self.writing, time.monotonic()
             at = place, self.inbox.rounds
             if at != before or not self.inbox.unheard():
                 before, unheard_since = at, now
@@ -120,6 +127,8 @@ class Desk:
                 waiting=waiting,
                 for_s=now - (unheard_since if place.waiting and not waiting else place.since),
                 cpu_s=max(0.0, time.clock_gettime(self._clock) - place.cpu),
+                writing=-1 if writing is None else writing[0],
+                writing_s=0.0 if writing is None else now - writing[1],
             )
             self.report(beat)
             time.sleep(self._heartbeat_s)

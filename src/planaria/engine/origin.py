@@ -91,6 +91,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         recut=origin.recut,
         eval_every=config.train.eval_every,
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
+        save_in_background=config.checkpoint.background,
         spares=config.fleet.spares,
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),

@@ -46,6 +46,10 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
     "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
+    "checkpoint.background": (
+        lambda c: c.checkpoint.every != 0,
+        "the save at the end, the only one with checkpoint.every = 0, is waited for",
+    ),
     "optim.final_lr": (lambda c: c.optim.schedule == "cosine", "only optim.schedule = 'cosine' ends there"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "network.straggle": (_straggles, STRAGGLING),
@@ -76,7 +80,9 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     exchanged = [name for name in names if name.startswith("exchange.") and name != "exchange.most"]
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
-    fleet = [name for name in names if name.startswith("fleet.") or name == "network.emulate"]
+    fleet = [
+        name for name in names if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background")
+    ]
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in FATAL)

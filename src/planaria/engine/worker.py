@@ -11,7 +11,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from planaria.checkpoint.stage_file import stage_file, write_stage
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.shards import Dataset, Split
 from planaria.data.stream import Stream
@@ -28,6 +27,7 @@ from planaria.engine.perform import perform
 from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
+from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
 from planaria.engine.takeover import donate, take_state, warm_runner
@@ -80,6 +80,7 @@ class Worker:
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
         self.outliving = outliving(setup)
+        self._saver = Saver(self.desk)
         self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
 
@@ -254,25 +255,17 @@ class Worker:
         self.post.links.lend(order, pack(state))
 
     def _save(self, order: d.Save) -> None:
-        self.desk.at("write", order.step)
-        start = time.monotonic()
         self._drop()
         store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
-        folder = store.part(order.step, replicas, order.replica, order.generation)
+        folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
         state, place = self.runner.state(), 0
         if self.config.exchange.replicas > 1:
             state.outer = self.post.circle.outer.settled.state()
-        if order.whole and self.here.node not in order.whole:
-            state, place = StageState({}, outer=state.outer), self.here.number
-        of = {"generation": order.generation, "step": order.step}
-        file = stage_file(folder, self.here.stage, place).name
-        try:
-            written = write_stage(folder, self.here.stage, order.step, state, place)
-        except OSError as error:
-            self.here.report(e.SaveFailed, **of, detail=str(error))
-        else:
-            self.here.report(e.StageSaved, **of, **written._asdict(), file=file)
-        self._report_work([e.Span(action="save", start=start, end=time.monotonic())])
+        if order.whole and here.node not in order.whole:
+            state, place = StageState({}, outer=state.outer), here.number
+        part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place)
+        span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
+        self._report_work([span])
 
     def _struck(self, blow: d.Blow) -> None:
         signal = SIGNALS.get(blow.signal, blow.signal)

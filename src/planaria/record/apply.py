@@ -24,10 +24,11 @@ from planaria.record.fold import (
     set_workers,
     stillborn,
     with_replica,
+    written,
 )
 from planaria.record.replica import ReplicaState, go_on
 from planaria.record.roster import Host, WorkerState
-from planaria.record.state import RunState, Unsaved
+from planaria.record.state import RunState, Unsaved, Writing
 
 __all__ = ["apply", "losses", "resolved"]
 
@@ -99,25 +100,56 @@ def _(fact: e.StageCommitted, run: RunState) -> RunState:
 
 
 @handles
-def _(fact: e.StageSaved, run: RunState) -> RunState:
-    replica = _answering(run, fact, "save")
-    if replica is None or replica.saved not in (fact.step, -1):  # -1: the checkpoint has been given up meanwhile
+def _(fact: e.StageCopied, run: RunState) -> RunState:
+    replica = _asked_to_save(run, fact)
+    if replica is None:
         return run
-    if fact.sha256:
-        replica = go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
-    return report(run, replica, fact.worker)
+    part = Writing(replica.number, fact.generation, fact.step)
+    return report(replace(run, writing=freeze({**run.writing, fact.worker: part})), replica, fact.worker)
+
+
+@handles
+def _(fact: e.StageSaved, run: RunState) -> RunState:
+    if (part := _writing(run, fact)) is not None:
+        if run.wants(part):
+            run = with_replica(run, _saved(run.replicas[part.replica], fact))
+        return written(run, fact.worker)
+    replica = _asked_to_save(run, fact)
+    return run if replica is None else report(run, _saved(replica, fact), fact.worker)
+
+
+def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
+    """The replica when a part of it lies on disk."""
+    if not fact.sha256:
+        return replica
+    return go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))
+
+
+def _asked_to_save(run: RunState, fact: e.StageCopied | e.StageSaved | e.SaveFailed) -> ReplicaState | None:
+    """The replica that waits for this worker's part of a checkpoint; that may have been given up meanwhile (-1)."""
+    replica = _answering(run, fact, "save")
+    return replica if replica is not None and replica.saved in (fact.step, -1) else None
+
+
+def _writing(run: RunState, fact: e.StageSaved | e.SaveFailed) -> Writing | None:
+    """The part of a checkpoint that this worker was writing while training went on, if the fact is about one."""
+    part = run.writing.get(fact.worker)
+    return part if part is not None and (part.generation, part.step) == (fact.generation, fact.step) else None
 
 
 @handles
 def _(fact: e.SaveFailed, run: RunState) -> RunState:
     if fact.worker == e.CONTROLLER:  # it says so before anything else happens
         return run if run.unsealed is None or run.saved != fact.step else _unsaved(run.unsealed, fact, "")
-    replica = _answering(run, fact, "save")
-    if replica is None or replica.saved not in (fact.step, -1):
+    replica, part = _asked_to_save(run, fact), _writing(run, fact)
+    if part is not None:
+        now, wanted = written(run, fact.worker), run.wants(part)
+    elif replica is not None:
+        now, wanted = report(run, replica, fact.worker), run.saving == fact.step == replica.saved
+    else:
         return run
     host, before = run.workers[fact.worker].host, run.unsaved
-    now = report(run, replica, fact.worker)
-    if run.saving == fact.step == replica.saved:
+    if wanted:
         now = _unsaved(now, fact, host)
         if host and before is not None and before.hosts == {host}:  # nowhere else, and not for the first time
             now = _fail_guest(now, fact.worker, fact.detail)

@@ -219,6 +219,8 @@ class Save(Fact):
     step: int
     whole: list[int] = Field(default_factory=list)
     """nodes that write their stage, where its other nodes write their outer state; none: each that is asked"""
+    background: bool = False
+    """is training to go on as soon as all have a copy of what they write?"""
 
 
 class Seal(Fact):

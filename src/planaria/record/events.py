@@ -23,6 +23,7 @@ from planaria.record.reports import Report as Report
 from planaria.record.reports import RoundMade as RoundMade
 from planaria.record.reports import SaveFailed as SaveFailed
 from planaria.record.reports import StageCommitted as StageCommitted
+from planaria.record.reports import StageCopied as StageCopied
 from planaria.record.reports import StageReady as StageReady
 from planaria.record.reports import StageSaved as StageSaved
 from planaria.record.reports import WorkerFailed as WorkerFailed
@@ -34,6 +35,7 @@ from planaria.record.started import Shape as Shape
 from planaria.record.started import Standing as Standing
 from planaria.record.telemetry import Heartbeat as Heartbeat
 from planaria.record.telemetry import Span as Span
+from planaria.record.telemetry import SpanKind as SpanKind
 from planaria.record.telemetry import Worked as Worked
 
 
@@ -122,6 +124,9 @@ class IntervalChosen(Fact):
     steps: int
     step_s: float
     save_s: float
+    """that training stands still for one"""
+    write_s: float = 0.0
+    """that one takes where training goes on meanwhile: the next cannot be sooner"""
 
 
 class Replanned(Fact):
@@ -183,6 +188,7 @@ Event = Annotated[
     | GraceExpired
     | StageReady
     | StageCommitted
+    | StageCopied
     | StageSaved
     | SaveFailed
     | RetryDue

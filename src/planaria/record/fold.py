@@ -89,6 +89,18 @@ def give_up_save(run: RunState) -> RunState:
     return anew(replace(run, saving=-1, standings=freeze({}), allotment=run.allotment.give_up_save()))
 
 
+def give_up_if_none_is_saved(run: RunState) -> RunState:
+    """A checkpoint of which no replica's part is left has to begin anew."""
+    if run.saving >= 0 and all(replica.saved != run.saving for replica in run.live.values()):
+        return give_up_save(run)
+    return run
+
+
+def written(run: RunState, worker: str) -> RunState:
+    """``worker`` writes no more, whatever has come of it."""
+    return anew(replace(run, writing=freeze({w: part for w, part in run.writing.items() if w != worker})))
+
+
 def set_workers(run: RunState, changed: Mapping[str, WorkerState]) -> RunState:
     return anew(replace(run, roster=run.roster.with_workers(changed)))
 

@@ -11,15 +11,16 @@ from planaria.record.fold import (
     anew,
     call_off,
     freeze,
-    give_up_save,
+    give_up_if_none_is_saved,
     handles,
     out_of_round,
     reported,
     set_workers,
     stillborn,
     with_replica,
+    written,
 )
-from planaria.record.replica import ReplicaState
+from planaria.record.replica import ReplicaState, go_on
 from planaria.record.state import RunState
 from planaria.record.waiting import NOBODY
 
@@ -39,6 +40,8 @@ def _(fact: e.WorkerLost, run: RunState) -> RunState:
     if replica is not None:
         gone = frozenset(node for node, holder in replica.holders.items() if holder == fact.worker)
         run = _lose(run, replica, fact.worker, gone)
+    if fact.worker in run.writing:
+        run = _unwritten(run, fact.worker)
     for other in run.live.values():
         if (left := _without_giver(other, fact.worker)) is not other:
             run = with_replica(run, left)
@@ -59,10 +62,15 @@ def _without_giver(replica: ReplicaState, worker: str) -> ReplicaState:
 def _lose(run: RunState, replica: ReplicaState, worker: str, gone: frozenset[int]) -> RunState:
     """A member is dead, which stood at the nodes ``gone``."""
     run = anew(replace(run, stillborn=0))  # spares may have been given up; a stage is worth trying again
-    run = call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting)
-    if run.saving >= 0 and all(other.saved != run.saving for other in run.live.values()):  # it has to begin anew
-        return give_up_save(run)
-    return run
+    return give_up_if_none_is_saved(call_off(with_replica(run, _bereft(replica, worker, gone)), replica.meeting))
+
+
+def _unwritten(run: RunState, worker: str) -> RunState:
+    """A worker is dead that was writing. What it wrote is of no use, nor is its replica's part of the checkpoint."""
+    part = run.writing[worker]
+    if run.wants(part):
+        run = with_replica(run, go_on(run.replicas[part.replica], saved=-1))
+    return give_up_if_none_is_saved(written(run, worker))
 
 
 def _bereft(replica: ReplicaState, worker: str, gone: frozenset[int]) -> ReplicaState:

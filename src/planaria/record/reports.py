@@ -118,6 +118,18 @@ class StageCommitted(Fact):
     step: int
 
 
+class StageCopied(Fact):
+    """A worker has a copy of its stage for a checkpoint, which it writes from now on while it trains."""
+
+    kind: Literal["stage_copied"] = "stage_copied"
+    worker: str
+    stage: int
+    generation: int
+    step: int
+    seconds: float = 0.0
+    """that training stood still for it"""
+
+
 class StageSaved(Fact):
     """A stage's state lies in the checkpoint's unfinished folder."""
 
@@ -131,6 +143,8 @@ class StageSaved(Fact):
     """its name; the stage's number in logs of an older planaria"""
     sha256: str = ""
     """of the file; empty in logs of an older planaria"""
+    seconds: float = 0.0
+    """that writing took; 0 in logs of an older planaria"""
 
 
 class SaveFailed(Fact):
@@ -176,6 +190,7 @@ Report = Annotated[
     | EdgeBroken
     | StageReady
     | StageCommitted
+    | StageCopied
     | StageSaved
     | SaveFailed
     | OfferHeard

@@ -101,6 +101,8 @@ class RunStarted(Fact):
     eval_every: int = 0
     save_every: int = 0
     """steps between checkpoints, at first"""
+    save_in_background: bool = False
+    """does training wait for copies of the stages only, and not until they are written?"""
     spares: int = 0
     replace: bool = True
     """is a new worker started for each that dies?"""

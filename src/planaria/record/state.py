@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
@@ -36,6 +37,14 @@ class Unsaved:
     """has it been long enough since then?"""
 
 
+class Writing(NamedTuple):
+    """What a worker writes while training goes on: a part of the checkpoint ``step``, of a replica's generation."""
+
+    replica: int
+    generation: int
+    step: int
+
+
 @dataclass(frozen=True)
 class RunState:
     """Everything a decision depends on: the replicas, the workers that they share, and what holds for all."""
@@ -53,6 +62,8 @@ class RunState:
     """that of the last one sealed"""
     standings: Mapping[int, Standing] = field(default_factory=lambda: MappingProxyType({}))
     """where replicas were when they were saved for the one under way"""
+    writing: Mapping[str, Writing] = field(default_factory=lambda: MappingProxyType({}))
+    """worker → what it writes while training goes on, even if that checkpoint has been given up meanwhile"""
     unsaved: Unsaved | None = None
     """since a save has failed, until one is sealed"""
     unsealed: RunState | None = None
@@ -93,6 +104,10 @@ class RunState:
     def rule(self) -> Exchange:
         """How replicas agree."""
         return exchange(self.settings.exchange)
+
+    def wants(self, part: Writing) -> bool:
+        """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""
+        return part.replica in self.live and part.step == self.saving == self.replicas[part.replica].saved
 
     @property
     def live(self) -> Mapping[int, ReplicaState]:

@@ -6,11 +6,15 @@ from typing import Literal
 
 from planaria.record.started import Fact
 
+SpanKind = Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "write", "copy"]
+"""save: as long as training stands still for it; write: a file that is written meanwhile; copy: what others keep of the
+stage is made and handed over"""
+
 
 class Span(Fact):
     """One action of one worker, for the Gantt chart."""
 
-    action: Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "copy"]
+    action: SpanKind
     microbatch: int = -1
     hop: int = -1
     start: float
@@ -49,3 +53,7 @@ class Heartbeat(Fact):
     """seconds that it has been at this, or since it last took something in"""
     cpu_s: float = 0.0
     """seconds of a processor that it used meanwhile"""
+    writing: int = -1
+    """step of the checkpoint for which another thread writes; -1: none"""
+    writing_s: float = 0.0
+    """seconds that it has been at that"""

@@ -64,39 +64,82 @@ class Rollback(NamedTuple):
 
 
 def rollback(
-    useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps"
+    useful: int, every: int, struck: Collection[int], counted: Literal["steps", "ticks"] = "steps", behind: int = 0
 ) -> Rollback:
     """Carry out ticks until ``useful`` steps are committed; before each tick in ``struck`` something is lost.
 
     Then all go back to the last save; the tick itself is carried out, from there. A save follows every ``every``
     committed steps, as in planaria's runs, or, ``counted`` in 'ticks', every ``every`` steps that were carried out
     (CheckFree, arXiv 2506.15461). The difference is what failures do to the next save: by steps each puts it off.
-    Initial weights are durable. :func:`rollback_mean` is what to expect.
+    Initial weights are durable. Saves in the background are so ``behind`` ticks later, unless something is lost before;
+    the next one waits until then. :func:`rollback_mean` is what to expect.
 
-    :raises ValueError: when ``every`` is not positive.
+    :raises ValueError: when ``every`` is not positive, or saves in the background are counted in ticks.
     """
     if every < 1:
         raise ValueError(f"saves are a positive number of steps apart: {every}")
-    step = durable = ticks = saves = rollbacks = 0
+    if behind and counted == "ticks":
+        raise ValueError("saves in the background are counted in steps")
+    step = ticks = saves = rollbacks = 0
+    durable, writing = 0, Behind(behind)
     while step < useful:
         if ticks and ticks in struck:
             step, rollbacks = durable, rollbacks + 1
+            writing.give_up()
         step, ticks = step + 1, ticks + 1
-        if (step if counted == "steps" else ticks) % every == 0:
-            durable, saves = step, saves + 1
+        durable = writing.finished(ticks, durable)
+        if ticks % every == 0 if counted == "ticks" else writing.due(step, every, durable):
+            saves += 1
+            durable = writing.begin(ticks, step, durable)
     return Rollback(ticks, saves, rollbacks)
 
 
-def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "steps") -> float:
+class Behind:
+    """The one save that is under way, which can be rolled back to so many ``ticks`` after it was begun; 0: at once."""
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks, self._under_way = ticks, (-1, -1)
+
+    def due(self, step: int, every: int, durable: int) -> bool:
+        """Is the step's state to be saved, when that of the step ``durable`` is?"""
+        return self._under_way[0] < 0 and step // every > durable // every
+
+    def begin(self, tick: int, step: int, durable: int) -> int:
+        """Save the state of ``step``; the newest that is durable then."""
+        self._under_way = tick + self._ticks, step
+        return self.finished(tick, durable)
+
+    def finished(self, tick: int, durable: int) -> int:
+        """The newest step that is durable after ``tick`` ticks, where until now ``durable`` was."""
+        at, step = self._under_way
+        if at < 0 or tick < at:
+            return durable
+        self.give_up()
+        return step
+
+    def give_up(self) -> None:
+        """Something is lost: nothing comes of the save under way."""
+        self._under_way = (-1, -1)
+
+
+def rollback_mean(every: int, p: float, counted: Literal["steps", "ticks"] = "steps", behind: int = 0) -> float:
     """Mean ticks for each useful step of a long :func:`rollback`, when every tick is struck with probability ``p``.
 
     With q = 1 − p and f = ``every``, from one save to the next: f ticks keep what follows their last failure,
     1 + q + … + q^(f−1) = (1 − q^f) / p steps on average; f steps take one tick, and then f − 1 in a row that are not
     struck, which are reached after (q^−(f−1) − 1) / p ticks on average.
+
+    Saves that are d = ``behind`` ticks late, d ≤ f: from one that is durable to the next, f ticks, or those until one
+    is struck, (1 − q^f) / p on average; if so, with 1 − q^f, all go back and need f + d steps, one and then f + d − 1
+    in a row. Together (1 − q^f) · q^(1−f−d) / p ticks for f steps; the above for d = 0.
+
+    :raises ValueError: when saves are later than the next, or are counted in ticks.
     """
+    if behind > every or (behind and counted == "ticks"):
+        raise ValueError(f"saves {behind} ticks late must not be later than the next, {every} {counted} on")
     if p == 0.0:
         return 1.0
     q = 1.0 - p
     if counted == "ticks":
         return every * p / (1.0 - q**every)
-    return (1.0 + (q ** (1 - every) - 1.0) / p) / every
+    return (1.0 - q**every) * q ** (1 - every - behind) / (p * every)

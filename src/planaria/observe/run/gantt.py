@@ -193,6 +193,7 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
         margin={"t": 20 + 16 * flags, "b": 90},
     )
     styles = {
+        "write": {"color": "#d7ecec", "line": {"color": TEAL, "width": 1}},  # beneath what is trained meanwhile
         "relink": {"color": "#d5ece3", "line": {"color": GREEN, "width": 1}},
         "dropped": {"color": "#eef0f2", "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
                     "line": {"color": GREY, "width": 1}},
@@ -209,7 +210,7 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                 base=[1000 * (bar.start - zero) for bar in own],
                 orientation="h",
                 marker=style,
-                name="relink, transfer, rebuild" if kind == "relink" else kind,
+                name={"relink": "relink, transfer, rebuild", "write": "write, beside"}.get(kind, kind),
                 text=[bar.text if bar.end - bar.start > legible else "" for bar in own],
                 insidetextanchor="middle",
                 textposition="inside",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.record.decisions import Commit, Decision, Disband, Finish, Form, RunStep, Seal
-from planaria.record.events import CONTROLLER, Event, RunStarted, SaveFailed
+from planaria.record.events import CONTROLLER, Event, RunStarted, SaveFailed, Standing
 from planaria.record.logs import RunRecord
 
 Span = tuple[int, int]
@@ -141,6 +141,8 @@ class _Ledger:
     def _held(self, sealed: _Sealed) -> set[int]:
         """The places of the lines that are in a checkpoint; of a replica that had left by then, all of its lines."""
         where, held = sealed.fact.standings, set(range(sealed.began))
+        if not where:  # one replica, which may have gone on until its files were written
+            where = {0: Standing(step=sealed.fact.step)}
         for place in range(sealed.began, sealed.written):
             line = self._written[place]
             if line is not None and (line.replica not in where or line.step < where[line.replica].step):

@@ -26,6 +26,7 @@ from planaria.observe.run.narrate import story
 from planaria.observe.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
 from planaria.observe.run.replica_report import replica_section
 from planaria.observe.run.round_history import gatherings, totals
+from planaria.observe.run.saves import saves
 from planaria.observe.run.stays import holdings, machine_section
 from planaria.observe.run.summary import measured
 from planaria.record.decisions import Finish
@@ -141,6 +142,10 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
             f"{sums.rounds}",
             f"{sent}; {sums.alone} of {sums.attended} times alone; {sums.for_others + sums.for_offers:.1f} s waited",
         )
+    made = saves(record)
+    if made.stood_s:
+        meanwhile = f"; files written beside it for {made.beside_s:.2f} s" if made.beside_s else ""
+        yield "checkpoints", f"{made.sealed}", f"training stood still for {made.stood_s:.2f} s{meanwhile}"
     if ledger:
         problems = prove_exactly_once(record)
         samples = sum(line.samples for line in ledger)

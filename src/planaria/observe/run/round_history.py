@@ -65,6 +65,8 @@ class Rounds:
         """round → replica whose offer in it was refused → why"""
         self._worked: dict[int, float] = {}
         """replica → when it last did something other than wait"""
+        self._writing: set[str] = set()
+        """workers that have copied their stage, and write the copy"""
         self._met: dict[int, tuple[int, float, float]] = {}
         """replica → the round that it is in, since when, and how long it had waited until then"""
         self._last: dict[int, RoundHistory] = {}
@@ -75,6 +77,7 @@ class Rounds:
             self._part += 1
             for known in (self._groups, self._settled, self._late, self._refused, self._worked, self._met, self._last):
                 known.clear()
+            self._writing.clear()
         elif self._members.started is None or self._members.started.replicas == 1:
             return None
         elif isinstance(fact, d.Settle):
@@ -90,10 +93,14 @@ class Rounds:
             self._refused.setdefault(fact.round, {}).setdefault(fact.replica, fact.reason)
         elif isinstance(fact, e.PatienceOver):
             self._late.add((fact.round, fact.replica))
-        elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageSaved | e.Linked):
+        elif isinstance(fact, e.StageSaved) and fact.worker in self._writing:  # that was not what it waited for
+            self._writing.discard(fact.worker)
+        elif isinstance(fact, e.StageCommitted | e.StageReady | e.StageCopied | e.StageSaved | e.Linked):
+            self._writing |= {fact.worker} if isinstance(fact, e.StageCopied) else set()
             if fact.worker in self._members.node_of:
                 self._worked[self._members.replica(self._members.node_of[fact.worker])] = t
         elif isinstance(fact, e.WorkerLost | d.Disband):
+            self._writing -= {fact.worker} if isinstance(fact, e.WorkerLost) else set()
             for node in left:
                 self._met.pop(self._members.replica(node), None)
         return None

@@ -1,0 +1,223 @@
+"""Checkpoints that are written while training goes on: what is sealed, given up and waited for."""
+
+from __future__ import annotations
+
+import pytest
+from herd_steps import finished, herd, said
+from herd_steps import work_until as herd_until
+from pretend_fleet import PretendFleet
+from pretender import DISK
+from test_decide import STAGES, fleet, last, seals, work_until
+
+from planaria.config import RunConfig
+from planaria.control.cadence import Cadence
+from planaria.control.deadlines import Deadlines
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.apply import apply
+from planaria.recovery.checkpoint import best_steps
+
+
+def behind(**changed: object) -> PretendFleet:
+    return fleet(save_every=2, save_in_background=True, **changed)
+
+
+def train_on(made: PretendFleet, phase: str, step: int) -> None:
+    """Workers work until then, and no file is written."""
+    for turn in range(1000):
+        if (made.state.phase, made.state.step) == (phase, step):
+            return
+        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
+        made.work(busy[turn % len(busy)])
+    raise AssertionError(f"never in {phase} at step {step}")
+
+
+def saves(made: PretendFleet) -> list[tuple[int, bool]]:
+    return [(fact.step, fact.background) for fact in made.history if isinstance(fact, d.Save)]
+
+
+def test_training_goes_on_and_the_save_that_comes_due_waits_for_the_one_under_way() -> None:
+    made = behind(steps=8)
+    train_on(made, "run", 5)
+    assert saves(made) == [(2, True)] and seals(made) == []
+    for stage in range(STAGES + 1):
+        made.work(made.state.holders[stage] + DISK)
+    assert seals(made) == [2] and made.run.durable.step == 2
+    made.behave()
+    assert saves(made)[1] == (6, True), "when the step under way is committed"
+    assert saves(made)[-1] == (8, False) and seals(made) == [step for step, _ in saves(made)]
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_what_is_sealed_says_where_it_was_and_not_where_the_run_is() -> None:
+    made = behind(steps=8)
+    train_on(made, "run", 5)
+    for stage in range(STAGES + 1):
+        made.work(made.state.holders[stage] + DISK)
+    (seal,) = [fact for fact in made.history if isinstance(fact, d.Seal)]
+    assert (seal.step, seal.first_block, seal.blocks_ahead) == (2, 2, [])
+    assert made.run.durable.standings[0].step == 2
+
+
+@pytest.mark.parametrize("strategy", ["checkfree", "checkfree, checkpoint"])
+def test_a_worker_that_dies_while_it_writes_costs_that_checkpoint(strategy: str) -> None:
+    made = behind(steps=8, recovery={"strategy": strategy})
+    train_on(made, "run", 4)
+    made.lose_node(2)
+    assert made.run.saving < 0 and made.run.writing
+    train_on(made, "run", 5)
+    assert saves(made) == [(2, True)], "the others write in vain, and are not asked for two files at a time"
+    made.behave()
+    assert 2 not in seals(made) and made.ending == d.Finish(outcome="finished")
+
+
+def test_a_rollback_waits_for_a_checkpoint_of_which_files_alone_are_missing() -> None:
+    made = behind(steps=8, recovery={"strategy": "checkpoint"})
+    work_until(made, "save", 4)
+    train_on(made, "run", 6)
+    made.work(made.state.holders[2] + DISK)
+    made.lose_node(2)
+    forms = len([fact for fact in made.history if isinstance(fact, d.Form)])
+    assert seals(made) == [2] and forms == 1, "nobody is told to go back yet"
+    for stage in (0, 1, 3, 4):
+        made.work(made.state.holders[stage] + DISK)
+    assert seals(made) == [2, 4] and (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 4)
+    made.behave()
+    assert made.ending == d.Finish(outcome="finished")
+
+
+def test_a_rollback_does_not_wait_for_what_will_never_be_whole() -> None:
+    made = behind(steps=8, recovery={"strategy": "checkpoint"})
+    work_until(made, "save", 4)
+    train_on(made, "run", 6)
+    made.lose_node(2)
+    assert (last(made, d.Form).outcome, last(made, d.Form).step) == ("rolled back", 2)
+    made.behave()
+    assert seals(made) == [2, 8] and made.ending == d.Finish(outcome="finished")
+
+
+def test_what_cannot_be_repaired_waits_for_the_checkpoint_that_it_is_resumed_from() -> None:
+    made = behind(steps=8, recovery={"strategy": "checkfree"})
+    train_on(made, "run", 4)
+    made.work(made.state.holders[1] + DISK)
+    made.lose_node(1)
+    assert made.cannot is None
+    for stage in (0, 2, 3, 4):
+        made.work(made.state.holders[stage] + DISK)
+    assert made.cannot is not None and made.run.durable.step == 2
+    made.behave()
+    assert seals(made) == [2, 4], "and what is left is saved as well"
+
+
+def test_a_file_that_cannot_be_written_costs_that_checkpoint() -> None:
+    made = behind(steps=8)
+    train_on(made, "run", 3)
+    made.full = 1
+    made.work(made.state.holders[3] + DISK)
+    assert made.run.unsaved is not None and d.Discard(step=2) not in made.history, "the others write yet"
+    for stage in (0, 1, 2, 4):
+        made.work(made.state.holders[stage] + DISK)
+    assert d.Discard(step=2) in made.history
+    made.behave()
+    assert seals(made)[0] == 4 and made.ending == d.Finish(outcome="finished")
+
+
+def test_a_stop_is_saved_where_the_run_is() -> None:
+    made = behind(steps=8)
+    train_on(made, "run", 3)
+    made.stop()
+    made.behave()
+    assert saves(made) == [(2, True), (4, False)] and seals(made) == [2, 4]
+    assert made.ending == d.Finish(outcome="stopped", reason="someone asked")
+
+
+def test_news_of_an_earlier_file_is_no_news() -> None:
+    made = behind(steps=8)
+    work_until(made, "save", 4)
+    train_on(made, "run", 5)
+    earlier = [fact for fact in made.history if isinstance(fact, e.StageSaved) and fact.step == 2]
+    assert len(made.run.writing) == STAGES + 1 == len(earlier)
+    for fact in earlier:
+        assert apply(fact, made.run) == made.run
+
+
+def test_a_worker_whose_machine_leaves_is_let_go_when_its_file_is_written() -> None:
+    """Its stage has gone on without it; its file has not."""
+    made = herd(1, "local", stages=1, save_every=2, save_in_background=True, steps=8, spares=1)
+
+    def training(run: object) -> bool:
+        return made.run.replicas[0].step == 3 and bool(made.run.spares)
+
+    for turn in range(500):
+        if training(made.run):
+            break
+        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
+        made.work(busy[turn % len(busy)])
+    leaver = made.run.holders[0]
+    made.happened(e.WorkerLeaving(worker=leaver, incarnation=1, detail="drained"))
+    for turn in range(500):
+        busy = [worker for worker in made.pending() if not worker.endswith(DISK)]
+        if not busy or made.run.replicas[0].step == 5:
+            break
+        made.work(busy[turn % len(busy)])
+    assert leaver in made.run.writing and made.run.holders[0] != leaver
+    assert not said(made, d.Release)
+    made.work(leaver + DISK)
+    made.work(made.run.holders[1] + DISK)
+    assert [seal.step for seal in said(made, d.Seal)] == [2]
+    assert said(made, d.Release) == [d.Release(worker=leaver)]
+
+
+def test_a_replica_that_is_rolled_back_is_not_in_the_checkpoint_under_way_as_it_was() -> None:
+    """One has been saved for it and the other not yet, when both lose a stage: what was saved is of no future."""
+    made = herd(
+        2, "local", stages=1, save_every=2, save_in_background=True, steps=10, recovery={"strategy": "checkpoint"}
+    )
+    herd_until(made, lambda run: all(replica.step for replica in run.replicas.values()) and bool(run.spares))
+    herd_until(
+        made, lambda run: run.replicas[0].saved == run.saving > 0 and run.replicas[0].phase == "run", without=[1]
+    )
+    for worker in sorted(made.run.writing):
+        made.work(worker + DISK)
+    assert made.run.saving > 0 and made.run.replicas[1].saved != made.run.saving and not made.run.writing
+    made.lose(*(made.run.holders[node] for node in made.started.columns[0][1:] + made.started.columns[1][1:]))
+    herd_until(made, lambda run: any(f.outcome == "rolled back" for f in said(made, d.Form)))
+    assert made.run.saving < 0
+    assert finished(made)
+
+
+def test_the_interval_goes_by_what_training_stands_still_and_is_no_shorter_than_a_file_takes() -> None:
+    def chosen(write_s: float) -> e.IntervalChosen:
+        cadence, found = Cadence(0.1, 5), None
+        for step in range(11):
+            cadence.on_decision(float(step), d.RunStep(generation=1, step=step))
+        cadence.on_decision(11.0, d.Save(generation=1, step=11, background=True))
+        for step in range(11, 11 + int(write_s)):
+            cadence.on_decision(step + 0.25, d.RunStep(generation=1, step=step))
+        found = cadence.on_decision(11.25 + write_s, d.Seal(step=11, folder="", stages=[]))
+        assert found is not None
+        return found
+
+    short, best = chosen(3.0), best_steps(0.1, 5, 1.0, 0.25)
+    assert (short.steps, short.step_s, short.save_s, short.write_s) == (best, 1.0, 0.25, 3.25)
+    assert chosen(best + 40.0).steps == best + 41
+
+
+def test_a_file_that_hangs_is_told_of_and_a_disk_that_answers_nobody_is_waited_for() -> None:
+    config = RunConfig.model_validate({"fleet": {"disk_timeout_s": 2.0}})
+    deadlines = Deadlines(config)
+    deadlines.ask(0.0, ["w1", "w2"], to_write=True)
+    deadlines.ask(1.0, ["w1", "w2"])  # and to train on
+
+    def why(seconds: float, *writing: str) -> str:
+        return deadlines.unwritten("w1", e.Heartbeat(doing="forward", writing=8, writing_s=seconds), writing)
+
+    assert why(2.1, "w1") == "its file of checkpoint 8 has not been written for 2.1 s (limit 2 s)"
+    assert not why(1.9, "w1") and not why(2.1, "w1", "w2") and "limit 20 s" in why(20.1, "w1", "w2")
+    assert not why(99.0), "it is written: the beat is older than that"
+    slow = e.Worked(
+        worker="w2", node=2, stage=2, generation=1, step=8, sent_bytes={},
+        spans=[e.Span(action="write", start=0.0, end=1.0)],
+    )  # fmt: skip
+    deadlines.learn(slow)
+    assert not why(9.9, "w1") and "limit 10 s" in why(10.1, "w1")

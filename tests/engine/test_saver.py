@@ -1,0 +1,148 @@
+"""A worker's part of a checkpoint: what is written is what was there when it was told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planaria.checkpoint.stage_file import read_stage
+from planaria.engine import saver
+from planaria.engine.saver import Buffer, Part, Saver
+from planaria.model.packing import pack
+from planaria.model.state import StageState
+from planaria.record import events as e
+
+
+class Desk:
+    """Hears what a saver reports."""
+
+    def __init__(self) -> None:
+        self.said: list[e.Fact] = []
+        self.places: list[tuple[str, bool]] = []
+        self.writing: tuple[int, float] | None = None
+
+    def report(self, fact: e.Fact) -> None:
+        self.said.append(fact)
+
+    def at(self, doing: str, step: int = -1) -> None:
+        self.places.append((doing, threading.current_thread() is threading.main_thread()))
+
+    def beside(self, doing: str) -> None:
+        self.at(doing)
+
+    def wait(self, count: int) -> list[str]:
+        deadline = time.monotonic() + 30
+        while len(self.said) < count or self.writing is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return [type(fact).__name__ for fact in self.said]
+
+
+def state(seed: int = 1) -> StageState:
+    made = torch.Generator().manual_seed(seed)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=made)
+
+    weights = {"w": some(7, 3), "b": some(3)}
+    moments = {name: (some(*w.shape), some(*w.shape).abs()) for name, w in weights.items()}
+    outer = {"rounds": torch.tensor(3), "momentum.w": some(7, 3)}
+    return StageState(
+        weights, moments, {"w": 4, "b": 5}, 1.1, 0.5, None, {"cpu": torch.get_rng_state()}, outer, {"b": 2.0}
+    )
+
+
+def part(folder: Path, step: int = 8) -> Part:
+    return Part(folder, 2, "w3", 2, 5, step)
+
+
+def spoil(of: StageState) -> None:
+    """What training does to a state."""
+    for tensor in (*of.weights.values(), *(t for pair in of.moments.values() for t in pair), *of.outer.values()):
+        tensor.fill_(0)
+    of.clocks.clear()
+
+
+def test_the_copy_is_of_the_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, own, go = Desk(), state(), threading.Event()
+    write = saver.write_stage
+
+    def slow(*given: Any) -> object:
+        assert go.wait(30)
+        return write(*given)
+
+    monkeypatch.setattr(saver, "write_stage", slow)
+    expected = pack(own).numpy().tobytes()
+    span = Saver(desk).save_beside(part(tmp_path), own)  # type: ignore[arg-type]
+    assert span.action == "save" and desk.writing is not None and desk.writing[0] == 8
+    assert [type(fact).__name__ for fact in desk.said] == ["StageCopied"], "the file is not written yet"
+    spoil(own)
+    go.set()
+    assert desk.wait(3) == ["StageCopied", "StageSaved", "Worked"]
+    assert desk.places == [("copy", True), ("write", False)]
+    assert pack(read_stage(tmp_path, 2)).numpy().tobytes() == expected
+    saved, worked = desk.said[1:]
+    assert isinstance(saved, e.StageSaved) and isinstance(worked, e.Worked)
+    assert (saved.worker, saved.stage, saved.generation, saved.step) == ("w3", 2, 5, 8)
+    assert saved.file == "stage-0002.safetensors" and saved.seconds > 0 and worked.spans[0].action == "write"
+
+
+def test_memory_is_used_again_unless_the_state_has_another_shape() -> None:
+    buffer = Buffer()
+    first = buffer.copy(state(1))
+    second = buffer.copy(state(2))
+    assert second.weights["w"].data_ptr() == first.weights["w"].data_ptr()
+    assert pack(second).equal(pack(state(2)))
+    other = state(3)
+    other.weights["w"], other.outer = torch.ones(2, 2), {}
+    assert pack(buffer.copy(other)).equal(pack(other))
+
+
+def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, running = Desk(), []
+    write = saver.write_stage
+
+    def slow(folder: Path, *given: Any) -> object:
+        running.append(folder)
+        assert len(running) == 1, "two at a time"
+        time.sleep(0.05)
+        running.clear()
+        return write(folder, *given)
+
+    monkeypatch.setattr(saver, "write_stage", slow)
+    one = Saver(desk)  # type: ignore[arg-type]
+    one.save_beside(part(tmp_path / "a"), state(1))
+    one.save_beside(part(tmp_path / "b", 9), state(2))
+    one.save(part(tmp_path / "c", 10), state(3))
+    for name, seed in (("a", 1), ("b", 2), ("c", 3)):
+        assert pack(read_stage(tmp_path / name, 2)).equal(pack(state(seed)))
+
+
+@pytest.mark.parametrize(("error", "told"), [(OSError("full"), "SaveFailed"), (KeyError("x"), "WorkerFailed")])
+def test_an_error_of_the_thread_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    def fail(*given: Any) -> object:
+        raise error
+
+    desk = Desk()
+    monkeypatch.setattr(saver, "write_stage", fail)
+    Saver(desk).save_beside(part(tmp_path), state())  # type: ignore[arg-type]
+    assert desk.wait(2)[1] == told
+
+
+def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*given: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    desk, one = Desk(), state()
+    monkeypatch.setattr(saver.torch, "empty", none)
+    Saver(desk).save_beside(part(tmp_path), one)  # type: ignore[arg-type]
+    (failed,) = desk.said
+    assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail
+    assert desk.writing is None and not list(tmp_path.iterdir())
