@@ -112,6 +112,8 @@ class Ledger:
                     other.written |= {f["stage"]} if other.saves is save else set()
             case "stage_saved" if r and r.saved is not None and r.saved == has:
                 r.written.add(f["stage"])
+            case "save_failed" if worker in self._copied:
+                del self._copied[worker]
             case "save_failed" if worker == "controller":  # it was to be sealed, and could not be
                 self._sealed[self._newest].pop()
                 self._last, self._durable = self._before
