@@ -193,7 +193,8 @@ class NetworkConfig(Section):
     store_bandwidth: bounds.Bandwidth | None = None
     """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
     memory_bandwidth: bounds.Bandwidth | None = None
-    """bytes per second at which a worker copies its own state (for checkpoint.background); unlimited unless given"""
+    """bytes per second at which a worker copies its own state (for checkpoint.background, and for the best
+    interval between snapshots); unlimited unless given"""
     replacement_s: Seconds = 0.0
     """seconds from a worker's death until its replacement is ready for a state"""
     hourly: Fraction = 0.1

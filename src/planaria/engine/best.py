@@ -27,7 +27,9 @@ def settle(config: RunConfig) -> RunConfig:
     step_s = simulate(Itinerary(alone).training(0), Costs(config.network), size).step_s
     stages = range(config.pipeline.stages + 1)
     largest = max(3 * FP32_BYTES * numel(shapes_of(config, stage)) for stage in stages)
-    at = Machines(len(stages), step_s, largest, config.network.bandwidth or math.inf, config.network.hourly)
+    network = config.network
+    bandwidth = network.bandwidth or math.inf
+    at = Machines(len(stages), step_s, largest, bandwidth, network.memory_bandwidth, network.hourly)
     found = {name: value for strategy in chosen.values() for name, value in strategy.settled(at).items()}
     recovery = config.recovery.model_copy(update={"options": Options({**config.recovery.options, **found})})
     return config.model_copy(update={"recovery": recovery})

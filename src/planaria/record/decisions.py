@@ -145,15 +145,13 @@ class Meet(Fact):
     kind: Literal["meet"] = "meet"
     round: int
     members: list[int]
-    """replicas"""
     generations: list[int]
-    """theirs"""
     links: list[Link]
     """between nodes of different members"""
 
 
 class Settle(Fact):
-    """The members make of the round what the offers of all of them come to."""
+    """The members make of a round what all offers come to."""
 
     kind: Literal["settle"] = "settle"
     round: int

@@ -15,7 +15,8 @@ from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.retention import Retention
 
 COPY_BANDWIDTH = 5e9
-"""bytes per second at which a stage copies its state, which is all that training waits for: about what one core does"""
+"""bytes per second at which a stage copies its state, which is all that training waits for, unless the recipe gives
+``network.memory_bandwidth``: about what one core does"""
 LINK_SHARE = 0.25
 """of each link's time, at most, for snapshots"""
 NOTHING_YET = "there is no snapshot yet that all could go back to"
@@ -52,7 +53,7 @@ class Remembering(Recovery, ABC):
             raise UserError(
                 "network.hourly = 0: without failures no interval is best; give recovery.options.every a number"
             )
-        copied_s = at.state_bytes / COPY_BANDWIDTH
+        copied_s = at.state_bytes / (at.memory_bandwidth or COPY_BANDWIDTH)
         best = best_steps(at.hourly, at.members, at.step_s, copied_s)
         slices = max(1, math.ceil(self.sent * at.state_bytes / (at.bandwidth * at.step_s * LINK_SHARE)))
         return {"every": max(best, slices), "slices": slices}
