@@ -352,6 +352,7 @@ def test_a_file_that_claims_more_than_it_has_is_refused_before_it_is_read(sound:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
 
 
+@pytest.mark.slow
 def test_a_readers_memory_is_bounded_by_its_model(sound: Path, tmp_path: Path) -> None:
     """Metadata of 200 MB that would take 13 GB: so many empty lists."""
     assert room_for(config(3).model, 3) < 1 << 30

@@ -48,6 +48,7 @@ def made(folder: Path, engine: str) -> Results:
     return Results.model_validate_json((folder / engine / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_replicas_of_pipelines_make_the_same_experts(tmp_path: Path) -> None:
     inline, fleet = made(tmp_path, "inline"), made(tmp_path, "fleet")
     assert fleet.runs[0].lost == []

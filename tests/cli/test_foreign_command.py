@@ -77,7 +77,11 @@ def gone_on(run: Path, *flags: str) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("source", "kind", "engine"),
-    [("run", "universal", "inline"), ("rebuilt", "dcp", "inline"), ("run", "dcp", "fleet")],
+    [
+        ("run", "universal", "inline"),
+        ("rebuilt", "dcp", "inline"),
+        pytest.param("run", "dcp", "fleet", marks=pytest.mark.slow),
+    ],
 )
 def test_training_goes_on_as_if_the_folder_had_never_left(
     home: Path, tmp_path: Path, source: str, kind: str, engine: str

@@ -209,6 +209,7 @@ def test_the_best_interval_goes_by_the_copy_and_is_no_shorter_than_a_file_takes(
     assert ending(record).outcome == "finished" and sealed(record)[0] == 10
 
 
+@pytest.mark.slow
 def test_replicas_go_on_while_their_files_are_written(tmp_path: Path) -> None:
     """Each saves where it stands; what a checkpoint says was used must be what they had committed by then."""
     exchange = {"replicas": 2, "kind": "diloco", "options": {"every": 4}}

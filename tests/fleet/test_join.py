@@ -150,6 +150,7 @@ def test_a_machine_that_vanishes_costs_the_run_only_what_it_brought(tmp_path: Pa
     assert len(at_home) == 5, "the run's own machines have no room for a third replica"
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_born_again_on_the_machine_where_it_was(tmp_path: Path) -> None:
     with live(growing(tmp_path)) as run:
         run.wait_until(lambda record: committed(record, 0) > 3)

@@ -56,7 +56,8 @@ def taken_up(config: RunConfig, steps: int, faults: Sequence[Fault] = ()) -> Run
     record = resume(folder_of(config), train__steps=str(steps), chaos__trace=str(trace))
     assert ending(record).outcome == "finished"
     untroubled = Path(config.out).parent / "untroubled"
-    assert losses(record) == losses(train(recipe(untroubled, steps=steps, recovery={"strategy": "checkfree"})))
+    expected = losses(train(recipe(untroubled, steps=steps, recovery={"strategy": "checkfree"})))
+    assert {step: loss for step, loss in losses(record).items() if step < steps} == expected
     return record
 
 
@@ -78,6 +79,7 @@ def test_a_run_whose_processes_are_all_killed_goes_on_from_memory(
     assert ("from the others' parities" in said) == bool(lost)
 
 
+@pytest.mark.slow
 def test_more_damage_than_the_parities_survive_is_said_and_the_disk_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from planaria.compare.race import Course, Met
 from planaria.config import RunConfig
 from planaria.engine.copy_costs import costs_of_copies, shapes_of
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.simulate import simulate
+from planaria.engine.simulate import Simulated, simulate
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import ExchangeCost
@@ -71,12 +71,12 @@ def clock_of(config: RunConfig) -> Clock:
     alone = config.exchange.model_copy(update={"replicas": 1})
     plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
-    plain = simulate(plan, costs, size).step_s
+    plain = simulate(plan, costs, size)
     copies = costs_of_copies(config)
     shadowed = {copy.host: stage for copy, cost in copies if cost.forward for stage in copy.sources}
-    busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain
-    links = {pair for copy, _ in copies for pair in copy.pairs}
-    sent = [sum(cost.step_bytes for copy, cost in copies for pair in copy.pairs if pair == link) for link in links]
+    busy = simulate(plan, Costs(network, shadowed), size).step_s if shadowed else plain.step_s
+    between = [(pair, cost.step_bytes) for copy, cost in copies if not cost.beside for pair in copy.pairs]
+    sent = [sum(count for pair, count in between if pair == link) for link in {pair for pair, _ in between}]
     bandwidth = network.bandwidth or math.inf
     largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
@@ -84,12 +84,30 @@ def clock_of(config: RunConfig) -> Clock:
     stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)
     donated = FP32_BYTES * stage_parameters(config.model, pipeline.stages, 1) / bandwidth
     step = busy + max(sent, default=0.0) / bandwidth + waiting_s(config)
+    step = max(step, _fullest(copies, plain) / bandwidth) + _copying(config, copied)
     if goes_on and not step:
         raise UserError(
             "checkpoint.background: by how many steps an upload is late needs the steps' seconds; give "
             "network.forward_s and network.backward_s"
         )
     return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on)
+
+
+def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:
+    """Bytes a step of the link that carries most, each way for itself, where copies are sent while others compute."""
+    carried = {(source, copy.host) for copy, cost in copies if cost.beside for source in copy.sources}
+    return max((_carried(link, copies) + step.sent_bytes.get(link, 0) for link in carried), default=0.0)
+
+
+def _carried(link: tuple[int, int], copies: Sequence[tuple[Copy, CopyCost]]) -> float:
+    given = ((copy, cost) for copy, cost in copies if cost.beside and copy.host == link[1] != link[0])
+    return sum(cost.step_bytes for copy, cost in given if link[0] in copy.sources)
+
+
+def _copying(config: RunConfig, copied: float) -> float:
+    """Seconds a step for which it waits while stages copy their state, which takes ``copied``, for a snapshot."""
+    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    return 0.0 if retaining is None or retaining[1].in_step else copied / retaining[1].every
 
 
 def waiting_s(config: RunConfig) -> float:

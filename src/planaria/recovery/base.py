@@ -102,6 +102,8 @@ class CopyCost:
     """bytes at the worker of each source"""
     forward: bool = False
     """the host computes the stage's forward pass too"""
+    beside: bool = False
+    """is it sent while the step computes, and lets everything else pass?"""
 
 
 class Machines(NamedTuple):

@@ -82,7 +82,7 @@ class Snapshot(Remembering):
         slices = self.slices
         parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
         sent = slices * sum(parts) / len(parts) / max(1, self.retention.every)
-        return CopyCost(sent, versions * slices * max(parts))
+        return CopyCost(sent, versions * slices * max(parts), beside=not self.retention.in_step)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         group, everybody = self._group(replica.stages), range(replica.stages + 1)

@@ -50,7 +50,7 @@ class WholeCopies(Remembering):
         if is_own(copy):
             return CopyCost(0, 2 * stream_bytes(own))
         sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
-        return CopyCost(sent / self.retention.every, 2 * sent)
+        return CopyCost(sent / self.retention.every, 2 * sent, beside=True)
 
     def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
         if lost and not replica.remember:
