@@ -59,7 +59,8 @@ def _rows(tolerate: int, every: int, most: int) -> list[Row]:
     ]
     if tolerate > 1:  # a donor dies while it gives: one more is lost than was
         extra = APART * (len(sets) + 1)
-        faults += [Fault(step=extra, stage=2, moment="forward"), Fault(step=extra, stage=4, moment="transfer")]
+        gives = Fault(step=extra - every, stage=4, moment="transfer")  # in the step to which all have gone back
+        faults += [Fault(step=extra, stage=2, moment="forward"), gives]
     steps = APART * (len(sets) + 3)
     how = "in step" if not every else f"retained, every {every}"
     struck = run_fleet(_recipe(tolerate, every, steps, f"m{tolerate}-{every}"), tuple(faults))

@@ -5,8 +5,8 @@
 - **A step on links.** Stages that sleep their passes, links of 100 Mbit/s and 1 Gbit/s: steps with snapshots at the
   best interval over steps without, taking turns. A step's slice may take a quarter of a link's time, and no more.
 - **A slice that is large.** One in every step, which takes about a quarter of it on the slower link.
-- **Back.** The controller is killed, and with it all workers. From the new controller's start to the last stage linked:
-  from memory, and from a checkpoint where the memory was removed.
+- **Back.** The controller is killed, and with it all workers. Then the run is resumed, from memory, and from a
+  checkpoint where the memory was removed: until its first step, from the command, and once its workers are ready.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from planaria.options import Options
 if TYPE_CHECKING:
     from planaria.model.state import StageState
 
-NAME, STAGES, SKIP = "snapshots", 4, 3
+NAME, STAGES, SKIP, STEPS = "snapshots", 4, 3, 12
 LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}
 
 
@@ -47,7 +47,6 @@ def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--mb", type=int, default=256, help="of the state that is copied and saved")
     flags.add_argument("--repeats", type=int, default=5)
-    flags.add_argument("--steps", type=int, default=40, help="of each run on emulated links")
     flags.add_argument("--pass-s", type=float, default=0.04, help="a stage's forward; its backward takes twice as long")
     flags.add_argument("--skip-runs", action="store_true", help="only what needs no processes")
     given = flags.parse_args()
@@ -100,7 +99,9 @@ def _state(megabytes: int) -> StageState:
 # ---- steps on emulated links
 
 
-def _recipe(given: argparse.Namespace, name: str, bandwidth: float, options: dict[str, object] | None) -> RunConfig:
+def _recipe(
+    given: argparse.Namespace, name: str, bandwidth: float, options: dict[str, object] | None, steps: int
+) -> RunConfig:
     recovery = RecoveryConfig(strategy="checkfree")
     if options is not None:
         recovery = RecoveryConfig(strategy="snapshot, checkpoint", options=Options(options))
@@ -113,7 +114,7 @@ def _recipe(given: argparse.Namespace, name: str, bandwidth: float, options: dic
             model=ModelConfig(vocab=VOCAB, dim=384, layers=STAGES, heads=4, hidden=1056, context=32),
             pipeline=PipelineConfig(stages=STAGES, microbatches=8, microbatch_size=1),
             data=bytes_data(),
-            train=TrainConfig(steps=given.steps, eval_every=0),
+            train=TrainConfig(steps=max(1, steps), eval_every=0),
             fleet=FleetConfig(spares=0),
             checkpoint=CheckpointConfig(every=0),
             network=NetworkConfig(
@@ -133,18 +134,19 @@ def _steps(given: argparse.Namespace, link: str, bandwidth: float) -> list[Row]:
 
     best, plain, large, share, bound = [], [], [], [], []
     for repeat in range(given.repeats):
-        alone = run_fleet(_recipe(given, f"plain-{repeat}", bandwidth, None))
-        config = _recipe(given, f"best-{repeat}", bandwidth, {"every": "best"})
-        beside = run_fleet(config)
+        alone = run_fleet(_recipe(given, f"plain-{repeat}", bandwidth, None, SKIP + STEPS))
+        config = _recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, 0)
+        every, slices = ({**config.recovery.options}[name] for name in ("every", "slices"))
+        warm = 3 * every  # until then snapshots go to memory that was never touched
+        beside = run_fleet(_recipe(given, f"best-{repeat}", bandwidth, {"every": "best"}, warm + 2 * every))
         for record in (alone, beside):
             require_finished(record)
         step_s = statistics.mean(step_seconds(alone, SKIP))
         plain.append(step_s)
-        best.append(statistics.mean(step_seconds(beside, SKIP)) / step_s)
-        slices = {**config.recovery.options}["slices"]
-        sent = max(cost.step_bytes for _, cost in costs_of_copies(config)) * {**config.recovery.options}["every"]
+        best.append(statistics.mean(step_seconds(beside, warm)) / step_s)
+        sent = max(cost.step_bytes for _, cost in costs_of_copies(config)) * every
         bound.append(sent / slices / (bandwidth * step_s))
-        full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1})
+        full = _recipe(given, f"large-{repeat}", bandwidth, {"every": 1}, SKIP + STEPS)
         large.append(statistics.mean(step_seconds(run_fleet(full), SKIP)) / step_s)
         share.append(max(cost.step_bytes for _, cost in costs_of_copies(full)) / (bandwidth * step_s))
     told: dict[str, float | int | str] = {"link": link, "step": f"{1e3 * statistics.median(plain):.0f} ms"}
@@ -169,6 +171,7 @@ def _back(given: argparse.Namespace) -> list[Row]:
     from planaria.checkpoint.memory import MemoryFolder
 
     found: dict[str, list[float]] = {"memory": [], "disk": []}
+    wholes: dict[str, list[float]] = {"memory": [], "disk": []}
     right = []
     for repeat in range(given.repeats):
         for source, seconds in found.items():
@@ -181,12 +184,20 @@ def _back(given: argparse.Namespace) -> list[Row]:
                 memory = MemoryFolder(RUNS / config.name)
                 if source == "disk":
                     memory.remove()
-                linked_s, said = _resumed(RUNS / config.name)
+                linked_s, whole_s, said = _resumed(RUNS / config.name)
                 seconds.append(linked_s)
+                wholes[source].append(whole_s)
                 right.append(float(said == source))
     return [
-        Row("all killed: seconds until all stages are linked again, from memory", found["memory"], "", Claim(high=3.0)),
-        Row("the same from the disk", found["disk"], ""),
+        Row(
+            "all killed: from workers ready to the first step, from memory",
+            found["memory"],
+            "s",
+            Claim(high=3.0),
+        ),
+        Row("the same from the disk", found["disk"], "s"),
+        Row("from the command to the first step, from memory", wholes["memory"], "s; five processes start"),
+        Row("the same from the disk", wholes["disk"], "s; five processes start"),
         Row("went on from memory where there was any", right, "1", Claim(low=1.0), judged="median"),
     ]
 
@@ -210,20 +221,23 @@ def _plain(name: str) -> RunConfig:
     )
 
 
-def _resumed(folder: Path) -> tuple[float, str]:
-    """Go on for a few steps: seconds from the new controller's first fact to its last stage linked, and from where."""
+def _resumed(folder: Path) -> tuple[float, float, str]:
+    """Go on for a few steps: seconds to the first step from the last worker that was waited for and from the command,
+    and from where it went on."""
     from planaria.record import decisions as d
     from planaria.record import events as e
     from planaria.record.logs import read_run
 
     before = max(fact.step for _, fact in read_run(folder).history if isinstance(fact, d.Commit))
+    called = time.monotonic()
     command = [sys.executable, "-m", "planaria", "train", "--resume", str(folder), "--quiet"]
     subprocess.run([*command, "--train.steps", str(before + 5)], check=True, stdout=subprocess.DEVNULL)
     history = read_run(folder).history
     last = max(n for n, (_, fact) in enumerate(history) if isinstance(fact, e.RunStarted))
-    began, started = history[last]
+    started = history[last][1]
+    formed = next(t for t, fact in history[last:] if isinstance(fact, d.Form))
     first_step = next(t for t, fact in history[last:] if isinstance(fact, d.RunStep))
-    return first_step - began, "memory" if started.recalled >= 0 else "disk"
+    return first_step - formed, first_step - called, "memory" if started.recalled >= 0 else "disk"
 
 
 if __name__ == "__main__":
