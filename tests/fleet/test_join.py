@@ -134,6 +134,7 @@ def test_what_a_leaving_machine_has_is_handed_over_exactly(tmp_path: Path) -> No
     assert apart(found, unharmed(record.config, len(found))) == 0.0
 
 
+@pytest.mark.slow
 def test_a_machine_that_vanishes_costs_the_run_only_what_it_brought(tmp_path: Path) -> None:
     with live(growing(tmp_path)) as run:
         run.wait_until(lambda record: committed(record, 0) > 3)
