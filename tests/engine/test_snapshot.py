@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tiny import engine_of, losses
 
+from planaria.chaos.trace import Trace
 from planaria.config import RunConfig
 from planaria.engine.inline import InlineEngine
 from planaria.engine.prepare import check
+from planaria.engine.unused import idle
 from planaria.errors import UserError
 from planaria.model.packing import pack
 from planaria.recovery.base import Replica
@@ -180,3 +182,10 @@ def test_stages_that_may_be_skipped_are_refused(config: Recipe) -> None:
 def test_a_group_too_small_for_what_it_is_to_survive_is_refused(config: Recipe) -> None:
     with pytest.raises(UserError, match=r"recovery.options.tolerate = 3: the ends and 4 block stages are 5"):
         made(config, 3)
+
+
+def test_in_one_process_nothing_outlives_and_that_is_said(config: Recipe) -> None:
+    options = {"every": 2, "outlive": True}
+    made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
+    said = list(idle(made, Trace(faults=())))
+    assert any(line.startswith("recovery.options.outlive: ") for line in said)

@@ -15,6 +15,7 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.recipe import fields
+from planaria.recovery import recovery
 
 Used = Callable[[RunConfig], bool]
 
@@ -85,6 +86,9 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     ]
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
+    retaining = recovery(config.recovery, config.pipeline.stages).retaining
+    if config.engine == "inline" and retaining is not None and retaining[1].outlive:
+        yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in FATAL)
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
