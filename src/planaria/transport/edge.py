@@ -101,7 +101,6 @@ class Edge:
 
         :raises WireError: when such a tensor or label does not fit a frame.
         """
-        header = memoryview(pack(Header(label, payload.dtype, payload.shape, time.monotonic())))
         self.sent_bytes += payload.nbytes
         with self._sending:
             if self._over:
@@ -110,7 +109,8 @@ class Edge:
             if later:
                 self._later.add(label, payload)
             else:
-                self._unsent.append((header, as_bytes(payload.contiguous())))
+                header = Header(label, payload.dtype, payload.shape, time.monotonic())
+                self._unsent.append((memoryview(pack(header)), as_bytes(payload.contiguous())))
             if not begun:
                 self._push()
 
