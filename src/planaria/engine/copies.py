@@ -186,8 +186,7 @@ class Keeping:
         """The stage was rebuilt as ``state``, as of ``step``: what it kept for the same strategy comes back too, if
         that can."""
         for number, copy in self._kept_by(by):
-            own = copy.sources == (copy.host,)
-            kept = state if own else self._chain.strategies[by].restored(copy, given)
+            kept = state if copy.own else self._chain.strategies[by].restored(copy, given)
             if kept is not None:
                 cast(RestoredHolder, self._all_holders[number]).load(kept, step)
 
@@ -199,8 +198,7 @@ class Keeping:
     def _own(self) -> tuple[int, RestoredHolder] | None:
         """The slot in which the worker remembers its own stage, and what does that."""
         for number, holder in self._all_holders.items():
-            copy = self._chain.slots[number].copy
-            if copy.sources == (copy.host,):
+            if self._chain.slots[number].copy.own:
                 return number, cast(RestoredHolder, holder)
         return None
 

@@ -51,15 +51,16 @@ class Outliving:
         self._folder = folder
         self._wanted: Remembered | None = None
         self._news = threading.Condition()
-        self._written = -1
-        """step of the last one that was handed over"""
+        self._written = -1, -1
+        """node and step of the last one that was handed over"""
         threading.Thread(target=self._work, name="snapshots", daemon=True).start()
 
     def look(self, keeping: Keeping) -> None:
         """A step is committed: is there something new to write?"""
-        if keeping.retained in (-1, self._written):
+        newest = keeping.node, keeping.retained
+        if keeping.retained < 0 or newest == self._written:
             return
-        self._written = keeping.retained
+        self._written = newest
         with self._news:
             self._wanted = keeping.remembered()
             self._news.notify()

@@ -36,6 +36,11 @@ class Copy(NamedTuple):
     host: int
 
     @property
+    def own(self) -> bool:
+        """Is it what a worker remembers itself?"""
+        return self.sources == (self.host,)
+
+    @property
     def members(self) -> frozenset[int]:
         """All that have a part in it."""
         return frozenset((*self.sources, self.host))

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planaria.errors import UserError
-from planaria.recovery.base import Copy, Machines, Needs, Recovery
+from planaria.recovery.base import Machines, Needs, Recovery
 from planaria.recovery.checkpoint import best_steps
 from planaria.recovery.retention import Retention
 
@@ -77,8 +77,3 @@ class Remembering(Recovery, ABC):
                 "recovery.options.outlive = true: in step with training there is no snapshot to keep; give every"
             )
         return Retention(self.every, self.slices, self.outlive)
-
-
-def is_own(copy: Copy) -> bool:
-    """Is it what a stage remembers itself?"""
-    return copy.sources == (copy.host,)

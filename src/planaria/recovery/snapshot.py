@@ -33,7 +33,7 @@ from planaria.recovery.base import (
 from planaria.recovery.codes import Layout, code
 from planaria.recovery.codes.base import Code
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.remembering import NOTHING_YET, Remembering, is_own
+from planaria.recovery.remembering import NOTHING_YET, Remembering
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 MEMBERS = "members"
@@ -62,13 +62,13 @@ class Snapshot(Remembering):
         return (*own, *(Copy(group.givers(stripe), host) for stripe in stripes for host in group.holders(stripe)))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        if is_own(copy):
+        if copy.own:
             return OwnSender(self.retention)
         group = self._group_of(copy)
         return BlockSender(group.given(stage).index(_stripe(group, copy)), group.code.data, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        if is_own(copy):
+        if copy.own:
             return OwnHolder(self.retention)
         group = self._group_of(copy)
         row = group.holders(_stripe(group, copy)).index(copy.host)
@@ -77,7 +77,7 @@ class Snapshot(Remembering):
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         # Of two snapshots, one is whole. The memory of the one before is used for the next.
         versions = 2 if self.every else 1
-        if is_own(copy):
+        if copy.own:
             return CopyCost(0, versions * stream_bytes(shapes[copy.host]))
         slices = self.slices
         parts = [block_bytes(own, self._group_of(copy).code.data * slices) for own in shapes.values()]
@@ -105,7 +105,7 @@ class Snapshot(Remembering):
 
     def concerns(self, copy: Copy, lost: int) -> bool:
         """A parity of a stripe is: of what the lost stage gave to it, or for another parity that it held."""
-        return not is_own(copy)
+        return not copy.own
 
     def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
         group = self._group_of(next(iter(kept)))
@@ -131,7 +131,7 @@ class Snapshot(Remembering):
         return state_in(joined(parts))
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
-        if is_own(copy):
+        if copy.own:
             return None  # what was rebuilt is the very state that it remembers
         group = self._group_given(given)
         stripe, slices = _stripe(group, copy), range(self.slices)

@@ -18,7 +18,7 @@ from planaria.model.state import Shapes, StageState
 from planaria.recovery.base import Answer, Copy, CopyCost, Holder, Original, Replica, Sender, Workshop
 from planaria.recovery.codes.base import Code
 from planaria.recovery.parity import PARITY, BlockSender, OwnHolder, OwnSender, ParityHolder
-from planaria.recovery.remembering import NOTHING_YET, Remembering, is_own
+from planaria.recovery.remembering import NOTHING_YET, Remembering
 from planaria.recovery.stream import block, block_bytes, joined, state_in, stream, stream_bytes
 
 COPY, OWN = "copy", "own"
@@ -40,14 +40,14 @@ class WholeCopies(Remembering):
         return (*(Copy((s,), s) for s in everybody), *(Copy((s,), (s + 1) % len(everybody)) for s in everybody))
 
     def sender(self, copy: Copy, stage: int) -> Sender:
-        return OwnSender(self.retention) if is_own(copy) else BlockSender(0, 1, self.retention)
+        return OwnSender(self.retention) if copy.own else BlockSender(0, 1, self.retention)
 
     def holder(self, copy: Copy, originals: Mapping[int, Original]) -> Holder:
-        return OwnHolder(self.retention) if is_own(copy) else ParityHolder(copy.sources, _AS_IT_IS, self.retention)
+        return OwnHolder(self.retention) if copy.own else ParityHolder(copy.sources, _AS_IT_IS, self.retention)
 
     def cost(self, copy: Copy, shapes: Mapping[int, Shapes]) -> CopyCost:
         ((_, own),) = shapes.items()
-        if is_own(copy):
+        if copy.own:
             return CopyCost(0, 2 * stream_bytes(own))
         sent = min(self.slices * block_bytes(own, self.slices), stream_bytes(own))
         return CopyCost(sent / self.retention.every, 2 * sent, beside=True)
@@ -76,7 +76,7 @@ class WholeCopies(Remembering):
         return state_in(joined([copy[f"{COPY}{n}"] for n in range(self.slices)]))
 
     def restored(self, copy: Copy, given: Mapping[int, StageState]) -> StageState | None:
-        if is_own(copy):
+        if copy.own:
             return None  # what was rebuilt is the very state that it remembers
         own = given[copy.sources[0]].weights
         return StageState({f"{PARITY}{n}": own[f"{OWN}{n}"] for n in range(self.slices)})
