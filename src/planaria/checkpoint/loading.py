@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from planaria.checkpoint import recut
 from planaria.checkpoint.cut import Cut, atom_name, declared, holders, require_alike
-from planaria.checkpoint.stage_file import HASHING, Contents, contents, reading, require_stage, stage_file
+from planaria.checkpoint.stage_file import READING, Contents, contents, reading, require_stage, stage_file
 from planaria.checkpoint.store import Manifest, Saved, read_manifest, replica_folder
 from planaria.config import RunConfig
 from planaria.errors import UserError
@@ -106,13 +107,17 @@ def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool
 def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]]:
     """How tensors are made of those of these files, each held against its digest."""
     with ExitStack() as opened:
+        one_by_one = Lock()
         read = {held.path: opened.enter_context(reading(held)) for held in files}
 
         def tensor(source: recut.Source) -> Tensor:
             return read[source.held.path](source.key)
 
         def make(how: recut.Made) -> Tensor:
-            return _of_rows(combined(how), how.rows) if how.rows else combined(how)
+            if how.how == "copy" and not how.rows:
+                return tensor(how.of[0])
+            with one_by_one:  # what it is made of takes memory beside it
+                return _of_rows(combined(how), how.rows) if how.rows else combined(how)
 
         def combined(how: recut.Made) -> Tensor:
             if how.how == "copy":
@@ -128,16 +133,38 @@ def making(files: Iterable[Contents]) -> Iterator[Callable[[recut.Made], Tensor]
 
 
 def carry_out(made: recut.StagePlan) -> StageState:
-    """Read what a stage is made of, and make it."""
-    with making(made.files.values()) as make:
-        weights = {name: make(how) for name, how in made.weights.items()}
-        moments = {name: (make(first), make(second)) for name, (first, second) in made.moments.items()}
-        outer = {name: make(how) for name, how in made.outer.items()}
-        if outer or made.rounds is not None:
-            outer["rounds"] = torch.tensor(0) if made.rounds is None else make(recut.Made("copy", (made.rounds,)))
-        generators = {kind: make(recut.Made("copy", (source,))) for kind, source in made.generators.items()}
+    """Read what a stage is made of, and make it: several tensors at once."""
+    hows = dict(_hows(made))
+    with making(made.files.values()) as make, ThreadPoolExecutor(READING) as beside:
+        tensors = dict(zip(hows, beside.map(make, hows.values()), strict=True))
+
+    def of(kind: str, names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: tensors[kind, name] for name in names}
+
+    first, second = (of(kind, made.moments) for kind in recut.MOMENTS)
+    moments = {name: (first[name], second[name]) for name in made.moments}
+    outer = of("outer", made.outer)
+    if outer or made.rounds is not None:
+        outer["rounds"] = tensors.get(("rounds", ""), torch.tensor(0))
+    generators = of("generators", made.generators)
     clocks, scales = dict(made.clocks), dict(made.scales)
+    weights = of("weights", made.weights)
     return StageState(weights, moments, clocks, made.lr_scale, *made.norms, generators, outer, scales)
+
+
+def _hows(made: recut.StagePlan) -> Iterator[tuple[tuple[str, str], recut.Made]]:
+    """All tensors of a stage, by kind and name, and how each is made."""
+    for name, how in made.weights.items():
+        yield ("weights", name), how
+    for name, pair in made.moments.items():
+        for kind, how in zip(recut.MOMENTS, pair, strict=True):
+            yield (kind, name), how
+    for name, how in made.outer.items():
+        yield ("outer", name), how
+    if made.rounds is not None:
+        yield ("rounds", ""), recut.Made("copy", (made.rounds,))
+    for kind, source in made.generators.items():
+        yield ("generators", kind), recut.Made("copy", (source,))
 
 
 def _of_rows(tensor: Tensor, count: int) -> Tensor:
@@ -185,8 +212,8 @@ def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) 
         for replica in range(config.exchange.replicas):
             for held in recut.plan(saved, wanted, stage, replica, copies).files.values():
                 found[held.path] = checkpoints / name, held
-    with ThreadPoolExecutor(HASHING) as beside:
-        list(beside.map(lambda place: require_file(*place), found.values()))
+    for place, held in found.values():
+        require_file(place, held)
 
 
 def _copies_for(folder: Path, manifest: Manifest, wanted: Cut, stage: int) -> dict[int, recut.Copy]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +22,20 @@ from planaria.model.packing import (
     DIGEST_BYTES,
     TYPES,
     PackingError,
+    begun_digest,
     digest,
     digest_table,
     entries,
-    require_digest,
     state_of,
     summary,
 )
 from planaria.model.packing import Entry as Entry
 from planaria.model.state import StageState
 
-HASHING = 2
-"""threads that make or check digests of tensors, beside the one that reads or writes"""
+_HASHING = 2
+"""threads that make digests of tensors, beside the one that writes"""
+READING = 4
+"""threads that read tensors and check their digests"""
 
 
 class _Label(BaseModel):
@@ -113,11 +115,13 @@ def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> st
     """Write a state; the file's :func:`_root`. Digests are made while the disk is busy, and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
-    with ThreadPoolExecutor(HASHING) as beside:
+    with ThreadPoolExecutor(_HASHING) as beside:
         rows = [beside.submit(digest, name, named[name]) for name in sorted(named)]
 
         def before(name: str) -> None:
             if name == "sha256":
+                file.flush()
+                os.fsync(file.fileno())  # the disk writes while the last digests are made
                 table.copy_(digest_table(row.result() for row in rows))
 
         return _root(tensor_file.write(file, named | {"sha256": table}, metadata, before), table)
@@ -146,9 +150,8 @@ def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None
     if sha256:
         _require_root(path, sha256)
     held = contents(folder, stage, place)
-    with reading(held) as read:
-        for key in held.entries:
-            read(key)
+    with reading(held) as read, ThreadPoolExecutor(READING) as beside:
+        deque(beside.map(lambda key: read(key).nbytes, held.entries), maxlen=0)
 
 
 def _require_root(path: Path, sha256: str) -> None:
@@ -215,37 +218,21 @@ def contents(folder: Path, stage: int, place: int = 0) -> Contents:
 
 @contextmanager
 def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
-    """Single entries of a file, each held against its digest; UserError as in :func:`read_stage`.
+    """Single entries of a file, each held against its digest, for any thread; UserError as in :func:`read_stage`."""
+    with _opened(held.path.parent, held.stage, held.place) as (file, _):
 
-    While one is looked at, the next can be read: what is damaged is refused at the end of the context, at the latest.
-    """
-    with (
-        _opened(held.path.parent, held.stage, held.place) as (file, _),
-        ThreadPoolExecutor(HASHING) as beside,
-    ):
-        checks = deque[Future[None]]()
-
-        def check(key: str, tensor: Tensor) -> None:
-            try:
-                require_digest(key, tensor, held.entries[key].sha256)
-            except PackingError:
+        def read(key: str) -> Tensor:
+            found = begun_digest(key, *file.header.specs[key])
+            with _refusing(held.path):  # further files may be open: the error is not theirs
+                tensor = file.tensor(key, found.update if held.digested else lambda piece: None)
+            if held.digested and found.digest() != held.entries[key].sha256:
                 raise UserError(
                     f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
                     "choose another checkpoint of this run"
-                ) from None
-
-        def read(key: str) -> Tensor:
-            with _refusing(held.path):  # further files may be open: the error is not theirs
-                tensor = file.tensor(key)
-            if held.digested:
-                if len(checks) == HASHING:
-                    checks.popleft().result()
-                checks.append(beside.submit(check, key, tensor))
+                )
             return tensor
 
         yield read
-        for under_way in checks:
-            under_way.result()
 
 
 @contextmanager

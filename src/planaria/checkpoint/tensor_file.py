@@ -23,8 +23,8 @@ from torch import Tensor
 from planaria.model.packing import HEADROOM, Header, PackingError, Spec, header_of, layout
 from planaria.transport.buffers import as_bytes, buffer
 
-_AT_ONCE = 1 << 30
-"""bytes: the system reads at most two billion"""
+_PIECE = 1 << 20
+"""bytes that are read at once: they fit into a core's cache"""
 
 
 def write(
@@ -68,9 +68,10 @@ class TensorFile:
     """how the file begins, as :func:`write` returns it"""
     _handle: int
 
-    def tensor(self, name: str) -> Tensor:
-        """Read one tensor into memory of its own.
+    def tensor(self, name: str, seen: Callable[[memoryview], object] = lambda piece: None) -> Tensor:
+        """Read one tensor into memory of its own. Several threads may, each a tensor.
 
+        :param seen: is called with each piece of its bytes just after it was read, while caches have it.
         :raises KeyError: when there is none of that name.
         :raises PackingError: when the file has become shorter.
         :raises OSError: when the disk cannot be read.
@@ -79,9 +80,10 @@ class TensorFile:
         made = buffer(dtype, shape, math.prod(shape) * dtype.itemsize)
         place, rest = len(self.head) + self.header.spans[name][0], as_bytes(made)
         while rest:
-            count = os.preadv(self._handle, [rest[:_AT_ONCE]], place)
+            count = os.preadv(self._handle, [rest[:_PIECE]], place)
             if not count:
                 raise PackingError(f"{name!r}: the file ends before it does")
+            seen(rest[:count])
             place, rest = place + count, rest[count:]
         return made
 

@@ -267,9 +267,14 @@ def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
 
 def digest(name: str, tensor: Tensor) -> bytes:
     """SHA-256 of a tensor's name, type, shape and bytes."""
-    found = hashlib.sha256(f"{name} {TYPES[tensor.dtype]} {list(tensor.shape)} ".encode(errors="surrogatepass"))
+    found = begun_digest(name, tensor.dtype, tensor.shape)
     found.update(_raw(tensor).numpy().data)
     return found.digest()
+
+
+def begun_digest(name: str, dtype: torch.dtype, shape: Sequence[int]) -> hashlib._Hash:
+    """A tensor's :func:`digest` as far as its name, type and shape; its bytes are to follow."""
+    return hashlib.sha256(f"{name} {TYPES[dtype]} {list(shape)} ".encode(errors="surrogatepass"))
 
 
 def _raw(tensor: Tensor) -> Tensor:
