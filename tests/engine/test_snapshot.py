@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+import torch
 from tiny import engine_of, losses
 
 from planaria.chaos.trace import Trace
@@ -189,3 +190,30 @@ def test_in_one_process_nothing_outlives_and_that_is_said(config: Recipe) -> Non
     made = config(recovery={"strategy": "snapshot", "options": options}).model_copy(update={"engine": "inline"})
     said = list(idle(made, Trace(faults=())))
     assert any(line.startswith("recovery.options.outlive: ") for line in said)
+
+
+def flip(engine: InlineEngine, node: int) -> None:
+    """One bit of what is remembered at ``node``, of a parity where it holds one."""
+    assert engine.keeping[node].intact(), "and its checksum is made"
+    *_, holder = (h for h in engine.keeping[node]._all_holders.values() if h.nbytes)
+    (*_, part) = holder.state().weights.values()
+    part.view(-1).view(torch.uint8)[part.nbytes // 3] ^= 4
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_flipped_bit_counts_as_one_more_loss(config: Recipe, every: int) -> None:
+    unbroken = made(config, 2, every=every)
+    told = losses(unbroken, 8)
+    for damaged, lost in [(1, 3), (0, 4), (4, 0), (3, 2)]:
+        engine = made(config, 2, every=every)
+        losses(engine, 5)
+        flip(engine, damaged)
+        assert lose(engine, (lost,)) == "" and engine.step == (3 if every else 5)
+        at = engine.step
+        assert losses(engine, 8 - at) == told[at:] and whole(engine) == whole(unbroken)
+    for damaged, lost in [(1, 3), (4, 0)]:
+        engine = made(config, 1, every=every)
+        losses(engine, 5)
+        flip(engine, damaged)
+        both = f"({min(damaged, lost)}, {max(damaged, lost)})"
+        assert f"2 of 5 stages are lost together {both}" in lose(engine, (lost,))

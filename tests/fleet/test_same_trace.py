@@ -141,3 +141,22 @@ def test_all_go_back_to_the_snapshot_that_they_remember_when_two_are_killed_toge
     struck = in_one_process(config.model_copy(update={"name": "inline"}), blows)
     untroubled = in_one_process(config.model_copy(update={"name": "untroubled"}), ())
     assert shas(record.folder) == struck == untroubled
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_worker_that_finds_its_memory_damaged_counts_as_lost(
+    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage is killed, a bit of what another has kept is flipped: as if two had been killed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    options = {"tolerate": 2, "every": every}
+    config = tiny(tmp_path / "struck", recovery={"strategy": "bad_memory:BadMemory", "options": options}, steps=STEPS)
+    record = train(config, [Fault(step=5, stage=1, moment="backward")])
+    assert ending(record).outcome == "finished"
+    (failed,) = facts(record, e.WorkerFailed)
+    assert failed.stage == 3 and "does not have its checksum any more" in failed.detail
+    assert {lost.worker for lost in facts(record, e.WorkerLost)} == {"w1", failed.worker}
+    assert {form.outcome for form in facts(record, d.Form)} == {"started", "recalled" if every else "recovered"}
+    plain = config.recovery.model_copy(update={"strategy": "snapshot"})
+    untroubled = config.model_copy(update={"name": "untroubled", "recovery": plain})
+    assert shas(record.folder) == in_one_process(untroubled, ())

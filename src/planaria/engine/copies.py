@@ -171,6 +171,11 @@ class Keeping:
         }
         return Remembered(self._stage[self.node], holder.retained, holder.state(), parities)
 
+    def intact(self) -> bool:
+        """Is what others may need of this worker's memory, or it itself, what it was?"""
+        holders = (holder for holder in self._all_holders.values() if isinstance(holder, RestoredHolder))
+        return all(holder.intact() for holder in holders)
+
     def recall(self, given: Remembered) -> None:
         """Have this part of a snapshot, as :meth:`remembered` gave it."""
         assert self._own is not None

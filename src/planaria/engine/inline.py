@@ -154,8 +154,10 @@ class InlineEngine:
         Returns what was done about stages of which nothing is left: a node of any other copies one of its stage. In a
         rollback to memory all have gone back, and ``step`` with them. Where it is one to disk, or nothing can be done,
         the survivors are untouched. A checkpoint of a step (``durable``) that is newer than the memory is preferred.
+        What is remembered at a node is looked at first: where it is damaged, the node counts as lost too.
         """
         everywhere = self.itinerary.arrangement
+        nodes = [*nodes, *(n for n, keeping in self.keeping.items() if n not in nodes and not keeping.intact())]
         alive = everywhere.of(self.stage.keys() - set(nodes) - self.skipped)
         gone, remember = frozenset(self.stage[node] for node in nodes) - set(alive.stages), None
         if self._memory is not None:

@@ -36,6 +36,10 @@ class Timing:
     rebuild_s: float = 0.0
 
 
+class MemoryDamaged(Exception):
+    """What this worker remembers has changed since: nothing in its memory can be relied on."""
+
+
 class Taken(NamedTuple):
     """A stage that a worker has got."""
 
@@ -51,10 +55,17 @@ def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, step: in
     """What this worker remembers of ``step``, or the one that stood here before, in a file of this machine.
 
     :raises UserError: when that cannot be read.
+    :raises MemoryDamaged: when it has changed.
     """
     if keeping is not None and keeping.node == node and keeping.retained == step:
+        _require_intact(keeping)
         return keeping.remembered()
     return Remembered(stage, step, *MemoryFolder(setup.folder).read(stage, step))
+
+
+def _require_intact(keeping: Keeping) -> None:
+    if not keeping.intact():
+        raise MemoryDamaged("what it remembers for others does not have its checksum any more; its memory is bad")
 
 
 def warm_runner(config: RunConfig) -> StageRunner:
@@ -70,7 +81,10 @@ def warm_runner(config: RunConfig) -> StageRunner:
 
 
 def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:
-    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept."""
+    """Send to every worker that rebuilds a lost stage what this one can give: of its own stage, or of what it kept.
+
+    :raises MemoryDamaged: when that has changed since it was kept.
+    """
     chain = recovery(config.recovery, config.pipeline.stages)
     for member in form.members:
         source = member.source
@@ -81,6 +95,7 @@ def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, kee
                 given = given.trained
                 given.outer = post.circle.outer.given(to_successor=False)
             else:
+                _require_intact(keeping)
                 given = chain.give(source.by, member.stage, given, keeping.kept(source.by, member.stage))
             post.links.transfers[member.node].send(State(post.here.stage), pack(given))
 
@@ -94,6 +109,7 @@ def take_state(
     ``rounds`` of the exchange are behind its replica.
 
     :raises UserError: when a checkpoint cannot be read.
+    :raises MemoryDamaged: when what is to be recalled has changed.
     """
     start = time.monotonic()
     here, outer = post.here, dict[str, Tensor]()

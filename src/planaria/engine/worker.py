@@ -30,7 +30,7 @@ from planaria.engine.runner import NonFinite
 from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
-from planaria.engine.takeover import donate, take_state, warm_runner
+from planaria.engine.takeover import MemoryDamaged, donate, take_state, warm_runner
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.switchboard import WorkerLine
@@ -96,6 +96,9 @@ class Worker:
                 self._take(self.desk.next() if now is None else now)
             except Interrupted as interrupted:
                 order = interrupted.order
+            except MemoryDamaged as damaged:  # as if it were lost: the others have what it takes, or say what is lost
+                self.here.report(e.WorkerFailed, detail=str(damaged), leaves=True)
+                os._exit(1)
             except (NonFinite, UserError, OSError, MemoryError, torch.OutOfMemoryError) as error:
                 detail = str(error).splitlines()[0][:400] if str(error) else type(error).__name__
                 self.here.report(e.WorkerFailed, detail=detail)

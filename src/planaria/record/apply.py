@@ -202,6 +202,8 @@ def _(fact: e.PatienceOver, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.WorkerFailed, run: RunState) -> RunState:
+    if fact.leaves:
+        return run
     failure, worker = f"worker {fact.worker} (stage {fact.stage}): {fact.detail}", run.workers.get(fact.worker)
     if worker is not None and worker.host:  # a guest's trouble is not the run's; what it has now is nobody's guess
         return _fail_guest(run, fact.worker, fact.detail, failure)

@@ -168,6 +168,8 @@ class WorkerFailed(Fact):
     stage: int
     generation: int
     detail: str
+    leaves: bool = False
+    """the run can go on without it: it ends itself, and its end is a loss like any other"""
 
 
 class FaultInjected(Fact):

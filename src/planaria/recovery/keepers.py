@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -81,6 +81,7 @@ class Holder(Protocol):
         ...
 
 
+@runtime_checkable
 class RestoredHolder(Holder, Protocol):
     """The holder of a strategy with a :class:`Retention`, which brings back what was kept, too
     (:meth:`Recovery.restored`)."""
@@ -88,6 +89,10 @@ class RestoredHolder(Holder, Protocol):
     @property
     def retained(self) -> int:
         """The step of which :meth:`state` is; -1: none yet."""
+        ...
+
+    def intact(self) -> bool:
+        """Is what :meth:`state` is to give what it was when it was kept?"""
         ...
 
     def load(self, state: StageState, step: int) -> None:

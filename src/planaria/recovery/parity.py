@@ -14,6 +14,7 @@ from torch import Tensor
 
 from planaria.model.state import StageState
 from planaria.recovery.base import Moment
+from planaria.recovery.checked import Checked
 from planaria.recovery.codes.base import Code
 from planaria.recovery.retention import Retention, Versions
 from planaria.recovery.stream import block, state_in, stream
@@ -89,9 +90,9 @@ class ParityHolder(_Side):
         """``row``: a code of this one parity."""
         super().__init__(rule)
         self._sources, self._row = tuple(sources), row
-        self._held: list[Tensor] = []
+        self._held: list[Checked] = []
         """parities of the slices"""
-        self._coming: list[Tensor] = []
+        self._coming: list[Checked] = []
         self._now: dict[int, Tensor] = {}
         """source → its slice of the step under way"""
 
@@ -120,7 +121,7 @@ class ParityHolder(_Side):
         versions = self._versions.begin(step, self._rule)
         if self._now.keys() == set(self._sources):
             (parity,) = self._row.encode([self._now[source] for source in self._sources])
-            self._coming.append(torch.from_numpy(parity))
+            self._coming.append(Checked(torch.from_numpy(parity)))
         self._now.clear()
         self._versions = versions.commit(step, self._rule)
         if versions.completed(step, self._rule):
@@ -130,10 +131,13 @@ class ParityHolder(_Side):
         self._now.clear()
 
     def state(self) -> StageState:
-        return StageState({f"{PARITY}{n}": part for n, part in enumerate(self._held)})
+        return StageState({f"{PARITY}{n}": part.whole for n, part in enumerate(self._held)})
+
+    def intact(self) -> bool:
+        return all(part.intact() for part in self._held)
 
     def load(self, state: StageState, step: int) -> None:
-        self._held = [state.weights[f"{PARITY}{n}"] for n in range(len(state.weights))]
+        self._held = [Checked(state.weights[f"{PARITY}{n}"]) for n in range(len(state.weights))]
         self._versions = Versions(step)
 
 
@@ -160,8 +164,8 @@ class OwnHolder(_Side):
 
     def __init__(self, rule: Retention) -> None:
         super().__init__(rule)
-        self._held: Tensor | None = None
-        self._coming: Tensor | None = None
+        self._held: Checked | None = None
+        self._coming: Checked | None = None
         self._now: Tensor | None = None
 
     @property
@@ -184,7 +188,7 @@ class OwnHolder(_Side):
     def commit(self, step: int) -> None:
         versions = self._versions.begin(step, self._rule)
         if self._now is not None:
-            self._coming, self._now = self._now, None
+            self._coming, self._now = Checked(self._now), None
         self._versions = versions.commit(step, self._rule)
         if versions.completed(step, self._rule):
             self._held, self._coming = self._coming, None
@@ -194,7 +198,10 @@ class OwnHolder(_Side):
 
     def state(self) -> StageState:
         assert self._held is not None, "asked for a snapshot before one was retained"
-        return state_in(self._held)
+        return state_in(self._held.whole)
+
+    def intact(self) -> bool:
+        return self._held is None or self._held.intact()
 
     def load(self, state: StageState, step: int) -> None:
-        self._held, self._versions = stream(state), Versions(step)
+        self._held, self._versions = Checked(stream(state)), Versions(step)
