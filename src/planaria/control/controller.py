@@ -15,6 +15,7 @@ from planaria.control.broken_edge import BrokenEdges
 from planaria.control.cadence import Cadence
 from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
+from planaria.control.exposure import exposed
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
@@ -65,6 +66,7 @@ class Controller:
         self._retry = math.inf
         """when a last save that failed is tried again"""
         self._zombies: set[tuple[str, int]] = set()
+        self._exposed: dict[str, str] = {}
 
     def run(self, stop_asked: Callable[[], str]) -> d.Finish:
         """Lead the run to its end and tell how it ended; ``stop_asked`` gives a reason once someone wants a stop."""
@@ -174,6 +176,8 @@ class Controller:
             self._observer.on_decision(t, decision)
             further += self._chaos.on_decision(decision, self.state)
             self._carry_out(decision)
+            if isinstance(decision, d.Form) and self.state.hosts:
+                further += self._warnings()
             if self._cadence is not None:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
@@ -182,6 +186,13 @@ class Controller:
         self.state = decided(self.state)
         self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
         self._tell_state()
+
+    def _warnings(self) -> list[e.Event]:
+        """Of machines that have come to hold more than others could bring back; each is named once for what it has."""
+        now = exposed(self.state)
+        told = [text for host, text in now.items() if self._exposed.get(host) != text]
+        self._exposed = now
+        return [e.Trouble(detail=text) for text in told]
 
     def _await_others(self) -> None:
         """Note who waits for others in a round now, of the replicas that have changed."""

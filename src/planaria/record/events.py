@@ -104,7 +104,8 @@ class RetryDue(Fact):
 
 
 class Trouble(Fact):
-    """Something beside the training went wrong: the display, the state file. The run goes on without it."""
+    """Something beside the training is wrong: the display, the state file, too many stages on one machine. The run goes
+    on all the same."""
 
     kind: Literal["trouble"] = "trouble"
     detail: str
