@@ -20,6 +20,8 @@ from planaria.section import Section as Section
 class PipelineConfig(Section):
     stages: bounds.Stages = 4
     """block stages the decoder layers are cut into; the ends worker comes on top"""
+    layers: Annotated[tuple[Positive, ...] | None, Field(strict=False)] = None
+    """decoder layers of each block stage, such as [7, 8, 8, 7]; equally many unless given"""
     microbatches: bounds.Microbatches = 8
     """microbatches in one step"""
     microbatch_size: bounds.BatchSize = 4
@@ -255,13 +257,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        own, cut = self.model.ends_layers, self.model.layers - self.model.ends_layers
-        if cut < self.pipeline.stages or cut % self.pipeline.stages:
-            less = f", less model.ends_layers = {own}," if own else ""
-            raise ValueError(
-                f"model.layers = {self.model.layers}{less} does not divide into pipeline.stages = "
-                f"{self.pipeline.stages}"
-            )
+        if self.model.block_layers != self.pipeline.layers:
+            if self.pipeline.layers is None:
+                raise ValueError("model.block_layers follows from pipeline.layers; give that")
+            self.__dict__["model"] = self.model.model_copy(update={"block_layers": self.pipeline.layers})
+        if why := self.model.uncut(self.pipeline.stages):
+            raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" else 1
         passes = 2 * (self.pipeline.stages + 1) * self.pipeline.microbatches * together
         if passes > bounds.MOST_PASSES:
@@ -271,8 +272,14 @@ class RunConfig(Section):
                 f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MOST_PASSES}); "
                 "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
+        unlike = len(set(self.pipeline.layers or ())) > 1
         for field in ("forward_s", "backward_s"):
             given = len(getattr(self.network, field))
+            if given == 1 and unlike:
+                raise ValueError(
+                    f"network.{field} has one number for stages of {list(self.pipeline.layers or ())} layers; give one "
+                    f"for each of the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
+                )
             if given not in (0, 1, self.pipeline.stages + 1):
                 raise ValueError(
                     f"network.{field} has {given} numbers; give one, or one for each of the "

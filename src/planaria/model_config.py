@@ -7,9 +7,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from planaria import bounds
-from planaria.bounds import Natural
+from planaria.bounds import Natural, Positive
 from planaria.options import Options
-from planaria.section import Section
+from planaria.section import DERIVED, Section
 
 
 class ModelConfig(Section):
@@ -26,6 +26,8 @@ class ModelConfig(Section):
     """decoder layers in all stages together"""
     ends_layers: Natural = 0
     """how many of them, the first, the ends run themselves: no route skips or swaps these"""
+    block_layers: Annotated[tuple[Positive, ...] | None, Field(strict=False, json_schema_extra=DERIVED)] = None
+    """how many each block stage runs; follows from pipeline.layers, and equally many unless that is given"""
     heads: bounds.Heads = 4
     """query heads"""
     kv_heads: bounds.Heads | None = None
@@ -51,6 +53,19 @@ class ModelConfig(Section):
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+    def uncut(self, stages: int) -> str:
+        """Why the layers cannot be cut into so many block stages; empty if they can."""
+        left, given = self.layers - self.ends_layers, self.block_layers
+        less = f", less model.ends_layers = {self.ends_layers}," if self.ends_layers else ""
+        if given is not None and (len(given), sum(given)) != (stages, left):
+            return (
+                f"pipeline.layers = {list(given)} are {sum(given)} layers in {len(given)} stages; model.layers = "
+                f"{self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
+            )
+        if given is None and (left < stages or left % stages):
+            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}"
+        return ""
 
     @model_validator(mode="after")
     def _shapes_divide(self) -> Self:

@@ -16,6 +16,7 @@ from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 from planaria.options import CHOICES, NAME
+from planaria.section import DERIVED
 
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
@@ -29,8 +30,10 @@ Kind = TypeVar("Kind", bound=Section)
 
 
 def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All settings with their dotted names, in the order of the recipe."""
+    """All settings with their dotted names, in the order of the recipe; not what follows from others."""
     for name, field in section.model_fields.items():
+        if field.json_schema_extra == DERIVED:
+            continue
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from fields(field.annotation, f"{prefix}{name}.")
         else:
@@ -91,7 +94,9 @@ def resolve(
 
 def overlay(config: RunConfig, flags: Mapping[str, object], place: str = "the run's config.json") -> RunConfig:
     """``config``, which is from ``place``, with ``flags`` laid over it; UserError as in :func:`load`."""
-    return _lay_over(RunConfig, config.model_dump(mode="json"), flags, place)
+    tree = config.model_dump(mode="json")
+    del tree["model"]["block_layers"]  # follows from what a flag may change
+    return _lay_over(RunConfig, tree, flags, place)
 
 
 def parse(tree: str, place: str) -> RunConfig:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
+
+DERIVED: JsonDict = {"derived": True}
+"""marks a field that follows from others (``json_schema_extra``): nobody sets it by itself"""
 
 
 class Section(BaseModel):

@@ -160,3 +160,16 @@ def test_a_worker_that_finds_its_memory_damaged_counts_as_lost(
     plain = config.recovery.model_copy(update={"strategy": "snapshot"})
     untroubled = config.model_copy(update={"name": "untroubled", "recovery": plain})
     assert shas(record.folder) == in_one_process(untroubled, ())
+
+
+@pytest.mark.parametrize("strategy", ["snapshot", pytest.param("echo", marks=pytest.mark.slow)])
+def test_stages_of_unlike_sizes_come_back_in_workers_that_had_others(tmp_path: Path, strategy: str) -> None:
+    """A spare is warm for the first block stage; it becomes one of three layers, and one of two."""
+    config = tiny(tmp_path / "struck", recovery={"strategy": strategy}, steps=STEPS)
+    pipeline = config.pipeline.model_copy(update={"layers": (1, 3, 1, 2)})
+    made = config.model_copy(update={"pipeline": pipeline, "model": config.model.model_copy(update={"layers": 7})})
+    uneven = RunConfig.model_validate_json(made.model_dump_json())
+    blows = [Fault(step=4, stage=2, moment="backward"), Fault(step=7, stage=4)]
+    record = train(uneven, blows)
+    assert ending(record).outcome == "finished" and len(facts(record, e.FaultInjected)) == 2
+    assert shas(record.folder) == in_one_process(uneven.model_copy(update={"name": "inline"}), blows)

@@ -13,6 +13,9 @@ from planaria.model.families import build_stage, family
 from planaria.model.packing import TYPES, Entry
 from planaria.model.stages import global_name, stage_layers
 
+CUT = frozenset({"ends_layers", "block_layers"})
+"""what of a model's section says how it is cut, and not which model it is"""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -25,9 +28,9 @@ class Cut:
     """None: an older planaria did not write it down"""
 
     @property
-    def lines(self) -> tuple[int, int]:
-        """All that decides which stage holds which parameter."""
-        return self.stages, self.model.ends_layers
+    def lines(self) -> tuple[range, ...]:
+        """All that decides which stage holds which parameter: the layers of each."""
+        return tuple(stage_layers(self.model, self.stages, stage) for stage in range(self.stages + 1))
 
 
 def atom_name(cut: Cut, stage: int, local: str) -> str:
@@ -60,7 +63,7 @@ def require_known(saved: Cut, place: object) -> None:
 def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
     """:raises UserError: when no change of cut makes the saved model the wanted one."""
     require_known(saved, place)
-    free = ("ends_layers", "vocab") if family(saved.model).whole else ("ends_layers",)
+    free = CUT | {"vocab"} if family(saved.model).whole else CUT
     if saved.model.model_copy(update={name: getattr(wanted.model, name) for name in free}) != wanted.model:
         raise UserError(f"{place}: was written by a model of another shape; choose another with --checkpoint")
     if saved.lines != wanted.lines and not family(saved.model).whole:
@@ -74,10 +77,5 @@ def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
     """The saved stages that hold something of the wanted ``stage``."""
     if saved.lines == wanted.lines:
         return [stage]
-    layers = set(_layers(wanted, stage))
-    return [s for s in range(saved.stages + 1) if s == stage == 0 or layers & set(_layers(saved, s))]
-
-
-def _layers(cut: Cut, stage: int) -> range:
-    own, each = cut.model.ends_layers, stage_layers(cut.model, cut.stages)
-    return range(own + (stage - 1) * each, own + stage * each) if stage else range(own)
+    layers = set(wanted.lines[stage])
+    return [s for s, theirs in enumerate(saved.lines) if s == stage == 0 or layers & set(theirs)]

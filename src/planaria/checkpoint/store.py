@@ -71,8 +71,8 @@ class Manifest(BaseModel):
     def _possible(self) -> Self:
         if not self.stages or len({*self.stages}) < len(self.stages) or max(self.stages) > self.pipeline_stages:
             raise ValueError(f"stages {self.stages} are not those of 0 … {self.pipeline_stages}, each once")
-        if (self.model.layers - self.model.ends_layers) % self.pipeline_stages:
-            raise ValueError(f"{self.model.layers} layers do not divide into {self.pipeline_stages} stages")
+        if why := self.model.uncut(self.pipeline_stages):
+            raise ValueError(why)
         return self
 
 

@@ -78,7 +78,7 @@ def clock_of(config: RunConfig) -> Clock:
     between = [(pair, cost.step_bytes) for copy, cost in copies if not cost.beside for pair in copy.pairs]
     sent = [sum(count for pair, count in between if pair == link) for link in {pair for pair, _ in between}]
     bandwidth = network.bandwidth or math.inf
-    largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in (0, 1))
+    largest = max(stage_parameters(config.model, pipeline.stages, stage) for stage in range(pipeline.stages + 1))
     moved = STATE * largest / network.store_bandwidth if network.store_bandwidth else 0.0
     copied = STATE * largest / network.memory_bandwidth if network.memory_bandwidth else 0.0
     stands, goes_on = (copied, moved) if config.checkpoint.background else (moved, 0.0)

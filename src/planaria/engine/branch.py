@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planaria.checkpoint.cut import CUT
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import ModelConfig, RunConfig
@@ -16,7 +17,7 @@ from planaria.errors import UserError
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
 
-FREE = ("init_std", "context", "ends_layers", "norm_eps", "rope_theta")
+FREE = ("init_std", "context", *CUT, "norm_eps", "rope_theta")
 """what a model may say otherwise than the one it starts from: no tensor's shape depends on it"""
 
 

@@ -157,6 +157,7 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
     if config.exchange.replicas > 1 and itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if itinerary.schedule is None else "a schedule"
+    unlike = len(set(config.pipeline.layers or ())) > 1
     for name, strategy in chain.strategies.items():
         needs, meanwhile = strategy.needs, config.recovery.meanwhile
         asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
@@ -166,6 +167,13 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
                     f"{found!r}: {needs.why}"
                 )
+        if needs.alike and unlike:
+            raise UserError(
+                f"recovery.strategy = {config.recovery.strategy!r}: {name} makes a block stage of others; these have "
+                f"pipeline.layers = {list(config.pipeline.layers or ())}; use 'echo, checkpoint' or 'snapshot'"
+            )
+    if unlike and itinerary.schedule is not None:
+        raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
     if config.train.device == "cuda" and not torch.cuda.is_available():

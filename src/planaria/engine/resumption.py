@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planaria import digests, documents, recipe
 from planaria.checkpoint import recut
-from planaria.checkpoint.cut import Cut, require_alike
+from planaria.checkpoint.cut import CUT, Cut, require_alike
 from planaria.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import ChaosConfig, OptimConfig, RunConfig
@@ -26,7 +26,7 @@ from planaria.record.logs import EVENTS
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
-"""what cannot change without making it another run; of the model, its ``ends_layers`` and ``vocab`` can"""
+"""what cannot change without making it another run; of the model, how it is cut, and its ``vocab``, can"""
 SHAPE = ("model", "pipeline", "routing", "exchange", "network")
 """what a run goes on with otherwise is said to whoever resumes it"""
 
@@ -74,8 +74,7 @@ def take_up(folder: Path, changes: Mapping[str, object], checkpoint: str | None,
 def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> RunConfig:
     """The run's own configuration with flags laid over it; UserError where they would make it another run."""
     config = recipe.overlay(_chosen_anew(before, flags), flags)
-    free = {"ends_layers": config.model.ends_layers, "vocab": config.model.vocab}
-    recut_model = before.model.model_copy(update=free)
+    recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
     for name in FIXED:
         if getattr(config, name) != (recut_model if name == "model" else getattr(before, name)):
             flag = next(f for f in flags if f.partition(".")[0] == name)
@@ -226,7 +225,12 @@ def _shape(cut: Cut) -> Shape:
     kind = "" if cut.exchange is None else cut.exchange.kind
     model = cut.model
     return Shape(
-        stages=cut.stages, ends_layers=model.ends_layers, vocab=model.vocab, replicas=cut.replicas, exchange=kind
+        stages=cut.stages,
+        ends_layers=model.ends_layers,
+        block_layers=list(model.block_layers or ()),
+        vocab=model.vocab,
+        replicas=cut.replicas,
+        exchange=kind,
     )
 
 
@@ -250,12 +254,18 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
+def _cut(shape: Cut) -> str:
+    model = shape.model
+    layers = f" of {list(model.block_layers)} layers" if model.block_layers else ""
+    return f"{shape.stages} stages{layers}, ends_layers = {model.ends_layers}"
+
+
 def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
     """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
     lines = []
     if was.lines != now.lines:
-        counts = "{} stages, ends_layers = {}, now {} and {}".format(*was.lines, *now.lines)
-        lines.append(f"of {counts}: re-cut by parameter, with moments, clocks and learning-rate scales")
+        cuts = f"{_cut(was)}, now {_cut(now)}"
+        lines.append(f"of {cuts}: re-cut by parameter, with moments, clocks and learning-rate scales")
         if optim.clip and optim.clip_by == "stage":
             lines.append(
                 f"optim.clip = {optim.clip:g} bounds each stage's gradient: wherever it binds, the new cut "

@@ -21,6 +21,7 @@ from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
 from planaria.model.packing import pack, unpack
+from planaria.model.stages import stage_layers
 from planaria.model.state import StageState
 from planaria.record import decisions as d
 from planaria.recovery import recovery
@@ -164,8 +165,9 @@ def _receive(
 
 
 def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
-    """A runner for ``stage`` whose weights are about to be loaded: block stages are alike, so a spare's will do."""
-    if (runner.stage == 0) != (stage == 0):
+    """A runner for ``stage`` whose weights are about to be loaded; a spare's will do where it has as many layers."""
+    theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
+    if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own):
         return new_runner(config, stage, initialise=False)
     runner.stage = stage
     return runner

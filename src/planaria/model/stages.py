@@ -22,14 +22,14 @@ from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
 
 
 class BlockStage(nn.Module):
-    """Consecutive decoder layers, an equal share. They are all alike: :func:`global_name` tells them apart."""
+    """So many consecutive decoder layers. They are all alike: :func:`global_name` tells them apart."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, stages: int) -> None:
+    def __init__(self, config: ModelConfig, count: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(stage_layers(config, stages)))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(count))
         cos, sin = rotary_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -131,9 +131,9 @@ class LlamaFamily(Family):
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
         """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""
-        if not 0 <= stage <= stages or (config.layers - config.ends_layers) % stages:
+        if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
-        return Ends(config) if stage == 0 else BlockStage(config, stages)
+        return Ends(config) if stage == 0 else BlockStage(config, len(stage_layers(config, stages, stage)))
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Norm gains are 1, all else N(0, init_std²)."""
@@ -159,12 +159,20 @@ def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str
     if stage == 0:
         return local if local.startswith("lm_head.") else f"model.{local}"
     _, index, rest = local.split(".", 2)
-    return f"model.layers.{config.ends_layers + (stage - 1) * stage_layers(config, stages) + int(index)}.{rest}"
+    return f"model.layers.{stage_layers(config, stages, stage)[int(index)]}.{rest}"
 
 
-def stage_layers(config: ModelConfig, stages: int) -> int:
-    """Decoder layers of one block stage."""
-    return (config.layers - config.ends_layers) // stages
+def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
+    """The decoder layers of a stage of 0..``stages``, as the whole model counts them.
+
+    >>> stage_layers(ModelConfig(layers=8, ends_layers=2), stages=3, stage=3)
+    range(6, 8)
+    """
+    own = config.ends_layers
+    if stage == 0:
+        return range(own)
+    counts = config.block_layers or ((config.layers - own) // stages,) * stages
+    return range(own + sum(counts[: stage - 1]), own + sum(counts[:stage]))
 
 
 class Llama(nn.Module):
@@ -250,9 +258,10 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
-    """Parameters of one stage of 0..``stages``; the block stages are all alike."""
-    blocks = parameter_count(config) - parameter_count(config.model_copy(update={"layers": config.ends_layers}))
-    return blocks // stages if stage else parameter_count(config) - blocks
+    """Parameters of one stage of 0..``stages``."""
+    bare = parameter_count(config.model_copy(update={"layers": 0}))
+    layer = (parameter_count(config) - bare) // config.layers
+    return len(stage_layers(config, stages, stage)) * layer + (0 if stage else bare)
 
 
 def flops_per_token(config: ModelConfig) -> float:

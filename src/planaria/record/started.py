@@ -35,6 +35,8 @@ class Shape(Fact):
 
     stages: int
     ends_layers: int
+    block_layers: list[int] = []
+    """of each block stage; empty: equally many"""
     vocab: int
     replicas: int
     exchange: str
@@ -42,8 +44,9 @@ class Shape(Fact):
 
     def __str__(self) -> str:
         ends = f", ends_layers = {self.ends_layers}" if self.ends_layers else ""
+        layers = f" of {self.block_layers} layers" if self.block_layers else ""
         several = f", {self.replicas} replicas ({self.exchange or 'exchange not known'})" if self.replicas > 1 else ""
-        return f"{self.stages} stage{'s' * (self.stages > 1)}{ends}{several}"
+        return f"{self.stages} stage{'s' * (self.stages > 1)}{layers}{ends}{several}"
 
 
 class Recut(Fact):

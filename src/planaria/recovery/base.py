@@ -136,6 +136,8 @@ class Needs(NamedTuple):
     """as a clause for the user"""
     meanwhile: str = ""
     """the only ``recovery.meanwhile`` with which it works; any, unless said"""
+    alike: bool = False
+    """does it make one block stage of others, which must be of as many layers?"""
 
 
 class Recovery(Choice, ABC):

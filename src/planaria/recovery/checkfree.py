@@ -8,18 +8,19 @@ formula is ``merging.merge``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Needs, Recovery, Replica, Workshop
 from planaria.recovery.merging import merge, merge_moments
 
 
 class Uniform(Recovery):
     """The ablation that weighs both neighbours alike; what CheckFree adds to it is ω."""
 
+    needs: ClassVar[Needs] = Needs(alike=True)
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """a rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"

@@ -34,7 +34,9 @@ def belongs_at(host: int) -> Callable[[str], bool]:
 class CheckFreePlus(CheckFree):
     """CheckFree for the middle stages, copies for the outer ones, mirrors for the ends."""
 
-    needs: ClassVar[Needs] = Needs("swapped", "only then has an outer stage a partner that can stand in for it")
+    needs: ClassVar[Needs] = Needs(
+        "swapped", "only then has an outer stage a partner that can stand in for it", alike=True
+    )
     mirror_every: Positive = 1
     """steps between mirrorings of embedding and head at their neighbours; 1 is exact"""
     mirror_moments: bool = False

@@ -6,17 +6,18 @@ The stage before it gives, or the one after it where that one is lost too or is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from planaria.model.state import StageState
-from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+from planaria.recovery.base import Answer, Copy, Needs, Recovery, Replica, Workshop
 
 
 class CopyNeighbour(Recovery):
     """The weights of one neighbour."""
 
+    needs: ClassVar[Needs] = Needs(alike=True)
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """the rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "copy"] = "fresh"

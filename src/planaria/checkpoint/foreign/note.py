@@ -11,13 +11,14 @@ from torch import Tensor
 
 from planaria import documents
 from planaria.bounds import Natural
+from planaria.checkpoint.cut import CUT
 from planaria.checkpoint.loading import Atom
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.packing import digest
 
 FILE = "planaria.json"
-FREE = ("ends_layers", "init_std")
+FREE = ("init_std", *CUT)
 """what a model may say otherwise than the note: no trained number depends on it"""
 
 
