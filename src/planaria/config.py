@@ -112,6 +112,8 @@ class TrainConfig(Section):
     """bf16 runs matrix products under autocast; weights and moments stay fp32"""
     compile: bool = False
     """compile each stage with torch.compile"""
+    recompute: bool = False
+    """keep no activations within a layer for the backward pass, which computes them again: less memory, more time"""
 
 
 class RecoveryConfig(Section):

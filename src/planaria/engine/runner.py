@@ -33,6 +33,8 @@ class StageRunner:
         self.module: Any = build_stage(
             config.model, config.pipeline.stages, stage, config.seed, config.train.device, initialise
         )
+        if config.train.recompute:
+            self.module.recompute = True  # type: ignore[assignment]
         if config.train.compile:
             _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())

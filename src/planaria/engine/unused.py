@@ -14,6 +14,7 @@ from planaria.chaos.trace import FATAL, Trace
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
+from planaria.model.families import build_stage
 from planaria.recipe import fields
 from planaria.recovery import recovery
 
@@ -35,6 +36,7 @@ def _admits(config: RunConfig) -> bool:
 
 SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
+FAMILY = "this model.family has no layers whose activations could be computed again"
 RULES: dict[str, tuple[Used, str]] = {
     "pipeline.in_flight": (
         _admits,
@@ -47,6 +49,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
     "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
+    "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
     "checkpoint.background": (
         lambda c: c.checkpoint.every != 0,
         "the save at the end, the only one with checkpoint.every = 0, is waited for",

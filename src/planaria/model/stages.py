@@ -14,11 +14,28 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
+from planaria.model.chunked_loss import head_loss
 from planaria.model.family import Family
 from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
+
+
+def through(layers: nn.ModuleList, x: Tensor, cos: Tensor, sin: Tensor, recompute: bool) -> Tensor:
+    """Hidden states [B, T, D] past these decoder layers; tables [context, 1, d].
+
+    With ``recompute``, only what a layer is given is kept for the backward pass, which computes its forward pass again
+    (arXiv 1604.06174): the memory of one layer in place of all, for a third more computing.
+    """
+    cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
+    for layer in layers:
+        if recompute and torch.is_grad_enabled():
+            x = checkpoint(layer, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x = layer(x, cos, sin)
+    return x
 
 
 class BlockStage(nn.Module):
@@ -26,6 +43,8 @@ class BlockStage(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    recompute = False
+    """see :func:`through`"""
 
     def __init__(self, config: ModelConfig, count: int) -> None:
         super().__init__()
@@ -36,10 +55,7 @@ class BlockStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``."""
-        cos, sin = self.cos[: x.shape[1]], self.sin[: x.shape[1]]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return x
+        return through(self.layers, x, self.cos, self.sin, self.recompute)
 
 
 class Ends(nn.Module):
@@ -55,6 +71,8 @@ class Ends(nn.Module):
     head_alias: Tensor | None
     cos: Tensor
     sin: Tensor
+    recompute = False
+    """see :func:`through`"""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -74,24 +92,25 @@ class Ends(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers."""
         hidden: Tensor = self.embed_tokens(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden, self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
-        return hidden
+        return through(self.layers, hidden, self.cos, self.sin, self.recompute) if len(self.layers) else hidden
 
     def logits(self, x: Tensor, apart: bool = True) -> Tensor:
         """Hidden states [B, T, D] → logits [B, T, V].
 
         Not ``apart``: a tied head's gradient joins the table's at once, where only one backward runs at a time.
         """
+        return F.linear(self.norm(x), self._head(apart))
+
+    def _head(self, apart: bool) -> Tensor:
         head = self.head_alias if apart else self.embed_tokens.weight
         if self.lm_head is not None:
             head = self.lm_head.weight
         assert head is not None
-        return F.linear(self.norm(x), head)
+        return head
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy in nats of hidden states [B, T, D] against the next tokens [B, T]; a scalar."""
-        return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets.flatten())
+        return head_loss(self.norm(x).flatten(0, 1), self._head(apart=True), targets.flatten())
 
     def fold_gradients(self) -> None:
         """Add the head's gradient to the table's and clear it. Nothing to do when untied, or a second time."""

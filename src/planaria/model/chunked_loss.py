@@ -1,0 +1,58 @@
+"""Cross entropy behind a large head, without all logits at once.
+
+[N, V] logits in fp32, their softmax and its gradient are by far the largest tensors of the ends: 39 GB for 65,536
+tokens of a vocabulary of 49,152. Here a few rows are computed at a time, and their gradients at once, while the logits
+are there: the backward pass only scales what is kept, [N, D] and [V, D]. No product is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK_BYTES = 32 << 20
+"""of logits in fp32 that are there at once"""
+
+
+def head_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats of hidden states [N, D] behind the head [V, D] against targets [N]; a scalar, fp32.
+
+    As long as the logits take no more than :data:`CHUNK_BYTES`, they are made as a whole.
+    """
+    rows = max(1, CHUNK_BYTES // (4 * len(head)))
+    if len(x) <= rows:
+        return F.cross_entropy(F.linear(x, head).float(), targets)
+    return cast(Tensor, _ChunkedLoss.apply(x, head, targets, rows))  # type: ignore[no-untyped-call]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, rows: int) -> Tensor:
+        kind = x.device.type
+        product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        wanted, matrix, total = any(ctx.needs_input_grad[:2]), head.to(product), x.new_zeros((), dtype=torch.float32)
+        x_grad, head_grad = (torch.zeros_like(x), torch.zeros_like(head)) if wanted else (x, head)
+        with torch.autocast(kind, enabled=False):
+            for at in range(0, len(x), rows):
+                part, aims = x[at : at + rows].to(product), targets[at : at + rows]
+                logits = F.linear(part, matrix).float()
+                total += F.cross_entropy(logits, aims, reduction="sum")
+                if wanted:
+                    # The gradient of a row's cross entropy by its logits is its softmax, less 1 at the target.
+                    slopes = logits.softmax(-1)
+                    slopes[torch.arange(len(aims), device=x.device), aims] -= 1
+                    slopes = slopes.div_(len(x)).to(product)
+                    x_grad[at : at + rows] = slopes @ matrix
+                    head_grad += slopes.T @ part
+        if wanted:
+            ctx.save_for_backward(x_grad, head_grad)
+        return total / len(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (scale,) = grads
+        x_grad, head_grad = ctx.saved_tensors
+        return x_grad * scale, head_grad * scale, None, None

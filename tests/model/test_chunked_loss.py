@@ -1,0 +1,48 @@
+"""The loss in chunks: the same number and the same gradients, and less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from planaria.model import chunked_loss
+from planaria.model.chunked_loss import head_loss
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 50), st.integers(1, 45), st.integers(0, 1 << 30))
+def test_loss_and_gradients_are_those_of_all_logits(tokens: int, dim: int, vocab: int, rows: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, dim, generator=draw, requires_grad=True)
+    head = torch.randn(vocab, dim, generator=draw, requires_grad=True)
+    targets = torch.randint(vocab, (tokens,), generator=draw)
+    whole = F.cross_entropy(x @ head.T, targets)
+    wanted = torch.autograd.grad(whole * 0.7, (x, head))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_loss, "CHUNK_BYTES", 4 * vocab * rows)
+        loss = head_loss(x, head, targets)
+        found = torch.autograd.grad(loss * 0.7, (x, head))
+        with torch.no_grad():
+            assert torch.allclose(head_loss(x, head, targets), whole, atol=1e-6)
+    assert torch.allclose(loss, whole, atol=1e-6, rtol=1e-6)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_under_autocast_it_is_as_exact_as_all_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    x, head = torch.randn(64, 32, requires_grad=True), torch.randn(300, 32, requires_grad=True)
+    targets = torch.randint(300, (64,))
+    exact = torch.autograd.grad(F.cross_entropy(x @ head.T, targets), (x, head))
+    off = []
+    for chunk in (1 << 30, 4 * 300 * 10):
+        monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", chunk)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = head_loss(x, head, targets)
+        assert loss.dtype == torch.float32
+        found = torch.autograd.grad(loss, (x, head))
+        off.append([float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)])
+    assert all(ours <= 1.5 * theirs for theirs, ours in zip(*off, strict=True)), off
