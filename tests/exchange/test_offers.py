@@ -131,7 +131,7 @@ def test_a_rounded_exchange_converges_to_the_unrounded_mean(bits: int) -> None:
         meet(made, of, round, seed=0)
         total = {k: total[k] + of[0].fast[k] for k in SHAPES}
         errors[round] = distance({k: total[k] / round for k in SHAPES}, target)
-    assert errors[1] > 1e-2
+    assert errors[1] > 5e-3, "a round by itself is off by more than what is asked of all of them"
     assert errors[200] < errors[1] / 20
     assert errors[200] < 0.6 * errors[100]
 

@@ -146,6 +146,22 @@ def test_the_error_shrinks_from_round_to_round_while_the_stage_stands_still(bits
     assert errors[-1] < max(finest, errors[0] / 8)
 
 
+@pytest.mark.parametrize(("bits", "rounds"), [(8, 1), (4, 3)])
+def test_outliers_are_there_after_the_first_round_and_cost_the_rest_little(bits: int, rounds: int) -> None:
+    """As in trained models: a gain or a channel forty times as large as the weights around it."""
+    now = stage(1)
+    outliers = {"w": (7, 3), "scale": (11,)}
+    for name, place in outliers.items():
+        now.weights[name][place] = -40.0
+    sender, holder = make(bits, 1)
+    commit(sender, holder, range(1), now)
+    for name, place in outliers.items():
+        assert holder.state().weights[name][place].item() == pytest.approx(-40.0, rel=2.0**-8)
+    commit(sender, holder, range(1, rounds), now)
+    worst = (flat(holder.state()) - flat(now)).abs().max().item()
+    assert worst <= 40 / (1 << 8) + 2.0**-8 * 4, "half a step of the coarsest group, and bf16"
+
+
 @BITS
 def test_a_stage_that_moves_a_little_is_followed_closer_than_one_message_could(bits: int) -> None:
     """The differences that travel are small, so their rounding is."""

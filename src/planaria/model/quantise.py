@@ -1,4 +1,9 @@
-"""Numbers in 8, 4 or 2 bits each: groups that share a scale, packed into bytes."""
+"""Numbers in 8, 4 or 2 bits each: groups that share a scale, packed into bytes.
+
+Weights of trained models have outliers: gains of norms, channels ten times as large as the rest. In 8 and 4 bits the
+lowest level is the largest number of a group, so that none is clipped, and zero is a level. Two bits have four levels;
+the largest number would take all the room, so there they are those that serve a normal variable best, none at zero.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,11 @@ from torch import Tensor
 GROUP = 128
 """numbers that share one scale"""
 SCALE_BYTES = 2
-STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
-"""spacing of the 2^bits levels, in standard deviations, that serves a normal variable best (Max 1960,
-doi 10.1109/TIT.1960.1057548, table 2; 8 bits by the same criterion)"""
+SMALLEST, LARGEST = 2.0**-24, 65504.0
+"""scales that fp16 holds; the gradients of a large model need those below its normal range"""
+NORMAL_STEP = 0.9957
+"""spacing of four levels, in standard deviations, that serves a normal variable best (Max 1960,
+doi 10.1109/TIT.1960.1057548, table 2)"""
 
 
 def coded_bytes(count: int, bits: int) -> int:
@@ -24,18 +31,34 @@ def coded_count(size: int, bits: int) -> int:
     return size // (SCALE_BYTES + GROUP * bits // 8) * GROUP
 
 
+def steps(grouped: Tensor, count: int, bits: int) -> Tensor:
+    """Spacing of levels for each row of ``grouped`` [groups, 128], fp32 [groups]; zeros follow after ``count`` numbers.
+
+    2 bits: the root mean square times ``NORMAL_STEP``. 8 and 4 bits: the number of largest size, over the lowest level,
+    −2^(bits − 1). There is no level opposite to the lowest, so a number of nearly that size and the other sign may be
+    off by a whole step, all others by half of one.
+    """
+    if bits > 2:
+        low, high = grouped.amin(1), grouped.amax(1)  # many times as fast as aminmax
+        return torch.where(high > -low, -high, -low) / (1 << (bits - 1))
+    filled = torch.full((len(grouped),), GROUP)
+    filled[-1:] -= -count % GROUP  # zeros that only fill the last group up would shrink its step
+    return grouped.square().sum(1).div(filled).sqrt() * NORMAL_STEP
+
+
 def encode(x: Tensor, bits: int) -> Tensor:
     """x [n] as uint8: one fp16 scale for each group of 128, then the levels, 8 / ``bits`` of them a byte.
 
-    Levels lie at ±½, ±1½, … steps; the step is its group's root mean square times ``STEPS[bits]``.
+    The scale is the group's step (:func:`steps`) as fp16 holds it. Levels lie at 0, ±1, ±2, … steps; with 2 bits at ±½
+    and ±1½.
     """
     grouped = torch.nn.functional.pad(x.float(), (0, -len(x) % GROUP)).view(-1, GROUP)
-    finite = torch.finfo(torch.float16)
-    filled = torch.full((len(grouped),), GROUP)
-    filled[-1:] -= -len(x) % GROUP  # zeros that only fill the last group up would shrink its scale
-    scales = (grouped.square().sum(1).div(filled).sqrt() * STEPS[bits]).clamp(finite.tiny, finite.max).half()
-    half = 1 << (bits - 1)
-    levels = (grouped / scales.float().unsqueeze(1)).floor_().clamp_(-half, half - 1).add_(half).to(torch.uint8)
+    exact, half = steps(grouped, len(x), bits), 1 << (bits - 1)
+    scales = exact.abs().clamp_(SMALLEST, LARGEST).copysign_(exact).half()
+    relative = grouped / scales.float().unsqueeze(1)
+    if bits > 2:
+        relative += 0.5  # levels are whole steps, so floor takes the nearest
+    levels = relative.floor_().clamp_(-half, half - 1).add_(half).to(torch.uint8)
     packed = levels.view(-1, 8 // bits)
     byte = packed[:, 0].clone()
     for place in range(1, 8 // bits):
@@ -55,7 +78,7 @@ def decode(coded: Tensor, count: int, bits: int) -> Tensor:
     scales = coded[: SCALE_BYTES * groups].clone().view(torch.float16).float()
     byte, mask, half = coded[SCALE_BYTES * groups :], (1 << bits) - 1, 1 << (bits - 1)
     levels = torch.stack([(byte >> (bits * place)) & mask for place in range(8 // bits)], 1)
-    centred = levels.view(groups, GROUP).float() - (half - 0.5)
+    centred = levels.view(groups, GROUP).float() - (half - 0.5 if bits == 2 else half)
     return (centred * scales.unsqueeze(1)).view(-1)[:count]
 
 
