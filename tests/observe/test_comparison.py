@@ -9,6 +9,7 @@ from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compar
 
 from planaria.compare.race_results import Compared, Failures
 from planaria.errors import UserError
+from planaria.observe.tables import WIDE
 from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.observe.trials.comparison_figures import (
     colours,
@@ -54,7 +55,7 @@ def test_table_has_fault_free_first_then_the_quickest_and_those_that_missed_last
 def test_table_says_what_was_found_and_what_it_means(found: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     lines = table_of(found, capsys)
     said = "\n".join(lines)
-    assert max(map(len, lines)) <= 180 and "<i>worms: mean [least … most] of seeds 1, 3, 4" in said
+    assert max(map(len, lines)) <= WIDE and "<i>worms: mean [least … most] of seeds 1, 3, 4" in said
     (row,) = [line for line in lines if line.startswith("  checkpoint-50 ")]
     mean, least, most = found.arms[2].spread("ticks") or (0, 0, 0)
     assert f"{mean:.0f} [{least:.0f} … {most:.0f}]" in row
@@ -82,7 +83,7 @@ def test_machine_hours_are_told_where_arms_differ_in_machines(
     struck = Failures(seed=3, digest="f" * 64, faults=[(5, 2), (9, 1)], replica=1)
     twins = twins.model_copy(update={"further": [struck]})
     lines = table_of(twins, capsys)
-    assert max(map(len, lines)) <= 180 and any("machine-hours" in line for line in lines)
+    assert max(map(len, lines)) <= WIDE and any("machine-hours" in line for line in lines)
     hours, both = twins.arms[-1].spread("hours"), twins.arms[-1].spread("machine_hours")
     assert hours is not None and both is not None and both == pytest.approx([14 * each for each in hours])
     (row,) = [line for line in lines if line.startswith("  hot ")]
