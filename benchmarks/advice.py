@@ -186,7 +186,7 @@ def judged(
 
 
 def _circumstances(given: argparse.Namespace, comparison: Comparison, base: RunConfig, setting: Setting) -> RunConfig:
-    config = clock_config(given.recipe, comparison, Arm(name="", config=base))
+    config = clock_config(given.recipe, comparison, Arm(name="", config=base), base)
     network = config.network.model_copy(update={**setting.network, "hourly": setting.hourly})
     return config.model_copy(update={"network": network})
 

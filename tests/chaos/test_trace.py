@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from planaria.bounds import EXACT
 from planaria.chaos import trace as traces
-from planaria.chaos.trace import Fault, Trace, burst_sizes, digest, generate, order, per_step_probability, read, write
+from planaria.chaos.trace import (
+    Fault,
+    Trace,
+    burst_sizes,
+    digest,
+    generate,
+    hourly_of_all,
+    order,
+    per_step_probability,
+    read,
+    write,
+)
 from planaria.errors import UserError
 
 SEEDS = st.integers(-EXACT, EXACT)
@@ -19,6 +30,13 @@ def test_probability_of_one_step() -> None:
     assert per_step_probability(0.10, 91.3) == pytest.approx(0.00267, rel=0.01)
     assert per_step_probability(0.0, 91.3) == 0
     assert per_step_probability(0.3, 3600.0) == pytest.approx(0.3)
+
+
+def test_probability_that_all_copies_of_a_stage_fail_in_one_step() -> None:
+    assert hourly_of_all(0.123, 91.3, 1) == 0.123
+    p = per_step_probability(0.4, 900.0)
+    assert hourly_of_all(0.4, 900.0, 3) == pytest.approx(1 - (1 - p**3) ** 4)
+    assert hourly_of_all(0.0, 900.0, 2) == 0.0
 
 
 def test_empirical_rate() -> None:

@@ -31,6 +31,7 @@ class Manner:
     """steps between checkpoints"""
     traffic: float = 0.0
     memory: float = 0.0
+    workers: int = 7
 
 
 MANNERS = {
@@ -80,7 +81,7 @@ def course(manner: Manner, seed: int) -> Course:
 
 
 def clock(manner: Manner) -> Clock:
-    return Clock(manner.step_s, 60.0, 60.0, 3.0, 30.0, 125e6)
+    return Clock(manner.step_s, 60.0, 60.0, 3.0, 30.0, 125e6, workers=manner.workers)
 
 
 def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compared:
@@ -99,6 +100,7 @@ def compared(manners: dict[str, Manner] = MANNERS, hourly: float = 0.1) -> Compa
             step_bytes=manner.traffic * 1e9,
             traffic=manner.traffic,
             memory=manner.memory,
+            workers=manner.workers,
             curves=[curve(one, clock(manner), 250.0) for one in courses[name].values()],
         )
         for name, manner in manners.items()

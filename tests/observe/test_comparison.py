@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, compared, digest, faults
+from synthetic_comparison import MANNERS, MISSING, SEEDS, STAGES, Manner, compared, digest, faults
 
-from planaria.compare.race_results import Compared
+from planaria.compare.race_results import Compared, Failures
 from planaria.errors import UserError
+from planaria.observe.tables import WIDE
 from planaria.observe.trials.comparison import show_table, write_comparison
 from planaria.observe.trials.comparison_figures import (
     colours,
@@ -18,6 +19,7 @@ from planaria.observe.trials.comparison_figures import (
     loss_figure,
     price_figure,
 )
+from planaria.observe.trials.latex import latex
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
 
 
@@ -53,7 +55,7 @@ def test_table_has_fault_free_first_then_the_quickest_and_those_that_missed_last
 def test_table_says_what_was_found_and_what_it_means(found: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     lines = table_of(found, capsys)
     said = "\n".join(lines)
-    assert max(map(len, lines)) <= 180 and "<i>worms: mean [least … most] of seeds 1, 3, 4" in said
+    assert max(map(len, lines)) <= WIDE and "<i>worms: mean [least … most] of seeds 1, 3, 4" in said
     (row,) = [line for line in lines if line.startswith("  checkpoint-50 ")]
     mean, least, most = found.arms[2].spread("ticks") or (0, 0, 0)
     assert f"{mean:.0f} [{least:.0f} … {most:.0f}]" in row
@@ -71,6 +73,29 @@ def test_one_seed_that_missed_is_said_and_no_mean_is_made_of_the_others(capsys: 
     (row,) = [line for line in table_of(found, capsys) if line.startswith("  checkpoint-50 ")]
     assert "not reached in 1 of 3 seeds" in row
     assert "checkpoint-50" not in hours_figure(found).data[0].y
+
+
+def test_machine_hours_are_told_where_arms_differ_in_machines(
+    found: Compared, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not any("machine-hours" in line for line in table_of(found, capsys)) and 'id="machine-hours"' not in text
+    twins = compared({**MANNERS, "hot": Manner({"exchange.replicas": "2"}, step_s=50.0, workers=14)})
+    struck = Failures(seed=3, digest="f" * 64, faults=[(5, 2), (9, 1)], replica=1)
+    twins = twins.model_copy(update={"further": [struck]})
+    lines = table_of(twins, capsys)
+    assert max(map(len, lines)) <= WIDE and any("machine-hours" in line for line in lines)
+    hours, both = twins.arms[-1].spread("hours"), twins.arms[-1].spread("machine_hours")
+    assert hours is not None and both is not None and both == pytest.approx([14 * each for each in hours])
+    (row,) = [line for line in lines if line.startswith("  hot ")]
+    assert f"{both.mean:.0f} [{both.least:.0f} … {both.most:.0f}]" in row
+    assert "trace         ffffffffffffffff seed 3, replica 1, 2 failures" in lines
+    bar = hours_figure(twins, "machine_hours", "machine-hours").data[0]
+    assert bar.x[bar.y.index("hot")] == both.mean
+    page = write_comparison(twins, tmp_path / "report.html").read_text()
+    assert 'id="machine-hours"' in page and "hot 14" in page
+    assert all(f">{run.machine_hours:.0f}<" in page for run in twins.arms[-1].runs)
+    assert 'id="failures3"' in page and "seed 3, replica 1, 2 failures" in page
+    assert latex(twins).splitlines()[2].count("machine-hours") == 1
 
 
 def test_page_needs_no_network_and_has_every_picture(text: str) -> None:

@@ -13,7 +13,7 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.trials.arms import Rules, Seeded, file_name, table_of
 
-RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"), fixed=("recovery.options.moments",))
+RULES = Rules("trial", RunConfig, free=("recovery", "routing.kind"))
 PATH = Path("mine.toml")
 
 
@@ -36,7 +36,6 @@ def test_an_arm_is_the_recipe_with_its_changes_and_flags_are_laid_over_all() -> 
         ({"chaos": {"trace": "other.json"}}, "chaos.trace = 'other.json'"),
         ({"train": {"steps": 5}}, "train.steps = 5"),
         ({"routing": {"data_nodes": 2}}, "routing.data_nodes = 2"),
-        ({"recovery": {"options": {"moments": "mean"}}}, "recovery.options.moments = 'mean'"),
     ],
 )
 def test_seed_data_failures_and_budget_are_the_same_for_all_arms(change: dict[str, Any], place: str) -> None:
@@ -95,7 +94,21 @@ def test_a_comparisons_arms_may_be_spared_the_failures_and_fault_free_is_always_
         ("", "compare.arms: there are none; write one table [compare.arms.NAME] for each"),
         ("[compare.arms.a]\nfaults = 3", "compare.arms.a.faults = 3: must be true or false"),
         ("[compare.arms.'fault free']\n", "compare.arms.fault free: every comparison has this arm"),
-        ("[compare.arms.a]\nexchange.replicas = 2", "compare.arms.a.exchange.replicas = 2: the recipe has 1"),
+        (
+            "[compare.arms.a]\nexchange.replicas = 2",
+            "race.toml: compare.arms.a: exchange.replicas = 2 with pipeline.microbatches = 8 take 64 samples a step, "
+            "the recipe 32; give pipeline.microbatches = 4",
+        ),
+        (
+            "[compare.arms.a]\nexchange.replicas = 3\npipeline.microbatches = 3",
+            "exchange.replicas = 3 with pipeline.microbatches = 3 take 36 samples a step, the recipe 32; give "
+            "exchange.replicas that divide 8",
+        ),
+        ("[compare.arms.a]\npipeline.microbatches = 4", "take 16 samples a step, the recipe 32; give pipeline.micro"),
+        (
+            "[compare.arms.a]\npipeline.microbatch_size = 8\npipeline.microbatches = 4",
+            "compare.arms.a.pipeline.microbatch_size = 8: the recipe has 4; arms may differ in ",
+        ),
     ],
 )
 def test_what_a_comparison_refuses(tmp_path: Path, text: str, complaint: str) -> None:

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from planaria import atomic, recipe
-from planaria.chaos.trace import Trace, digest, write
+from planaria.chaos.trace import Trace, digest, hourly_of_all, write
 from planaria.compare.clock import Clock, clock_of, exchanged_bytes, step_bytes_and_memory
 from planaria.compare.race import Course
 from planaria.compare.race_job import Race, run_races
 from planaria.compare.race_results import Compared, Failures, Run, Scored, curve, score
-from planaria.compare.race_spec import Arm, Comparison, load, trace_for
+from planaria.compare.race_spec import Arm, Comparison, load, traces_for
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset, prepare
 from planaria.engine import runs
@@ -41,35 +41,48 @@ def raced(
     only: Sequence[str] | None,
     quiet: bool,
     say: Callable[[str], None] | None,
+    together: float | None = None,
 ) -> tuple[Compared, Path]:
     """Run the comparison in the recipe ``path``, or what is left of it: what it found, and its folder.
 
-    For ``seeds`` and ``only`` see ``compare.race_spec.load``; ``say`` hears of the text's preparation.
+    For ``seeds``, ``only`` and ``together`` see ``compare.race_spec.load``; ``say`` hears of the text's preparation.
     """
-    comparison, arms = load(path, flags, seeds, only)
-    if arms[0].config.routing.schedule is not None:
-        raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
-    on_the_clock = {arm.name: clock_config(path, comparison, arm) for arm in arms}
-    clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
-    arms = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
-    for arm in arms:
-        with of_arm(f"{path}: compare.arms.{arm.name}"):
-            check(arm.config.model_copy(update={"engine": "inline"}))
+    comparison, arms = load(path, flags, seeds, only, together)
+    arms, clocks = checked(path, comparison, arms)
     base = arms[0].config
     dataset = prepare(base.data, base.model.vocab, say)
-    traces = {seed: trace_for(comparison, base, seed) for seed in comparison.seeds}
+    most = max(arm.config.exchange.replicas for arm in arms)
+    traces = {seed: traces_for(comparison, base, seed, most) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
     races = [_race(arm, seed, dataset, traces[seed], clocks) for seed in comparison.seeds for arm in arms]
     make_folder(folder)
     with runs.held(folder):
         with JobsProgress(quiet) as progress:
             courses = run_races(races, folder, comparison, progress, own_classes)
-        for seed, trace in traces.items():
-            write(trace, folder / f"trace-{seed}.json")
+        for seed, drawn in traces.items():
+            write(drawn[0], folder / f"trace-{seed}.json")
+            for replica, trace in enumerate(drawn[1:], 1):
+                write(trace, folder / f"trace-{seed}-replica-{replica}.json")
         found = _compared(path, comparison, arms, clocks, traces, races, courses)
         atomic.write_text(folder / NUMBERS, found.model_dump_json(indent=1))
     write_comparison(found, folder / REPORT)
     return found, folder
+
+
+def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, Clock]]:
+    """The arms as they can be raced, with numbers for what they call 'best', and the clock of each.
+
+    :raises UserError: naming the arm that no engine takes, and why.
+    """
+    if arms[0].config.routing.schedule is not None:
+        raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
+    on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
+    clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
+    settled = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
+    for arm in settled:
+        with of_arm(f"{path}: compare.arms.{arm.name}"):
+            check(arm.config.model_copy(update={"engine": "inline"}))
+    return settled, clocks
 
 
 def _clock(path: Path, arm: Arm, config: RunConfig) -> Clock:
@@ -83,18 +96,30 @@ def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: C
     if config.checkpoint.every != "best":
         return arm.model_copy(update={"config": config})
     struck = set(range(0 if trace.ends else 1, config.pipeline.stages + 1)) - set(trace.exempt)
-    every = max(best_steps(trace.hourly, len(struck), clock.step_s, clock.save_s), clock.behind)
+    hourly = hourly_of_all(trace.hourly, trace.step_s, config.exchange.replicas)
+    every = max(best_steps(hourly, len(struck), clock.step_s, clock.save_s), clock.behind)
     checkpoint = config.checkpoint.model_copy(update={"every": every})
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
-def _race(arm: Arm, seed: int, dataset: Dataset, trace: Trace, clocks: Mapping[str, Clock]) -> Race:
-    config, behind = arm.config.model_copy(update={"seed": seed}), clocks[arm.name].behind
-    return Race(arm=arm.name, config=config, dataset=str(dataset.folder), trace=trace, faults=arm.faults, behind=behind)
+def _race(arm: Arm, seed: int, dataset: Dataset, traces: Sequence[Trace], clocks: Mapping[str, Clock]) -> Race:
+    config = arm.config.model_copy(update={"seed": seed})
+    return Race(
+        arm=arm.name,
+        config=config,
+        dataset=str(dataset.folder),
+        trace=traces[0],
+        faults=arm.faults,
+        further=list(traces[1 : config.exchange.replicas]),
+        behind=clocks[arm.name].behind,
+    )
 
 
-def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
-    """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe."""
+def clock_config(path: Path, comparison: Comparison, arm: Arm, base: RunConfig) -> RunConfig:
+    """What the hours are for: the arm's way of coping, on the model and the network of the clock's recipe.
+
+    A replica has as many of its microbatches as the arm has of those of ``base``, the recipe that it changes.
+    """
     if not comparison.clock:
         return settle(arm.config)
     beside = path.parent / comparison.clock
@@ -104,8 +129,17 @@ def clock_config(path: Path, comparison: Comparison, arm: Arm) -> RunConfig:
             f"{path}: compare.clock = {comparison.clock!r}: has {other.pipeline.stages} block stages, "
             f"this comparison {arm.config.pipeline.stages}; the same failures must mean the same"
         )
+    share = other.pipeline.microbatches * arm.config.pipeline.microbatches
+    count, left = divmod(share, base.pipeline.microbatches)
+    if left:
+        raise UserError(
+            f"{path}: compare.arms.{arm.name}: pipeline.microbatches = {arm.config.pipeline.microbatches} of "
+            f"{base.pipeline.microbatches} are no whole number of {comparison.clock}'s {other.pipeline.microbatches}; "
+            "give another number, or another compare.clock"
+        )
+    pipeline = other.pipeline.model_copy(update={"microbatches": count})
     taken = ("routing", "recovery", "exchange", "checkpoint")
-    return settle(other.model_copy(update={name: getattr(arm.config, name) for name in taken}))
+    return settle(other.model_copy(update={"pipeline": pipeline} | {name: getattr(arm.config, name) for name in taken}))
 
 
 def _compared(
@@ -113,17 +147,18 @@ def _compared(
     comparison: Comparison,
     arms: list[Arm],
     clocks: Mapping[str, Clock],
-    traces: Mapping[int, Trace],
+    traces: Mapping[int, Sequence[Trace]],
     races: Sequence[Race],
     courses: Sequence[Course],
 ) -> Compared:
     base, clock, free = arms[0].config, clocks[arms[0].name], dict[int, Course]()
-    digests = {seed: digest(trace) for seed, trace in traces.items()}
+    told = [_failures(seed, replica, trace) for seed, all_ in traces.items() for replica, trace in enumerate(all_)]
+    digests = {failures.seed: failures.digest for failures in told if not failures.replica}
     scored = []
     for arm in arms:
         own = {race.config.seed: course for race, course in zip(races, courses, strict=True) if race.arm == arm.name}
         free = free or own
-        clocked = clock_config(path, comparison, arm)
+        clocked = clock_config(path, comparison, arm, base)
         scale = _scale(base, clocked)
         runs = score(free, own, (clock, clocks[arm.name]), digests, comparison.target_at, scale)
         curves = [curve(course, clocks[arm.name], scale) for course in own.values()]
@@ -135,12 +170,15 @@ def _compared(
         stages=base.pipeline.stages,
         target_at=comparison.target_at,
         hourly=comparison.trace.hourly,
-        failures=[
-            Failures(seed=seed, digest=digests[seed], faults=[(f.step, f.stage) for f in trace.faults])
-            for seed, trace in traces.items()
-        ],
+        failures=[failures for failures in told if not failures.replica],
+        further=[failures for failures in told if failures.replica],
         arms=scored,
     )
+
+
+def _failures(seed: int, replica: int, trace: Trace) -> Failures:
+    faults = [(fault.step, fault.stage) for fault in trace.faults]
+    return Failures(seed=seed, digest=digest(trace), faults=faults, replica=replica)
 
 
 def _scale(raced: RunConfig, clocked: RunConfig) -> float:
@@ -157,8 +195,9 @@ def _scored(
     runs: list[Run],
     curves: list[list[tuple[float, float]]],
 ) -> Scored:
-    """An arm's runs, and what its copies cost in the model that the clock is for."""
+    """An arm's runs, and what its copies cost in the model that the clock is for; further replicas are copies too."""
     copies, memory = step_bytes_and_memory(clocked) if arm.faults else (0.0, 0.0)
+    memory += arm.config.exchange.replicas / base.exchange.replicas - 1.0
     sent = copies + exchanged_bytes(clocked)
     return Scored(
         name=arm.name,
@@ -171,6 +210,7 @@ def _scored(
         step_bytes=sent,
         traffic=sent / _activation_bytes(clocked),
         memory=memory,
+        workers=clock.workers,
         curves=curves,
     )
 

@@ -13,7 +13,7 @@ from planaria.api.recipes import Settings, named
 from planaria.api.table import Table, figure_of, tabulated
 from planaria.compare.race_results import Compared
 from planaria.observe import page
-from planaria.observe.trials.comparison import SPREADS, body
+from planaria.observe.trials.comparison import MACHINES, SPREADS, body
 from planaria.observe.trials.latex import latex
 from planaria.shipped import find
 
@@ -23,6 +23,7 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     arms: Sequence[str] | None = None,
+    together: float | None = None,
     progress: bool = True,
     settings: Settings | None = None,
     **short: object,
@@ -35,13 +36,16 @@ def compare(
     :param seeds: instead of the recipe's, each with its weights, data order and failures.
     :param arms: of the recipe's arms, these alone, and recovery strategies by name or as ``module:Class``; the
         fault-free arm is always there. With strategies alone, the recipe needs no ``[compare]`` table.
+    :param together: the chance that a failure takes the next stage too, instead of the recipe's
+        ``compare.trace.together``.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param settings: dotted name → value, for all arms; ``short`` are the same by their last word (``steps=200``).
     :raises UserError: before anything runs, when something that was given is wrong.
     :raises RunStopped: when an arm failed; those that are done stay done.
     """
     say: Callable[[str], None] | None = print if progress else None
-    return ComparisonResult(*raced(find(str(recipe)), named(settings, short), seeds, arms, not progress, say))
+    file, given = find(str(recipe)), named(settings, short)
+    return ComparisonResult(*raced(file, given, seeds, arms, not progress, say, together))
 
 
 class ComparisonResult:
@@ -66,14 +70,14 @@ class ComparisonResult:
         """One row an arm, best first: means over the seeds with the least and most; None where a seed has no number.
 
         Columns: ``arm``; of ``ticks`` (steps to the target), ``ratio`` (to the fault-free arm's), ``hours``,
-        ``hours_ratio``, ``final`` (last smoothed validation loss, nats per token) and ``failures`` the mean, and
-        ``NAME_least`` and ``NAME_most``; ``traffic`` and ``memory`` that copies take, as shares; ``missed`` seeds. A
-        pandas data frame where pandas is installed, otherwise a list of dicts.
+        ``hours_ratio``, ``machine_hours``, ``final`` (last smoothed validation loss, nats per token) and ``failures``
+        the mean, and ``NAME_least`` and ``NAME_most``; ``traffic`` and ``memory`` that copies take, as shares;
+        ``missed`` seeds. A pandas data frame where pandas is installed, otherwise a list of dicts.
         """
         rows: list[dict[str, object]] = []
         for arm in self.found.ranked():
             row: dict[str, object] = {"arm": arm.name}
-            for name in (*(of for of, _ in SPREADS.values()), "failures"):
+            for name in (*(of for of, _ in (SPREADS | MACHINES).values()), "failures"):
                 mean, least, most = arm.spread(name) or (None, None, None)
                 row |= {name: mean, f"{name}_least": least, f"{name}_most": most}
             rows.append(row | {"traffic": arm.traffic, "memory": arm.memory, "missed": arm.missed})

@@ -183,6 +183,15 @@ def per_step_probability(hourly: float, step_s: float) -> float:
     return float(1.0 - (1.0 - hourly) ** (step_s / 3600.0))
 
 
+def hourly_of_all(hourly: float, step_s: float, copies: int) -> float:
+    """Probability that within an hour some step takes all ``copies`` of a stage, each of which fails by itself.
+
+    1 − (1 − pⁿ)^(3600/t), with p by :func:`per_step_probability`; ``hourly`` itself for one copy.
+    """
+    p = per_step_probability(hourly, step_s)
+    return hourly if copies == 1 else float(1.0 - (1.0 - p**copies) ** (3600.0 / step_s))
+
+
 def generate(
     seed: int,
     hourly: float,

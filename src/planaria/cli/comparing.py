@@ -24,6 +24,7 @@ def _add_comparisons(commands: Any) -> None:
         "--arms", metavar="A,B", help="these of its arms alone, and strategies by name or as module:Class"
     )
     compare.add_argument("--seeds", metavar="1,2", help="instead of the recipe's")
+    compare.add_argument("--together", type=float, metavar="P", help="instead of the recipe's compare.trace.together")
     compare.add_argument("--steps", type=int, metavar="N", help="short for --train.steps")
     compare.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(compare, RunConfig)
@@ -54,7 +55,10 @@ def _compare(given: argparse.Namespace) -> int:
     if given.steps is not None:
         settings["train.steps"] = given.steps
     arms = None if given.arms is None else [name.strip() for name in given.arms.split(",")]
-    result = compare(given.recipe, seeds=_seeds(given.seeds), arms=arms, settings=settings, progress=not given.quiet)
+    seeds, progress = _seeds(given.seeds), not given.quiet
+    result = compare(
+        given.recipe, seeds=seeds, arms=arms, together=given.together, settings=settings, progress=progress
+    )
     show_table(result.found)
     print(f"report        {result.report}\nnumbers       {result.numbers}")
     return 0

@@ -41,6 +41,8 @@ class Clock:
     """bytes per second of a link; infinite where the recipe gives none"""
     write_s: float = 0.0
     """the upload of a copy, while training goes on"""
+    workers: int = 1
+    """machines that train; those that stand by are not counted"""
 
     @property
     def behind(self) -> int:
@@ -90,7 +92,8 @@ def clock_of(config: RunConfig) -> Clock:
             "checkpoint.background: by how many steps an upload is late needs the steps' seconds; give "
             "network.forward_s and network.backward_s"
         )
-    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on)
+    workers = config.exchange.replicas * (pipeline.stages + 1)
+    return Clock(step, stands, moved, donated, network.replacement_s, bandwidth, goes_on, workers)
 
 
 def _fullest(copies: Sequence[tuple[Copy, CopyCost]], step: Simulated) -> float:

@@ -17,6 +17,7 @@ from planaria.data.stream import Stream
 from planaria.documents import Record
 from planaria.engine.inline import InlineEngine
 from planaria.model.state import StageState
+from planaria.record.decisions import PEER
 from planaria.recovery.checkpoint import Behind
 
 
@@ -33,8 +34,9 @@ class Met(Record):
 
     tick: int
     stages: list[int]
+    """of several replicas their nodes, each with its number"""
     outcome: str
-    """how each stage came back ('3: checkfree'), or the step that all rolled back to"""
+    """how each came back ('3: checkfree'; '3: peer', from another replica), or the step that all rolled back to"""
     moved_bytes: int
     """what donors gave"""
     rolled_back: bool
@@ -76,14 +78,15 @@ class _Race:
         replicas, runners = self.engine.replicas, self.engine.runners
         return {n: copy.deepcopy(replicas.state(n) if replicas else runner.state()) for n, runner in runners.items()}
 
-    def lose(self, stages: Sequence[int]) -> str:
-        """Lose stages and cope as the recipe says; why that is impossible, or nothing."""
+    def lose(self, nodes: Sequence[int]) -> str:
+        """Lose nodes and cope as the recipe says; why that is impossible, or nothing."""
         before, step_before = self.engine.moved_bytes, self.engine.step
         self._behind.give_up()
-        plan = self.engine.lose(stages, self._durable)
+        plan = self.engine.lose(nodes, self._durable)
         if plan.reason:
             return f"tick {self.tick}: {plan.reason}"
-        outcome, lost = ", ".join(f"{stage}: {by}" for stage, (by, _) in plan.rebuilt.items()), 0
+        came = {node: plan.rebuilt.get(self.engine.stage[node], (PEER, ()))[0] for node in nodes}
+        outcome, lost = ", ".join(f"{node}: {by}" for node, by in came.items()), 0
         if plan.rollback == "disk":
             self.engine.step = self._durable
             self.engine.become(self._kept[self._durable])
@@ -93,7 +96,7 @@ class _Race:
         self.met.append(
             Met(
                 tick=self.tick,
-                stages=list(stages),
+                stages=list(nodes),
                 outcome=outcome,
                 moved_bytes=moved,
                 rolled_back=plan.rollback == "disk",
@@ -125,7 +128,7 @@ def race(
     told: Callable[[int], None],
     behind: int = 0,
 ) -> Course:
-    """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the stages lost before each tick.
+    """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the nodes lost before each tick.
 
     ``told`` hears of every tick. Checkpoints are durable ``behind`` ticks after they were begun, if nothing is lost
     meanwhile. Losses before the first tick are none: every stage still has its initial weights.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+
+from pydantic import Field
 
 from planaria import atomic
 from planaria.chaos.trace import Trace
@@ -15,6 +17,7 @@ from planaria.config import RunConfig
 from planaria.data.shards import Dataset
 from planaria.documents import Record
 from planaria.errors import RunStopped
+from planaria.routing.replicated import node_of
 from planaria.trials.arms import file_name
 from planaria.trials.identity import Identity, identity
 from planaria.trials.jobs import Job, Processes, Watcher, run_jobs
@@ -34,6 +37,8 @@ class Race(Record):
     trace: Trace
     faults: bool
     """whether the trace strikes"""
+    further: list[Trace] = Field(default_factory=list)
+    """what strikes the arm's replicas 1, 2, … then"""
     behind: int = 0
     """ticks from a checkpoint in the background until it is durable"""
 
@@ -43,12 +48,23 @@ class Race(Record):
 
     def identity(self, code: Iterable[type | ModuleType] = ()) -> Identity:
         """Paths and names are no part of it."""
-        asked = {
+        asked: dict[str, object] = {
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
             "data": Dataset.open(self.dataset).meta.model_dump(mode="json"),
             "trace": self.trace.model_dump(mode="json") if self.faults else None,
-        } | ({"behind": self.behind} if self.behind else {})
+        }
+        further = [trace.model_dump(mode="json") for trace in self.further]
+        asked |= {"behind": self.behind} if self.behind else {}
+        asked |= {"further": further} if self.faults and further else {}
         return identity(asked, code)
+
+    def struck(self) -> Mapping[int, Sequence[int]]:
+        """Tick → the nodes that are lost before it, those of replica 0 first."""
+        found, stages = defaultdict[int, list[int]](list), self.config.pipeline.stages
+        for replica, trace in enumerate([self.trace, *self.further] if self.faults else []):
+            for fault in trace.faults:
+                found[fault.step].append(node_of(replica, fault.stage, stages))
+        return found
 
 
 class _Work(Record):
@@ -86,12 +102,15 @@ class _Work(Record):
 
     def run(self) -> None:
         """Race; the course appears whole or not at all."""
-        given, faults = self.race, defaultdict[int, list[int]](list)
-        for fault in given.trace.faults if given.faults else ():
-            faults[fault.step].append(fault.stage)
+        given = self.race
         with self.file("ticks").open("w") as ticks:
-            dataset = Dataset.open(given.dataset)
-            course = race(given.config, dataset, faults, lambda tick: print(tick, file=ticks, flush=True), given.behind)
+            course = race(
+                given.config,
+                Dataset.open(given.dataset),
+                given.struck(),
+                lambda tick: print(tick, file=ticks, flush=True),
+                given.behind,
+            )
         self.identity.require_current()
         self.kept.write(course)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from pydantic import Field
+
 from planaria.compare.clock import Clock
 from planaria.compare.race import Course, Point
 from planaria.compare.race_spec import SMOOTHED
@@ -49,7 +51,7 @@ class Run(Record):
 
     seed: int
     trace: str
-    """digest of the failures that struck it"""
+    """digest of the failures that struck it, its first replica if it has several"""
     target: float
     """the loss to reach, nats"""
     ticks: float | None
@@ -59,6 +61,8 @@ class Run(Record):
     ratio: float | None
     """ticks over the fault-free arm's with the same seed"""
     hours_ratio: float | None
+    machine_hours: float | None = None
+    """hours times the machines that train"""
     final: float | None
     """the last smoothed loss; None if the arm stopped before there was one"""
     saves: int
@@ -91,6 +95,8 @@ class Scored(Record):
     """memory that copies take, over all stages' weights and moments"""
     curves: list[list[tuple[float, float]]]
     """for each seed, (hours, smoothed loss)"""
+    workers: int = 0
+    """machines that train; 0 in results of versions that did not tell"""
 
     def spread(self, of: str) -> Spread | None:
         """A number over the seeds; None if a seed lacks it."""
@@ -108,6 +114,8 @@ class Failures(Record):
     seed: int
     digest: str
     faults: list[tuple[int, int]]
+    replica: int = 0
+    """of each arm that has so many; all arms have replica 0"""
 
 
 class Compared(Record):
@@ -122,7 +130,14 @@ class Compared(Record):
     target_at: float
     hourly: float
     failures: list[Failures]
+    further: list[Failures] = Field(default_factory=list)
+    """what strikes further replicas, where an arm has several"""
     arms: list[Scored]
+
+    @property
+    def machines_differ(self) -> bool:
+        """Do some arms train on more machines than others?"""
+        return len({arm.workers for arm in self.arms}) > 1
 
     def ranked(self) -> list[Scored]:
         """The fault-free arm, then the others by their mean hours to the target; last those that missed it."""
@@ -161,6 +176,7 @@ def score(
                 hours=hours,
                 ratio=None if ticks is None else ticks / reference,
                 hours_ratio=None if hours is None else hours / fair if fair else None,
+                machine_hours=None if hours is None else hours * clocks[1].workers,
                 final=next((loss for _, loss in reversed(smoothed(own.points))), None),
                 saves=sum(1 for tick in own.saved if tick <= until),
                 failures=sum(1 for met in own.met if met.tick < until),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from planaria.bounds import Fraction, Natural
+from planaria.bounds import EXACT, Fraction, Natural
 from planaria.chaos.trace import Trace, generate
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
@@ -25,8 +26,7 @@ SMOOTHED = 3
 RULES = Rules(
     "compare",
     RunConfig,
-    free=("recovery", "checkpoint", "exchange", "routing.kind", "routing.mixed"),
-    fixed=("exchange.replicas",),  # replicas have samples of their own
+    free=("recovery", "checkpoint", "exchange", "pipeline.microbatches", "routing.kind", "routing.mixed"),
 )
 
 
@@ -69,16 +69,22 @@ class Arm(Section):
 
 
 def load(
-    path: Path, flags: Mapping[str, object], seeds: Sequence[int] | None = None, only: Sequence[str] | None = None
+    path: Path,
+    flags: Mapping[str, object],
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
+    together: float | None = None,
 ) -> tuple[Comparison, list[Arm]]:
     """The comparison in the recipe ``path``, with ``flags`` laid over all arms; the fault-free arm comes first.
 
-    ``seeds`` take the place of the recipe's; of the arms, it may be about ``only`` some. A recovery strategy may be
-    named in place of an arm: it is raced in the routing that it needs. Then a [compare] table is not needed.
+    ``seeds`` take the place of the recipe's, ``together`` that of compare.trace.together; of the arms, it may be about
+    ``only`` some. A recovery strategy may be named in place of an arm: it is raced in the routing that it needs. Then a
+    [compare] table is not needed.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
-    laid = {} if seeds is None else {"seeds": list(seeds)}
+    laid: dict[str, Any] = {} if seeds is None else {"seeds": list(seeds)}
+    laid |= {} if together is None else {"trace": {"together": together}}
     comparison, tree = table_of(path, "compare", Comparison, "train", laid, needed=only is None)
     if only is not None and not only:
         raise UserError(f"{path}: compare.arms: none was chosen; {nearest('', [*comparison.arms, *RECOVERIES.names])}")
@@ -92,10 +98,10 @@ def load(
         if not isinstance(struck, bool):
             raise UserError(f"{path}: compare.arms.{name}.faults = {struck!r}: must be true or false")
     changes = {name: {key: t for key, t in tables.items() if key != "faults"} for name, tables in chosen.items()}
-    base, configs = RULES.arms(tree, changes, flags, path)
+    base, configs = _fair(tree, changes, flags, path)
     if not own and _validations(comparison, base) < SMOOTHED:  # the recipe was not made for comparisons
         flags = {**flags, "train.eval_every": str(max(1, base.train.steps // OFTEN))}
-        base, configs = RULES.arms(tree, changes, flags, path)
+        base, configs = _fair(tree, changes, flags, path)
     if _validations(comparison, base) < SMOOTHED:
         raise UserError(
             f"{path}: train.eval_every = {base.train.eval_every}: the target needs {SMOOTHED} validations within "
@@ -103,6 +109,25 @@ def load(
         )
     arms = [Arm(name=name, config=config, faults=faults[name]) for name, config in configs.items()]
     return comparison, [Arm(name=FAULT_FREE, config=base, faults=False), *arms]
+
+
+def _fair(
+    tree: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], flags: Mapping[str, object], path: Path
+) -> tuple[RunConfig, dict[str, RunConfig]]:
+    """The recipe and its arms, which all learn from equally many samples in a step."""
+    base, configs = RULES.arms(tree, changes, flags, path)
+    for name, arm in configs.items():
+        if arm.samples == base.samples:
+            continue
+        count, each = arm.exchange.replicas, arm.pipeline.microbatches
+        fitting, left = divmod(base.samples, count * arm.pipeline.microbatch_size)
+        most = base.samples // arm.pipeline.microbatch_size
+        mend = f"exchange.replicas that divide {most}" if left else f"pipeline.microbatches = {fitting}"
+        raise UserError(
+            f"{path}: compare.arms.{name}: exchange.replicas = {count} with pipeline.microbatches = {each} take "
+            f"{arm.samples} samples a step, the recipe {base.samples}; give {mend}"
+        )
+    return base, configs
 
 
 def _strategy(name: str, own: Collection[str], path: Path) -> dict[str, Any]:
@@ -118,11 +143,20 @@ def _validations(comparison: Comparison, base: RunConfig) -> int:
     return int(comparison.target_at * base.train.steps / base.train.eval_every) if base.train.eval_every else 0
 
 
-def trace_for(comparison: Comparison, config: RunConfig, seed: int) -> Trace:
-    """The failures that strike every arm with this seed."""
+def traces_for(comparison: Comparison, config: RunConfig, seed: int, replicas: int) -> list[Trace]:
+    """The failures that strike each replica of every arm with this seed; where nothing fails, one trace for all."""
+    several = replicas if comparison.trace.hourly else 1
+    return [trace_for(comparison, config, seed, replica) for replica in range(several)]
+
+
+def trace_for(comparison: Comparison, config: RunConfig, seed: int, replica: int = 0) -> Trace:
+    """The failures that strike this replica of every arm with this seed.
+
+    All arms have replica 0. Further ones fail at the same rate, by themselves: each has a seed of its own.
+    """
     spec = comparison.trace
     return generate(
-        seed,
+        random.Random(f"planaria comparison {seed} replica {replica}").randrange(EXACT) if replica else seed,
         spec.hourly,
         spec.step_s,
         config.pipeline.stages,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planaria.observe import page
 
-WIDE = 180
+WIDE = 200
 """characters of a line where there is no terminal to ask"""
 
 

@@ -58,7 +58,8 @@ def table_of(
     if name not in tree and needed:
         raise UserError(f"{path}: has no [{name}] table; `planaria {runs} {path}` runs it as it is")
     table = tree.pop(name, {})
-    return recipe.table(kind, {**table, **laid} if laid and isinstance(table, dict) else table, name, path), tree
+    found = recipe.overlaid(table, laid or {}) if isinstance(table, dict) else table
+    return recipe.table(kind, found, name, path), tree
 
 
 def file_name(arm: str) -> str:
@@ -84,8 +85,6 @@ class Rules(Generic[Config]):
     kind: type[Config]
     free: tuple[str, ...]
     """dotted names that arms may change, sections or single settings"""
-    fixed: tuple[str, ...] = ()
-    """exceptions from these"""
     checked: Callable[[Config, str], Config] = lambda config, place: config
     """further checks of a configuration from a place in a file"""
 
@@ -121,5 +120,4 @@ class Rules(Generic[Config]):
                 )
 
     def _may_change(self, key: str) -> bool:
-        within = [name for name in (*self.free, "name") if key == name or key.startswith(f"{name}.")]
-        return bool(within) and key not in self.fixed
+        return any(key == name or key.startswith(f"{name}.") for name in (*self.free, "name"))

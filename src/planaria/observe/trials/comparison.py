@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from planaria.compare.race_results import Compared, Run, Scored
+from planaria.compare.race_results import Compared, Failures, Run, Scored
 from planaria.compare.race_spec import SMOOTHED
 from planaria.compare.winners import hours_at, without_failures
 from planaria.observe import page
@@ -26,17 +26,16 @@ SPREADS = {
     "final loss": ("final", ".3f"),
 }
 """column → number of a run, and how it is written"""
-COLUMNS = (*SPREADS, "traffic", "memory", "failures")
-"""of the table, beside the arm"""
+MACHINES = {"machine-hours": ("machine_hours", ".0f")}
+"""likewise, where arms differ in it"""
 
 
 def show_table(found: Compared) -> None:
     """Print every arm's mean [least … most] over the seeds, and what the numbers mean."""
     title = f"{found.name}: mean [least … most] of {_seeds(found)}"
-    console = show([Table(title, ["arm", *COLUMNS], [cells(arm) for arm in found.ranked()])])
-    for failures in found.failures:
-        digest = failures.digest[:DIGEST]
-        console.print(f"trace         {digest} seed {failures.seed}, {len(failures.faults)} failures", highlight=False)
+    console = show([Table(title, columns(found), rows(found))])
+    for failures in (*found.failures, *found.further):
+        console.print(f"trace         {failures.digest[:DIGEST]} {_struck(failures)}", highlight=False)
     console.print(Text(f"clock         {found.clock}"))
     console.print(Text(f"target        {_target(found)}"))
 
@@ -50,9 +49,27 @@ def write_comparison(found: Compared, file: Path) -> Path:
     return page.write(file, text)
 
 
-def cells(arm: Scored) -> list[str]:
-    """A row of the table."""
-    cells = [shown(arm.spread(of), form) for of, form in SPREADS.values()]
+def _struck(failures: Failures) -> str:
+    replica = f", replica {failures.replica}" if failures.replica else ""
+    return f"seed {failures.seed}{replica}, {len(failures.faults)} failures"
+
+
+def _spreads(found: Compared) -> dict[str, tuple[str, str]]:
+    return SPREADS | (MACHINES if found.machines_differ else {})
+
+
+def columns(found: Compared) -> list[str]:
+    """The head of the table."""
+    return ["arm", *_spreads(found), "traffic", "memory", "failures"]
+
+
+def rows(found: Compared) -> list[list[str]]:
+    """The table's rows, best arm first."""
+    return [_cells(arm, list(_spreads(found).values())) for arm in found.ranked()]
+
+
+def _cells(arm: Scored, spreads: Sequence[tuple[str, str]]) -> list[str]:
+    cells = [shown(arm.spread(of), form) for of, form in spreads]
     if arm.missed:
         cells[0] = f"not reached in {arm.missed} of {len(arm.runs)} seeds"
     traffic, memory = (f"{100 * share:.3g} %" for share in (arm.traffic, arm.memory))
@@ -114,6 +131,13 @@ def _races(found: Compared) -> Iterator[str]:
             "Mean over seeds; the whisker goes from the least to the most, the dotted line is the fault-free arm.",
             page.chart(hours_figure(found), "hours"),
         )
+    if found.machines_differ and found.arms[0].step_s:
+        counts = ", ".join(f"{arm.name} {arm.workers}" for arm in found.arms)
+        yield page.section(
+            "Machine-hours to the target",
+            f"The hours times the machines that train, which spares are not: {counts}.",
+            page.chart(hours_figure(found, "machine_hours", "machine-hours"), "machine-hours"),
+        )
     missing = [arm.name for arm in found.arms if arm.missed]
     yield page.section(
         "What is paid before, and what after",
@@ -142,6 +166,7 @@ def _winners(found: Compared) -> Iterator[str]:
         "hours that failures stopped the raced arm, U those of its uploads, and m how many times as many failures "
         "there are at rate h. A straight line through two points: far from the raced rate it is a guess. Arms stay as "
         "raced, checkpoint intervals too. Whoever missed the target is out."
+        + (" That some arms have more machines is not counted here." if found.machines_differ else "")
         + ("" if redundant_arm(found) else " No arm here computes redundantly, so nothing changes upwards."),
         page.chart(winners_figure(found), "winners"),
         page.subheading("Hours to the target at other failure rates, each with its own step"),
@@ -155,14 +180,17 @@ def _hours(found: Compared, arm: Scored, hourly: float) -> str:
 
 def _failures(found: Compared) -> Iterator[str]:
     strips = []
-    for number, failures in enumerate(found.failures):
-        title = f"seed {failures.seed} · {len(failures.faults)} failures · {failures.digest[:DIGEST]}"
+    for number, failures in enumerate((*found.failures, *found.further)):
+        title = f"{_struck(failures)} · {failures.digest[:DIGEST]}"
         strips += [page.subheading(title), page.chart(failures_figure(found, failures), f"failures{number}")]
-    yield page.section("The failures", "Each mark is a stage that is lost before a step, in every arm alike.", *strips)
+    said = "Each mark is a stage that is lost before a step, in every arm alike."
+    also = " Further replicas, where an arm has them, fail at the same rate by themselves." if found.further else ""
+    yield page.section("The failures", said + also, *strips)
 
 
 def _details(found: Compared) -> Iterator[str]:
-    head = ["arm", "trace", "stopped", "seed", "steps", "ratio", "hours", "final loss", "failures", "undone", "saves"]
+    head = ["arm", "trace", "stopped", "seed", "steps", "ratio", "hours", "machine-hours", "final loss"]
+    head += ["failures", "undone", "saves"]
     yield page.section(
         "Every run",
         "Steps and hours to the target; the ratio is of steps, to the fault-free arm's with the same seed. Failures "
@@ -187,6 +215,7 @@ def _row(arm: Scored, run: Run) -> list[str]:
         _number(run.ticks, ".0f") if run.ticks is not None else "not reached",
         _number(run.ratio, ".3f"),
         _number(run.hours, ".1f"),
+        _number(run.machine_hours, ".0f"),
         _number(run.final, ".4f"),
         str(run.failures),
         str(run.steps_lost),

@@ -66,12 +66,15 @@ def _bands(arm: Scored) -> tuple[list[float], list[Spread]] | None:
     return grid.tolist(), [Spread.of(losses) for losses in drawn.T.tolist()]
 
 
-def hours_figure(found: Compared) -> go.Figure:
-    """Hours to the target: mean over seeds as a bar, least to most as a whisker; dotted: without failures."""
+def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.Figure:
+    """Hours to the target: mean over seeds as a bar, least to most as a whisker; dotted: without failures.
+
+    ``of`` is another number of a run, and ``unit`` its name, to be drawn in their place.
+    """
     arms, shade = found.ranked(), colours(found)
     rows = [label(arm.name) for arm in arms]
-    fig = figure(80 + ROW * len(rows), x="hours to target", bargap=0.3, showlegend=False)
-    spreads = {label(arm.name): spread for arm in arms if (spread := arm.spread("hours")) is not None}
+    fig = figure(80 + ROW * len(rows), x=f"{unit} to target", bargap=0.3, showlegend=False)
+    spreads = {label(arm.name): spread for arm in arms if (spread := arm.spread(of)) is not None}
     means = [mean for mean, _, _ in spreads.values()]
     fig.add_bar(
         y=list(spreads),
@@ -83,7 +86,7 @@ def hours_figure(found: Compared) -> go.Figure:
         textposition="inside",
         insidetextanchor="start",
         textfont={"color": "white"},
-        hovertemplate="%{y}: %{x:.2f} hours<extra></extra>",
+        hovertemplate=f"%{{y}}: %{{x:.2f}} {unit}<extra></extra>",
     )
     for arm in arms:
         if arm.missed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from planaria.compare.race_results import Compared, Scored
-from planaria.observe.trials.comparison import COLUMNS, cells
+from planaria.compare.race_results import Compared
+from planaria.observe.trials.comparison import columns, rows
 
 _SPECIAL = re.compile(r"[&%$#_{}~^\\]")
 _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
@@ -13,14 +13,9 @@ _WORDS = {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 
 def latex(found: Compared) -> str:
     """A ``tabular`` of the columns that the terminal shows, mean [least … most] over the seeds; needs ``booktabs``."""
-    head = " & ".join(map(escaped, ["arm", *COLUMNS]))
-    rows = [_row(arm) for arm in found.ranked()]
-    body = "\n".join([r"\toprule", head + r" \\", r"\midrule", *rows, r"\bottomrule"])
-    return f"\\begin{{tabular}}{{l{'r' * len(COLUMNS)}}}\n{body}\n\\end{{tabular}}\n"
-
-
-def _row(arm: Scored) -> str:
-    return " & ".join(map(escaped, cells(arm))) + r" \\"
+    head, *below = (" & ".join(map(escaped, row)) + r" \\" for row in [columns(found), *rows(found)])
+    body = "\n".join([r"\toprule", head, r"\midrule", *below, r"\bottomrule"])
+    return f"\\begin{{tabular}}{{l{'r' * head.count(' & ')}}}\n{body}\n\\end{{tabular}}\n"
 
 
 def escaped(text: str) -> str:
