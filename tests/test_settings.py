@@ -45,6 +45,7 @@ def test_rules_are_about_fields() -> None:
         ("routing.routes", {"routing": {"routes": [[0, 1, 0]]}}),
         ("optim.clip_by", {"optim": {"clip": 0, "clip_by": "layer"}}),
         ("optim.final_lr", {"optim": {"final_lr": 0.5}}),
+        ("optim.decay", {"optim": {"schedule": "cosine", "decay": 0.5}}),
         ("fleet.address", {"fleet": {"address": "embedded"}}),
         ("network.straggle", {"network": {"straggle": 0.5}}),
         ("checkpoint.background", {"checkpoint": {"background": True, "every": 0}}),

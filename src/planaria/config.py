@@ -90,10 +90,12 @@ class OptimConfig(Section):
     themselves; layers are the same however the run is cut"""
     warmup: Natural = 0
     """steps of linear warm-up"""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """learning rate after the warm-up"""
+    schedule: Literal["constant", "cosine", "wsd"] = "constant"
+    """learning rate after the warm-up; wsd: constant (stable), then a decay along a line"""
     final_lr: Fraction = 0.1
-    """the cosine schedule ends at this fraction of lr"""
+    """cosine and wsd end at this fraction of lr"""
+    decay: Annotated[Fraction, Field(gt=0)] = 0.2
+    """wsd: the last fraction of the steps, in which it decays"""
 
 
 class TrainConfig(Section):

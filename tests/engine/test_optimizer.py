@@ -23,7 +23,16 @@ def test_cosine_starts_at_the_peak_and_ends_at_its_fraction() -> None:
     assert learning_rate(config, 110, 110) == pytest.approx(0.2)
 
 
-@given(st.integers(0, 50), st.integers(1, 200), st.sampled_from(["constant", "cosine"]))
+def test_wsd_is_constant_until_its_decay_along_a_line() -> None:
+    config = OptimConfig(lr=2.0, warmup=10, schedule="wsd", decay=0.2, final_lr=0.1)
+    rates = [learning_rate(config, step, 100) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.2 * (n + 1) for n in range(10)]) and set(rates[10:81]) == {2.0}
+    assert rates[90] == pytest.approx(1.1) and rates[100] == pytest.approx(0.2)
+    longer = [learning_rate(config, step, 150) for step in range(101)]
+    assert longer[:81] == rates[:81], "steps that are given later change nothing before the decay"
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.sampled_from(["constant", "cosine", "wsd"]))
 def test_the_rate_stays_between_nothing_and_the_peak(warmup: int, steps: int, schedule: str) -> None:
     config = OptimConfig.model_validate({"lr": 0.3, "warmup": warmup, "schedule": schedule})
     rates = [learning_rate(config, step, steps) for step in range(steps)]

@@ -17,11 +17,18 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Learning rate of update ``step`` (from 0) of ``steps``: linear warm-up, then constant or cosine decay."""
+    """Learning rate of update ``step`` (from 0) of ``steps``: linear warm-up, then constant, cosine or WSD.
+
+    Warm-up, stable, decay (arXiv 2404.06395, section 4) needs not know its end before the decay begins: a run that goes
+    on with more steps is as one that had them from the start, as long as it had not come so far.
+    """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     if config.schedule == "constant":
         return config.lr
+    if config.schedule == "wsd":
+        falling = max(1, round(config.decay * steps))
+        return config.lr * (1 - (1 - config.final_lr) * max(0.0, 1 - (steps - step) / falling))
     progress = (step - config.warmup) / max(1, steps - config.warmup)
     return config.lr * (config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
 
