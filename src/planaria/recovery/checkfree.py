@@ -8,7 +8,7 @@ formula is ``merging.merge``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ from planaria.recovery.merging import merge, merge_moments
 
 class Uniform(Recovery):
     """The ablation that weighs both neighbours alike; what CheckFree adds to it is ω."""
+
+    unfit: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """a rebuilt stage's learning rate is multiplied by this once"""
