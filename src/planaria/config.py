@@ -260,7 +260,7 @@ class RunConfig(Section):
         if cut < self.pipeline.stages or cut % self.pipeline.stages:
             less = f", less model.ends_layers = {own}," if own else ""
             left = self.model.layers % self.pipeline.stages
-            fits = self.model.layers > self.pipeline.stages
+            fits = self.model.layers >= self.pipeline.stages
             mend = f"set model.ends_layers = {left}" if fits else "lower pipeline.stages"
             raise ValueError(
                 f"model.layers = {self.model.layers}{less} does not divide into pipeline.stages = "

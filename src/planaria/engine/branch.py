@@ -55,10 +55,13 @@ def require_tokenizer(weights: Weights, config: RunConfig, dataset: Dataset) -> 
         )
 
 
-def unfit(config: RunConfig) -> Iterator[str]:
-    """What of a recipe harms weights that were trained without it, a line for each."""
-    if config.train.start is None:
+def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
+    """What of a recipe harms the weights that it starts from, a line for each."""
+    if weights is None:
         return
+    known, context = weights.config.context, config.model.context
+    if context > known:
+        yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
     for name, strategy in recovery(config.recovery, config.pipeline.stages).strategies.items():
         if strategy.unfit:
             yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/pretrained.md"

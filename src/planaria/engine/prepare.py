@@ -66,7 +66,7 @@ def prepare(
     streams(config, dataset)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    return Prepared(config, dataset, faults, parent, (*idle(config, faults), *unfit(config)))
+    return Prepared(config, dataset, faults, parent, (*idle(config, faults), *unfit(config, parent)))
 
 
 def streams(config: RunConfig, dataset: Dataset) -> tuple[Stream, Stream | None]:

@@ -6,7 +6,7 @@ The stage before it gives, or the one after it where that one is lost too or is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
 
 class CopyNeighbour(Recovery):
     """The weights of one neighbour."""
+
+    unfit: ClassVar[str] = "a lost stage becomes its neighbour's copy"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """the rebuilt stage's learning rate is multiplied by this once"""
