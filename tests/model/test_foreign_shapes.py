@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,9 +35,12 @@ def drawn(seed: int) -> ModelConfig:
     )
 
 
-def theirs_of(config: ModelConfig, seed: int) -> transformers.LlamaForCausalLM:
+def theirs_of(config: ModelConfig, seed: int) -> Any:
+    """A Llama; every fifth is a Mistral whose tokens see all before them."""
     torch.manual_seed(seed)
-    made = transformers.LlamaConfig(
+    kind = "Mistral" if seed % 5 == 4 else "Llama"
+    made = getattr(transformers, f"{kind}Config")(
+        **({"sliding_window": None, "head_dim": None} if kind == "Mistral" else {}),
         vocab_size=config.vocab,
         hidden_size=config.dim,
         intermediate_size=config.hidden,
@@ -49,7 +53,7 @@ def theirs_of(config: ModelConfig, seed: int) -> transformers.LlamaForCausalLM:
         tie_word_embeddings=config.tied,
         initializer_range=config.init_std,
     )
-    model = transformers.LlamaForCausalLM(made)
+    model = getattr(transformers, f"{kind}ForCausalLM")(made)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:  # ones would hide norms in each other's places

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from planaria import cli
 from planaria.config import ModelConfig
+from planaria.engine.runs import config_of
+from planaria.engine.weights import open_model
 from planaria.errors import UserError
 from planaria.model.generate import generate
 from planaria.model.gguf import gguf_tokenizer, import_gguf
@@ -61,6 +64,7 @@ def write(
     pre: str = "smollm",
     merges: tuple[str, ...] = ("a b", "Ġ c", "1 2"),
     extra: Callable[[Any], object] | None = None,
+    end: str = "<end>",
 ) -> Path:
     c, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_context_length(c.context)
@@ -73,7 +77,7 @@ def write(
     writer.add_rope_freq_base(c.rope_theta)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([end, *TOKENS[1:]])
     writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
     writer.add_token_merges(list(merges))
     if extra:
@@ -121,6 +125,12 @@ def test_the_tokenizer_speaks(tmp_path: Path) -> None:
         ({"extra": lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)}, "rope scaling 'yarn'"),
         ({"extra": lambda w: w.add_rope_dimension_count(4)}, "rope.dimension_count"),
         ({"extra": lambda w: w.add_key_length(16)}, "key_length"),
+        ({"extra": lambda w: w.add_rope_scaling_factor(4.0)}, "rope.scaling.factor = 4.0"),
+        ({"extra": lambda w: w.add_sliding_window(4)}, "attention.sliding_window = 4"),
+        ({"extra": lambda w: w.add_logit_scale(0.5)}, "logit_scale = 0.5"),
+        ({"extra": lambda w: w.add_expert_count(8)}, "expert_count = 8"),
+        ({"extra": lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))}, "attn_q.bias has no place"),
+        ({"extra": lambda w: w.add_tensor("counts", np.ones(4, np.int32))}, "counts is of a type that cannot be read"),
         (
             {"extra": lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
             "rope_freqs.weight has no place",
@@ -150,6 +160,47 @@ def test_damaged_files_are_named(keep: int, tmp_path: Path) -> None:
         import_gguf(file)
     with pytest.raises(UserError, match=r"gone.gguf: cannot be read"):
         import_gguf(tmp_path / "gone.gguf")
+
+
+RECIPE = """
+name = "mine"
+model = {{ context = 8, ends_layers = 1 }}
+pipeline = {{ stages = 1, microbatches = 2, microbatch_size = 1 }}
+data = {{ source = "{folder}/text.txt", cache = "{folder}/cache" }}
+train = {{ steps = 2, eval_every = 0 }}
+recovery = {{ strategy = "checkpoint" }}
+"""
+
+
+def test_a_file_goes_on_training_on_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command alone: shapes, rotary base and tokenizer are the file's; the export is a model with its tokens."""
+    model = Llama(CONFIG.model_copy(update={"rope_theta": 1e5, "tied": False}), seed=1)
+    file = write(tmp_path / "m.gguf", model, quantised=True, end="<|endoftext|>")
+    (tmp_path / "text.txt").write_text("ab c 12 abc 21 a b c\n" * 100)
+    (tmp_path / "mine.toml").write_text(RECIPE.format(folder=tmp_path))
+    words = ["train", str(tmp_path / "mine.toml"), "--train.start", str(file), "--out", str(tmp_path / "runs")]
+    assert cli.run([*words, "--quiet"]) == 0
+    run = tmp_path / "runs" / "mine"
+    assert config_of(run).model == model.config.model_copy(update={"ends_layers": 1})
+    exported, tokenizer = open_model(run / "model")
+    assert exported.config == model.config.model_copy(update={"init_std": exported.config.init_std})
+    assert tokenizer.encode("ab c") == [7, 8] and tokenizer.end == 0
+    begun = import_gguf(file).global_state()
+    moved = [(one - begun[name]).abs().max().item() for name, one in exported.global_state().items()]
+    assert 0 < max(moved) < 0.01, "two steps of AdamW from those very weights"
+    assert cli.run([*words, "--dry-run"]) == 0
+    assert f'tokenizer = "{file}"' in capsys.readouterr().out
+
+
+def test_a_number_that_is_not_finite_is_found_before_a_run_is_made(tmp_path: Path) -> None:
+    model = Llama(CONFIG, seed=1)
+    model.global_state()["model.norm.weight"][3] = float("nan")
+    file = write(tmp_path / "m.gguf", model, end="<|endoftext|>")
+    (tmp_path / "text.txt").write_text("ab c 12 abc 21 a b c\n" * 100)
+    (tmp_path / "mine.toml").write_text(RECIPE.format(folder=tmp_path))
+    with pytest.raises(UserError, match=r"m.gguf: model.norm.weight has numbers that are not finite"):
+        cli.run(["train", str(tmp_path / "mine.toml"), "--quiet", "--train.start", str(file), "--out", str(tmp_path)])
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.slow

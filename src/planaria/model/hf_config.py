@@ -10,6 +10,8 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import checked_config
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+"""those that compute alike, but for what is refused"""
 PLAIN: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -90,9 +92,14 @@ def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
 
 def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
     """Anything that would change the numbers without a tensor to show for it must not pass silently."""
-    if found.get("model_type") != "llama" or found.get("architectures", ["LlamaForCausalLM"]) != ["LlamaForCausalLM"]:
-        kind = found.get("architectures") or found.get("model_type")
-        raise UserError(f"{place}: architecture {kind} is not supported; give a LlamaForCausalLM")
+    model = str(found.get("model_type"))
+    if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
+        kind = found.get("architectures") or model
+        raise UserError(f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}")
+    # What such a file leaves out has another meaning there than in a Llama's.
+    for key in ("num_key_value_heads", "sliding_window") if model == "mistral" else ():
+        if key not in found:
+            raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
     for key in ("rope_scaling", "rope_parameters"):
         rope = found.get(key) or {}
         if not isinstance(rope, Mapping):
