@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from planaria import cli, digests
 from planaria.api import training
+from planaria.api.recipes import configure
 from planaria.checkpoint.loading import load_model
+from planaria.checkpoint.stage_file import require_stage, stage_file
 from planaria.checkpoint.store import CheckpointStore
 from planaria.config import DataConfig, ModelConfig
 from planaria.data.tokenizer import load_tokenizer
+from planaria.engine.branch import branch_off
 from planaria.engine.runs import config_of
 from planaria.engine.weights import open_model, open_weights
 from planaria.errors import UserError
@@ -82,6 +87,31 @@ def test_a_pickle_beside_safetensors_is_left_alone(home: Path, tmp_path: Path) -
     shutil.copytree(home / "theirs", tmp_path / "both")
     (tmp_path / "both" / "pytorch_model.bin").write_bytes(b"PK")
     assert open_weights(tmp_path / "both").config == open_weights(home / "theirs").config
+
+
+def test_one_tensor_is_in_memory_at_a_time(home: Path, tmp_path: Path) -> None:
+    weights, read = open_weights(home / "theirs"), list[weakref.ref[torch.Tensor]]()
+    config = configure(home / "child.toml", settings={"train.start": str(home / "theirs")})
+
+    def watched(name: str) -> torch.Tensor:
+        assert not [one for one in read if one() is not None], "the last one is still there"
+        tensor = weights.read(name)
+        read.append(weakref.ref(tensor))
+        return tensor
+
+    branch_off(replace(weights, read=watched), tmp_path, config)
+    assert len(read) == len(weights.shapes)
+    (saved,) = CheckpointStore(tmp_path / "checkpoints").list()
+    for stage in range(5):
+        require_stage(saved.folder, stage, saved.manifest.digests[stage_file(Path(), stage).name])
+
+
+def test_a_comparison_of_such_a_recipe_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "race.toml").write_text(
+        f'train = {{ start = "{home / "theirs"}", eval_every = 10 }}\n[compare]\nseeds = [1]\n[compare.arms.one]\n'
+    )
+    with pytest.raises(UserError, match=r"race.toml: train.start: arms begin with the weights of their seed"):
+        cli.run(["compare", str(tmp_path / "race.toml"), "--quiet"])
 
 
 def test_bf16_weights_become_fp32(home: Path, tmp_path: Path) -> None:

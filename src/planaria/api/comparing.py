@@ -49,6 +49,8 @@ def raced(
     comparison, arms = load(path, flags, seeds, only)
     if arms[0].config.routing.schedule is not None:
         raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
+    if arms[0].config.train.start is not None:
+        raise UserError(f"{path}: train.start: arms begin with the weights of their seed; leave it out")
     on_the_clock = {arm.name: clock_config(path, comparison, arm) for arm in arms}
     clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
     arms = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]
