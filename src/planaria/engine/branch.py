@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from planaria import digests
 from planaria.checkpoint.cut import atom_name, declared
 from planaria.checkpoint.loading import cut_for
 from planaria.checkpoint.stage_file import stream_weights
@@ -32,7 +33,7 @@ def starting_weights(config: RunConfig) -> Weights | None:
         return None
     weights = open_weights(config.train.start)
     require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
-    if weights.tokenizer is not None and config.data.tokenizer == str(weights.tokenizer.absolute()):
+    if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
         ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
         if ids > rows:
             raise UserError(f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: not one's tokenizer")
@@ -48,11 +49,20 @@ def require_tokenizer(weights: Weights, config: RunConfig, dataset: Dataset) -> 
                 f"train.start = {start!r}: no tokenizer is there, and data.tokenizer = {chosen!r} is not what it was "
                 f"trained with, {mend} data.tokenizer to its tokenizer.json"
             )
-    elif Tokenizer.open(weights.tokenizer).to_json() != Tokenizer.open(dataset.tokenizer_file).to_json():
+    elif not _inherits(config, weights.tokenizer) and _digest(weights.tokenizer) != dataset.meta.tokenizer:
         raise UserError(
             f"train.start = {start!r}: its tokenizer is not data.tokenizer = {chosen!r}, {mend} data.tokenizer to "
             f"{weights.tokenizer}"
         )
+
+
+def _inherits(config: RunConfig, tokenizer: Path) -> bool:
+    return config.data.tokenizer == str(tokenizer.absolute())
+
+
+def _digest(tokenizer: Path) -> str:
+    """As ``data.shards.Meta.tokenizer``."""
+    return digests.of(Tokenizer.open(tokenizer).to_json().encode())
 
 
 def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
@@ -78,17 +88,15 @@ def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
     :raises UserError: when a tensor cannot be read, or is not finite.
     """
     store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
-    stages, digests = list(range(cut.stages + 1)), dict[str, str]()
+    stages, sums = list(range(cut.stages + 1)), dict[str, str]()
     for stage in stages:
         shapes = {name: entry.shape for name, entry in declared(cut, stage).items()}
 
         def read(local: str, stage: int = stage) -> Tensor:
             return weights.tensor(atom_name(cut, stage, local))
 
-        digests[stage_name(stage, 0, 1)] = stream_weights(store.unfinished(0), stage, 0, shapes, read).sha256
-    manifest = Manifest(
-        step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=digests, model=config.model
-    )
+        sums[stage_name(stage, 0, 1)] = stream_weights(store.unfinished(0), stage, 0, shapes, read).sha256
+    manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
     return Origin(load=dict.fromkeys(stages, name))
