@@ -80,7 +80,10 @@ def test_a_flag_reads_as_toml_would_and_bare_words_are_strings(flag: str, text: 
         ("[optim]\nlr = inf", "mine.toml: optim.lr = inf: input should be a finite number"),
         ("[model]\ndim = 0", "mine.toml: model.dim = 0: input should be greater than 0"),
         ("[model]\ndim = 63", "mine.toml: model.dim = 63 does not divide into model.heads = 4"),
-        ("[model]\nlayers = 5", "mine.toml: model.layers = 5 does not divide into pipeline.stages = 4"),
+        (
+            "[model]\nlayers = 5",
+            "mine.toml: model.layers = 5 does not divide into pipeline.stages = 4; set model.ends_layers = 1",
+        ),
         ("[model]\nkv_heads = 3", "mine.toml: model.heads = 4 is not a multiple of model.kv_heads = 3"),
     ],
 )  # fmt: skip
@@ -92,7 +95,8 @@ def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
     assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
     assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"
     assert refused("", write, pipeline__stages="3") == (
-        "mine.toml with the given flags: model.layers = 4 does not divide into pipeline.stages = 3"
+        "mine.toml with the given flags: model.layers = 4 does not divide into pipeline.stages = 3; "
+        "set model.ends_layers = 1"
     )
     assert "given flags: network.forward_s has 2 numbers" in refused("", write, network__forward_s="[1, 2]")
 

@@ -65,7 +65,8 @@ class DataConfig(Section):
     field: str = "text"
     """the text's key in JSONL records and Hugging Face datasets"""
     tokenizer: str = "bpe"
-    """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json"""
+    """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
+    train.start that of the weights, unless given"""
     validation: Fraction = 0.02
     """the tail of every document that is kept for validation"""
     cache: str | None = None
@@ -102,8 +103,8 @@ class TrainConfig(Section):
     steps: bounds.Steps = 300
     """optimizer updates in the run"""
     start: str | None = None
-    """a run, or an exported model, whose weights the first step starts from, with fresh moments; its tokenizer goes
-    with it (set data.tokenizer)"""
+    """weights that the first step starts from, with fresh moments: a run, a folder of safetensors, a GGUF file, or
+    'hf:OWNER/NAME' (Hugging Face); what they fix, and their tokenizer, goes with them"""
     eval_every: Natural = 100
     """steps between validations; 0 switches them off"""
     eval_microbatches: Positive = 8

@@ -64,7 +64,10 @@ class ModelConfig(Section):
                 f"{self.layers}{less} and pipeline.stages = {stages} ask for {left} in {stages}"
             )
         if given is None and (left < stages or left % stages):
-            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}"
+            mend = (
+                f"set model.ends_layers = {self.layers % stages}" if self.layers >= stages else "lower pipeline.stages"
+            )
+            return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}; {mend}"
         return ""
 
     @model_validator(mode="after")

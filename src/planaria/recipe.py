@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -27,6 +27,8 @@ TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """what only recipes of `planaria train` have"""
 Kind = TypeVar("Kind", bound=Section)
 """what a recipe is for, as its root section: most train a model"""
+Filled = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""a recipe's tree, with flags → the same with more in it"""
 
 
 def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -40,21 +42,24 @@ def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", field
 
 
-def load(recipe: Path | None, flags: Mapping[str, object], *commands: str) -> RunConfig:
+def load(
+    recipe: Path | None, flags: Mapping[str, object], *commands: str, filled: Filled = lambda tree: tree
+) -> RunConfig:
     """The configuration of ``recipe`` (None: all defaults) with ``flags`` (dotted name → text, or value) laid over it.
 
     ``commands``: of which it must be a recipe; any, unless given, and of its tables only the run's own count.
+    ``filled`` puts in what is not stated, before defaults do.
 
     :raises UserError: naming file or flag, key, and the nearest known key or the expected value.
     """
     if recipe is None:
-        return _lay_over(RunConfig, {}, flags, "the defaults")
+        return _lay_over(RunConfig, {}, flags, "the defaults", filled)
     tree = read(recipe)
     if commands:
         require_kind(tree, recipe, *commands)
     for other in ("compare", "experts"):
         tree.pop(other, None)  # what else a recipe is for; `trials.arms.table_of` reads it
-    return from_tree(tree, flags, recipe)
+    return resolve(RunConfig, tree, flags, recipe, filled=filled)
 
 
 def kinds_of(tree: Mapping[str, Any]) -> set[str]:
@@ -82,21 +87,31 @@ def from_tree(tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path
 
 
 def resolve(
-    kind: type[Kind], tree: Mapping[str, Any], flags: Mapping[str, object], recipe: Path, place: str = ""
+    kind: type[Kind],
+    tree: Mapping[str, Any],
+    flags: Mapping[str, object],
+    recipe: Path,
+    place: str = "",
+    filled: Filled = lambda tree: tree,
 ) -> Kind:
     """As :func:`from_tree`, for a recipe of any ``kind`` that has a name."""
     where = f"{recipe}: {place}" if place else str(recipe)
     refuse_unknown(tree, kind, where, root=kind)
     own = json.loads(json.dumps(tree, default=str))
     own.setdefault("name", recipe.stem)
-    return _lay_over(kind, own, flags, where)
+    return _lay_over(kind, own, flags, where, filled)
 
 
-def overlay(config: RunConfig, flags: Mapping[str, object], place: str = "the run's config.json") -> RunConfig:
-    """``config``, which is from ``place``, with ``flags`` laid over it; UserError as in :func:`load`."""
-    tree = config.model_dump(mode="json")
-    del tree["model"]["block_layers"]  # follows from what a flag may change
-    return _lay_over(RunConfig, tree, flags, place)
+def overlay(
+    config: RunConfig,
+    flags: Mapping[str, object],
+    place: str = "the run's config.json",
+    filled: Filled = lambda tree: tree,
+) -> RunConfig:
+    """``config``, which is from ``place``, with ``flags`` laid over it; ``filled`` and UserError as in :func:`load`."""
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree.get("model", {}).pop("block_layers", None)  # follows from what a flag may change
+    return _lay_over(RunConfig, tree, flags, place, filled)
 
 
 def parse(tree: str, place: str) -> RunConfig:
@@ -208,11 +223,17 @@ def _value(kind: type[Section], name: str, text: object) -> Any:
         return text
 
 
-def _lay_over(kind: type[Kind], tree: dict[str, Any], flags: Mapping[str, object], place: str) -> Kind:
+def _lay_over(
+    kind: type[Kind],
+    tree: dict[str, Any],
+    flags: Mapping[str, object],
+    place: str,
+    filled: Filled = lambda tree: tree,
+) -> Kind:
     for name, text in flags.items():
         _set(tree, name, _value(kind, name, text))
     try:
-        return kind.model_validate_json(json.dumps(tree, default=str))
+        return kind.model_validate_json(json.dumps(filled(tree), default=str))
     except ValidationError as error:
         raise UserError(_explain(error, place, flags)) from None
 

@@ -11,7 +11,7 @@ import torch
 from planaria import cli
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
-from planaria.engine.runs import open_model
+from planaria.engine.weights import open_model
 from planaria.errors import UserError
 from planaria.record.events import StageReady
 from planaria.record.logs import read_run
@@ -107,7 +107,7 @@ def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: P
     ("flags", "complaint"),
     [
         (["--train.start", "nowhere"], "nowhere: not a run"),
-        (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; set model.hidden to the same"),
+        (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; leave model.hidden out, or set it"),
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],
 )

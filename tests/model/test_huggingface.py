@@ -154,7 +154,7 @@ def index_to(file: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (edit(model_type="mistral", architectures=["MistralForCausalLM"]), "MistralForCausalLM.* is not supported"),
+        (edit(model_type="qwen2", architectures=["Qwen2ForCausalLM"]), "Qwen2ForCausalLM.* is not supported"),
         (edit(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification.* is not supported"),
         (edit(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling of type 'linear'"),
         (edit(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "rope_scaling of type 'llama3'"),

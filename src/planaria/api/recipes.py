@@ -11,6 +11,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine.prepare import placed
 from planaria.engine.prepare import streams as streams_of
+from planaria.engine.weights import inherited
 from planaria.errors import UserError, nearest
 from planaria.options import NAME
 from planaria.shipped import find
@@ -31,9 +32,9 @@ def configure(recipe: Recipe, *, settings: Settings | None = None, **short: obje
     """
     given = named(settings, short)
     if isinstance(recipe, RunConfig):
-        return placed(recipes.overlay(recipe, given, "the configuration"), None)
+        return placed(recipes.overlay(recipe, given, "the configuration", inherited), None)
     file = find(str(recipe))
-    return placed(recipes.load(file, given, "train"), file)
+    return placed(recipes.load(file, given, "train", filled=inherited), file)
 
 
 def streams(config: RunConfig) -> tuple[Stream, Stream]:

@@ -23,6 +23,7 @@ from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
 from planaria.errors import RunStopped, UserError
 from planaria.model.families import family
+from planaria.model.foreign import Weights
 from planaria.observe.live.listener import Listener, Step
 from planaria.observe.live.progress import Progress, Quiet
 from planaria.observe.live.tracker import trackers
@@ -97,14 +98,21 @@ def _begin(config: RunConfig, told: Listening) -> Run:
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
         told.say(line)
-    folder = runs.create(config)
+    folder, origin = _created(config, prepared.parent)
     if config.routing.schedule is not None:
         digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
         prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
     with runs.held(folder):
-        parent = prepared.parent
-        origin = START if parent is None else branch_off(parent, folder, prepared.config)
         return _train(replace(prepared, parent=None), folder, origin, told)
+
+
+def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
+    """The folder of a new run, and where it takes up; there is none when its first weights cannot be read."""
+    if parent is None:
+        return runs.create(config), START
+    origins: list[Origin] = []
+    folder = runs.create_filled(config, lambda made: origins.append(branch_off(parent, made, config)))
+    return folder, origins[0]
 
 
 def _folder(run: Recipe, changes: Settings) -> Path:
@@ -132,7 +140,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         )
     prepared = prepare(config, told.of_data, begins=False)
     require_same_data(folder, prepared)
-    parent = starting_weights(config, prepared.dataset) if saved is None and origin.recalled < 0 else None
+    parent = starting_weights(config) if saved is None and origin.recalled < 0 else None
     with runs.held(folder):
         given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NamedTuple
+from typing import Annotated, BinaryIO, Literal, NamedTuple, TypeVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from planaria.model.packing import (
     DIGEST_BYTES,
     TYPES,
     PackingError,
+    Spec,
     begun_digest,
     digest,
     digest_table,
@@ -34,6 +36,8 @@ from planaria.model.state import StageState
 
 _HASHING = 2
 """threads that make digests of tensors, beside the one that writes"""
+Seen = Callable[[memoryview], object]
+Read = TypeVar("Read", Tensor, int)
 READING = 4
 """threads that read tensors and check their digests"""
 
@@ -92,14 +96,45 @@ def write_stage(folder: Path, stage: int, step: int, state: StageState, place: i
     :raises OSError: when the disk is full or the folder cannot be written, with all that there is to say of it as its
         text; the file does not appear then.
     """
-    label = _Label(stage=stage, step=step).model_dump_json()
-    path = stage_file(folder, stage, place)
+    return _durably(stage_file(folder, stage, place), lambda file: _write(file, state, _label(stage, step)))
+
+
+def stream_weights(
+    folder: Path, stage: int, step: int, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]
+) -> Written:
+    """:func:`write_stage` of weights in fp32 that are had one by one, from ``read``; one is in memory at a time."""
+    known = entries(StageState({}))
+    specs: dict[str, Spec] = {f"weights.{name}": (torch.float32, shape) for name, shape in shapes.items()}
+    specs |= {name: (tensor.dtype, tensor.shape) for name, tensor in known.items()}
+    found: dict[str, bytes] = {}
+
+    def give(name: str) -> Tensor:
+        if name == "sha256":  # the narrowest type, and so the last
+            return digest_table(found[one] for one in sorted(found))
+        tensor = known[name] if name in known else read(name.removeprefix("weights."))
+        found[name] = digest(name, tensor)
+        return tensor
+
+    def write(file: BinaryIO) -> str:
+        table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
+        return _root(tensor_file.stream(file, specs | table, give, _label(stage, step)), give("sha256"))
+
+    return _durably(stage_file(folder, stage), write)
+
+
+def _label(stage: int, step: int) -> dict[str, str]:
+    return {"planaria": _Label(stage=stage, step=step).model_dump_json()}
+
+
+def _durably(path: Path, write: Callable[[BinaryIO], str]) -> Written:
+    """A file that appears when ``write``, which gives its :func:`_root`, is done and the disk has all of it."""
+    folder = path.parent
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            sha256 = _write(file, state, {"planaria": label})
+            sha256 = write(file)
             file.flush()
             os.fsync(file.fileno())
             written = Written(os.fstat(file.fileno()).st_size, sha256)
@@ -150,8 +185,8 @@ def require_stage(folder: Path, stage: int, sha256: str, place: int = 0) -> None
     if sha256:
         _require_root(path, sha256)
     held = contents(folder, stage, place)
-    with reading(held) as read, ThreadPoolExecutor(READING) as beside:
-        deque(beside.map(lambda key: read(key).nbytes, held.entries), maxlen=0)
+    with _opened(folder, stage, place) as (file, _), ThreadPoolExecutor(READING) as beside:
+        deque(beside.map(lambda key: _checked(held, file, key, file.scan), held.entries), maxlen=0)
 
 
 def _require_root(path: Path, sha256: str) -> None:
@@ -220,19 +255,20 @@ def contents(folder: Path, stage: int, place: int = 0) -> Contents:
 def reading(held: Contents) -> Iterator[Callable[[str], Tensor]]:
     """Single entries of a file, each held against its digest, for any thread; UserError as in :func:`read_stage`."""
     with _opened(held.path.parent, held.stage, held.place) as (file, _):
+        yield lambda key: _checked(held, file, key, file.tensor)
 
-        def read(key: str) -> Tensor:
-            found = begun_digest(key, *file.header.specs[key])
-            with _refusing(held.path):  # further files may be open: the error is not theirs
-                tensor = file.tensor(key, found.update if held.digested else lambda piece: None)
-            if held.digested and found.digest() != held.entries[key].sha256:
-                raise UserError(
-                    f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
-                    "choose another checkpoint of this run"
-                )
-            return tensor
 
-        yield read
+def _checked(held: Contents, file: tensor_file.TensorFile, key: str, read: Callable[[str, Seen], Read]) -> Read:
+    """What ``read`` makes of an entry, once its bytes have its digest; UserError as in :func:`read_stage`."""
+    found = begun_digest(key, *file.header.specs[key])
+    with _refusing(held.path):  # further files may be open: the error is not theirs
+        made = read(key, found.update if held.digested else lambda piece: None)
+    if held.digested and found.digest() != held.entries[key].sha256:
+        raise UserError(
+            f"{held.path}: {key} has changed since it was written (its SHA-256 says so); "
+            "choose another checkpoint of this run"
+        )
+    return made
 
 
 @contextmanager

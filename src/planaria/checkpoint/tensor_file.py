@@ -87,6 +87,19 @@ class TensorFile:
             place, rest = place + count, rest[count:]
         return made
 
+    def scan(self, name: str, seen: Callable[[memoryview], object]) -> int:
+        """:meth:`tensor` for its bytes alone, of which a piece is in memory at a time; their count."""
+        first, end = (len(self.head) + place for place in self.header.spans[name])
+        begin = first
+        room = memoryview(bytearray(min(_PIECE, end - begin)))
+        while begin < end:
+            count = os.preadv(self._handle, [room[: end - begin]], begin)
+            if not count:
+                raise PackingError(f"{name!r}: the file ends before it does")
+            seen(room[:count])
+            begin += count
+        return end - first
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[TensorFile]:

@@ -17,6 +17,7 @@ from planaria.api.export import export_run
 from planaria.config import DataConfig
 from planaria.data.shards import prepare
 from planaria.engine import runs
+from planaria.engine.weights import open_model
 from planaria.errors import UserError, nearest
 from planaria.experts import manifest
 from planaria.experts.domains import TEST
@@ -138,7 +139,7 @@ def _copied(source: Path, shelf: Path, name: str) -> Path:
 
 def _fitting(folder: Path, kept: Manifest, source: Path, domain: str) -> int:
     """The parameters of a model that can speak together with the others; UserError when it cannot."""
-    model, tokenizer = runs.open_model(source)
+    model, tokenizer = open_model(source)
     if model.config.vocab != kept.vocab:
         raise UserError(
             f"{source}: a vocabulary of {model.config.vocab} ids, the ensemble's has {kept.vocab}; experts can speak "

@@ -10,6 +10,7 @@ from planaria.api.recipes import configure
 from planaria.api.training import train
 from planaria.commands.plan import describe
 from planaria.compare.clock import copies_stated
+from planaria.engine.branch import starting_weights, unfit
 from planaria.engine.prepare import check
 from planaria.engine.unused import require_used
 from planaria.observe.live.tracker import trackers
@@ -24,7 +25,7 @@ def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: boo
         check(config)
         trackers(config.observe)
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
-        for line in copies_stated(config) if dry_run else ():
+        for line in (*unfit(config, starting_weights(config)), *copies_stated(config)) if dry_run else ():
             print(f"# {line}")
         return 0
     train(config, progress=not quiet, say=print)

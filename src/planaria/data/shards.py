@@ -22,6 +22,7 @@ from planaria.data.cache import cache_folder, locked
 from planaria.data.corpus import documents, fingerprint
 from planaria.data.tokenizer import Tokenizer, load_tokenizer
 from planaria.errors import UserError
+from planaria.memory_pool import trim
 
 FORMAT: Final = 1
 SHARD = 2**28
@@ -163,6 +164,7 @@ def _build(folder: Path, data: DataConfig, tokenizer: Tokenizer, made_from: str,
         unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        trim()  # tokenising took 50 MB and more
     return Dataset.open(folder)
 
 

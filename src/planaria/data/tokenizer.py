@@ -15,6 +15,8 @@ from planaria import atomic
 from planaria.config import DataConfig
 from planaria.data.corpus import documents, fingerprint
 from planaria.errors import UserError
+from planaria.model.gguf import gguf_tokenizer
+from planaria.model.gguf_file import is_gguf
 
 END = "<|end|>"
 """the document separator of our own tokenizers"""
@@ -46,12 +48,13 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end: int | None = None) -> Tokenizer:
-        """Read a tokenizer.json, where ``end`` separates documents or else a token with a known name.
+        """Read a tokenizer.json, or the tokenizer in a GGUF file; ``end`` separates documents or else a token with a
+        known name.
 
         Raises UserError if it is missing, not one, or has no such separator.
         """
         try:
-            inner = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+            inner = gguf_tokenizer(path) if is_gguf(path) else tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except OSError as error:
             raise UserError(
                 f"data.tokenizer: cannot read {str(path)!r} ({error.strerror}); "

@@ -1,70 +1,102 @@
-"""Start a run from given weights: they become its checkpoint of step 0."""
+"""Start a run from given weights: they become its checkpoint of step 0, and are never in memory as a whole."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from planaria.checkpoint.cut import CUT
-from planaria.checkpoint.stage_file import write_stage
+from torch import Tensor
+
+from planaria import digests
+from planaria.checkpoint.cut import atom_name, declared
+from planaria.checkpoint.loading import cut_for
+from planaria.checkpoint.stage_file import stream_weights
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
-from planaria.config import ModelConfig, RunConfig
+from planaria.config import RunConfig
 from planaria.control.saving import folder_name
 from planaria.data.shards import Dataset
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.origin import Origin
-from planaria.engine.runs import open_model
+from planaria.engine.weights import FIXED, open_weights, require_same
 from planaria.errors import UserError
-from planaria.model.stages import Llama
-from planaria.model.state import StageState
-
-FREE = ("init_std", "context", *CUT, "norm_eps", "rope_theta")
-"""what a model may say otherwise than the one it starts from: no tensor's shape depends on it"""
+from planaria.model.foreign import Weights
+from planaria.recovery import recovery
+from planaria.routing import ROUTINGS
 
 
-def starting_weights(config: RunConfig, dataset: Dataset) -> Llama | None:
-    """The model that ``train.start`` names, cut as the run is; None when the run starts from the seed's own weights.
+def starting_weights(config: RunConfig) -> Weights | None:
+    """The weights that ``train.start`` names; None when the run starts from the seed's own.
 
-    :raises UserError: when there is none, it has another shape, or other tokens than the run's data.
+    :raises UserError: when there are none, or not of the recipe's model; when their own tokenizer has more ids.
     """
     if config.train.start is None:
         return None
-    folder = Path(config.train.start).expanduser()
-    model, tokenizer = open_model(folder)
-    differing = [
-        name
-        for name in ModelConfig.model_fields
-        if name not in FREE and _shape(model.config, name) != _shape(config.model, name)
-    ]
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"train.start = {config.train.start!r}: its model has {name} = {getattr(model.config, name)}, the recipe "
-            f"{getattr(config.model, name)}; set model.{name} to the same"
-        )
-    if tokenizer.to_json() != Tokenizer.open(dataset.tokenizer_file).to_json():
-        raise UserError(
-            f"train.start = {config.train.start!r}: its tokenizer is not data.tokenizer = {config.data.tokenizer!r}, "
-            f"so every id would mean something else; set data.tokenizer to {folder / 'tokenizer.json'}"
-        )
-    cut = Llama(config.model, config.pipeline.stages, initialise=False)
-    cut.load_global_state(model.global_state())
-    return cut
+    weights = open_weights(config.train.start)
+    require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
+    if weights.tokenizer is not None and _inherits(config, weights.tokenizer):
+        ids, rows = Tokenizer.open(weights.tokenizer).vocab, weights.config.vocab
+        if ids > rows:
+            raise UserError(f"{weights.tokenizer}: has {ids} ids, and its model rows for {rows}: not one's tokenizer")
+    return weights
 
 
-def branch_off(parent: Llama, folder: Path, config: RunConfig) -> Origin:
-    """Write the parent's weights as the run's checkpoint of step 0, for all engines to begin with."""
-    store, stages = CheckpointStore(folder / "checkpoints"), range(config.pipeline.stages + 1)
-    digests: dict[str, str] = {}
-    for stage, part in zip(stages, (parent.ends, *parent.stages), strict=True):
-        weights = {name: tensor.detach() for name, tensor in part.named_parameters()}
-        digests[stage_name(stage, 0, 1)] = write_stage(store.unfinished(0), stage, 0, StageState(weights)).sha256
-    manifest = Manifest(
-        step=0, stages=list(stages), pipeline_stages=stages[-1], samples=0, digests=digests, model=config.model
-    )
+def require_tokenizer(weights: Weights, config: RunConfig, dataset: Dataset) -> None:
+    """:raises UserError: when the run's data is in other tokens than the weights know."""
+    start, chosen, mend = config.train.start, config.data.tokenizer, "so every id would mean something else; set"
+    if weights.tokenizer is None:
+        if chosen in ("bpe", "bytes"):
+            raise UserError(
+                f"train.start = {start!r}: no tokenizer is there, and data.tokenizer = {chosen!r} is not what it was "
+                f"trained with, {mend} data.tokenizer to its tokenizer.json"
+            )
+    elif not _inherits(config, weights.tokenizer) and _digest(weights.tokenizer) != dataset.meta.tokenizer:
+        raise UserError(
+            f"train.start = {start!r}: its tokenizer is not data.tokenizer = {chosen!r}, {mend} data.tokenizer to "
+            f"{weights.tokenizer}"
+        )
+
+
+def _inherits(config: RunConfig, tokenizer: Path) -> bool:
+    return config.data.tokenizer == str(tokenizer.absolute())
+
+
+def _digest(tokenizer: Path) -> str:
+    """As ``data.shards.Meta.tokenizer``."""
+    return digests.of(Tokenizer.open(tokenizer).to_json().encode())
+
+
+def unfit(config: RunConfig, weights: Weights | None) -> Iterator[str]:
+    """What of a recipe harms the weights that it starts from, a line for each."""
+    if weights is None:
+        return
+    known, context = weights.config.context, config.model.context
+    if context > known:
+        yield f"warning: model.context = {context}: the weights know positions up to {known}, and learn the others anew"
+    for name, strategy in recovery(config.recovery, config.pipeline.stages).strategies.items():
+        if strategy.unfit:
+            yield f"warning: recovery {name!r} is unfit for trained weights: {strategy.unfit}; see docs/pretrained.md"
+    if config.routing.schedule is None:
+        routing = ROUTINGS.make(config.routing.kind, config.routing.options)
+        if routing.unfit:
+            kind = config.routing.kind
+            yield f"warning: routing {kind!r} is unfit for trained weights: {routing.unfit}; see docs/pretrained.md"
+
+
+def branch_off(weights: Weights, folder: Path, config: RunConfig) -> Origin:
+    """Write the weights as the run's checkpoint of step 0, for all engines to begin with; tensor by tensor.
+
+    :raises UserError: when a tensor cannot be read, or is not finite.
+    """
+    store, cut = CheckpointStore(folder / "checkpoints"), cut_for(config)
+    stages, sums = list(range(cut.stages + 1)), dict[str, str]()
+    for stage in stages:
+        shapes = {name: entry.shape for name, entry in declared(cut, stage).items()}
+
+        def read(local: str, stage: int = stage) -> Tensor:
+            return weights.tensor(atom_name(cut, stage, local))
+
+        sums[stage_name(stage, 0, 1)] = stream_weights(store.unfinished(0), stage, 0, shapes, read).sha256
+    manifest = Manifest(step=0, stages=stages, pipeline_stages=cut.stages, samples=0, digests=sums, model=config.model)
     name = folder_name(0, partial=False)
     store.seal(name, manifest, config.checkpoint.keep)
     return Origin(load=dict.fromkeys(stages, name))
-
-
-def _shape(config: ModelConfig, name: str) -> object:
-    return config.kv if name == "kv_heads" else getattr(config, name)

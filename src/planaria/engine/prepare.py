@@ -19,13 +19,13 @@ from planaria.data.shards import Dataset
 from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.engine.best import settle
-from planaria.engine.branch import starting_weights
+from planaria.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.unused import idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.model.families import check_shapes, family
-from planaria.model.stages import Llama
+from planaria.model.foreign import Weights
 from planaria.plan.check import require
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import read as read_schedule
@@ -39,8 +39,8 @@ class Prepared:
     config: RunConfig
     dataset: Dataset
     trace: Trace
-    parent: Llama | None = None
-    """the model that ``train.start`` names, cut as the run is"""
+    parent: Weights | None = None
+    """what ``train.start`` names, on its disk"""
     notes: tuple[str, ...] = ()
     """settings that are for other runs than this, a line for each reason"""
 
@@ -61,10 +61,12 @@ def prepare(
         require_used(config)
     check(config)
     faults = trace if trace is not None else read_faults(config)
+    parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
     streams(config, dataset)
-    parent = starting_weights(config, dataset) if begins else None
-    return Prepared(config, dataset, faults, parent, tuple(idle(config, faults)))
+    if parent is not None:
+        require_tokenizer(parent, config, dataset)
+    return Prepared(config, dataset, faults, parent, (*idle(config, faults), *unfit(config, parent)))
 
 
 def streams(config: RunConfig, dataset: Dataset) -> tuple[Stream, Stream | None]:

@@ -14,14 +14,10 @@ from planaria import digests, documents, recipe
 from planaria.atomic import refused
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import text as trace_text
-from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
 from planaria.data.shards import Dataset
-from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
-from planaria.model.huggingface import import_model, is_exported
-from planaria.model.stages import Llama
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -147,14 +143,6 @@ def newest_whole(folder: Path) -> Saved:
     if saved is None:
         raise UserError(f"{folder}: has no whole checkpoint yet; train on with `planaria train --resume {folder}`")
     return saved
-
-
-def open_model(folder: Path) -> tuple[Llama, Tokenizer]:
-    """The model of a run, or an exported one, and its tokenizer; UserError when ``folder`` is neither."""
-    if is_exported(folder):
-        return import_model(folder), Tokenizer.open(folder / TOKENIZER)
-    config_of(folder, TOKENIZER)
-    return load_model(newest_whole(folder)), Tokenizer.open(folder / TOKENIZER)
 
 
 def is_held(folder: Path) -> bool:

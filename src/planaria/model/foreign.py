@@ -1,17 +1,60 @@
-"""What the readers of other programs' model files share: shapes from strangers become a model, or one clear line."""
+"""Models in files, of other programs or ours: their shapes first, and their tensors one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.stages import Llama
+from planaria.model.stages import Llama, require_shapes
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model in a file. Nothing of its weights is in memory until :meth:`tensor` is asked for one."""
+
+    place: Path
+    config: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
+    """by global name"""
+    read: Callable[[str], Tensor]
+    """one of them, of any type and finite or not"""
+    tokenizer: Path | None = None
+    """what :meth:`planaria.data.tokenizer.Tokenizer.open` opens; None: nothing is there"""
+
+    def __post_init__(self) -> None:
+        """:raises UserError: naming the file and the first tensor that is missing, of another shape, or unknown."""
+        # On a model without memory: a lying header must not ask for terabytes.
+        own = {name: tuple(one.shape) for name, one in Llama(self.config, device="meta").global_state().items()}
+        try:
+            require_shapes(own, self.shapes)
+        except UserError as error:
+            raise UserError(f"{self.place}: {error}") from None
+
+    def tensor(self, name: str) -> Tensor:
+        """fp32, in memory of its own.
+
+        :raises UserError: when it cannot be read, or holds a number that is not finite.
+        """
+        found = self.read(name).to(torch.float32)
+        low, high = torch.aminmax(found)  # NaN where there is any; takes no memory of the tensor's size
+        if not (low.isfinite() and high.isfinite()):
+            raise UserError(f"{self.place}: {name} has numbers that are not finite (NaN or infinity); give others")
+        return found
+
+    def model(self) -> Llama:
+        """The whole model in memory; UserError as in :meth:`tensor`."""
+        model = Llama(self.config, initialise=False)
+        for name, own in model.global_state().items():
+            own.copy_(self.tensor(name))
+        return model
 
 
 def checked_config(place: Path, values: dict[str, Any]) -> ModelConfig:
@@ -25,15 +68,3 @@ def checked_config(place: Path, values: dict[str, Any]) -> ModelConfig:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "shapes"
         raise UserError(f"{place}: {where}: {first['msg']} (found {first['input']!r:.80})") from error
-
-
-def assemble(place: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> Llama:
-    """The model with these weights (by global name), or a UserError that names the file too."""
-    try:
-        # Shapes first, on a model without memory: a lying header must not ask for terabytes.
-        Llama(config, device="meta").load_global_state(state)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from error
-    model = Llama(config, initialise=False)
-    model.load_global_state(state)
-    return model

@@ -1,10 +1,12 @@
 """llama.cpp's GGUF files of llama architecture: weights (dequantised to fp32) and byte-level tokenizers.
 
-The format is read by the package ``gguf``, an extra that is imported only here and only when asked for.
+Quantised numbers are read by the package ``gguf``, an extra that is imported only here and only when asked for.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.foreign import assemble, checked_config
+from planaria.model.foreign import Weights, checked_config
+from planaria.model.gguf_file import GgufFile, look
 from planaria.model.llama import to_rotate_half
 from planaria.model.stages import Llama
 
@@ -33,31 +36,86 @@ LAYER = {
 }
 SPLITS = ("gpt-2", "smollm")
 """Supported values of tokenizer.ggml.pre: how text is split before byte-pair merges"""
+PLAIN = {
+    "rope.scaling.factor": 0.0,
+    "rope.scale_linear": 1.0,
+    "attention.sliding_window": 0,
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+    "final_logit_softcapping": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+}
+"""what a plain LLaMA has where a file says anything of it"""
+_AT_ONCE = 1 << 22
+"""numbers of a tensor that are dequantised at once"""
 CONTROL, USER_DEFINED = 3, 4
 """Token types of pieces that are matched whole, before any merges"""
 
 
-def import_gguf(path: Path) -> Llama:
+def open_gguf(path: Path) -> Weights:
     """The model in a GGUF file.
 
     :raises UserError: when the file is damaged, not a plain llama, or quantised in a way ``gguf`` cannot undo.
     """
-    from gguf.quants import dequantize
+    held = look(path)
+    config = _config(held)
+    reading = {_global_name(name): _reading(held, name) for name in held.tensors}
+    shapes = {_global_name(name): lying.shape for name, lying in held.tensors.items()}
 
-    reader = _open(path)
-    config = _config(path, reader)
-    state: dict[str, Tensor] = {}
-    for tensor in reader.tensors:
-        try:
-            weight = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
-        except NotImplementedError as error:
-            raise UserError(f"{path}: {tensor.name} is {tensor.tensor_type.name}, an unknown quantisation") from error
-        name = _global_name(tensor.name)
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.heads if name.endswith("q_proj.weight") else config.kv
-            weight = to_rotate_half(weight, heads)
-        state[name] = weight
-    return assemble(path, config, state)
+    def read(name: str) -> Tensor:
+        heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
+        return reading[name]() if heads is None else to_rotate_half(reading[name](), heads)
+
+    return Weights(path, config, shapes, read, path)
+
+
+def import_gguf(path: Path) -> Llama:
+    """The same with its weights in memory."""
+    return open_gguf(path).model()
+
+
+def _reading(held: GgufFile, name: str) -> Callable[[], Tensor]:
+    """How a tensor is had: some rows at a time, each of which is quantised by itself.
+
+    :raises UserError: when its type cannot be undone, or the file ends before it does.
+    """
+    quants = _quants(held.path)
+    path, lying = held.path, held.tensors[name]
+    rows, columns = math.prod(lying.shape[:-1]), lying.shape[-1]
+    try:
+        kind = quants.GGMLQuantizationType(lying.kind)
+        (row_bytes,) = quants.quant_shape_to_byte_shape((columns,), kind)
+        quants.dequantize(np.zeros((1, row_bytes), np.uint8), kind)
+    except (NotImplementedError, ValueError) as error:
+        what = f"{name} is of a type that cannot be read ({error})"
+        raise UserError(f"{path}: {what}; give a file in F32, F16, BF16 or a quantisation that gguf knows") from None
+    if lying.begin + rows * row_bytes > held.size:
+        raise UserError(f"{path}: not a whole GGUF file ({name} ends behind it); download it again")
+    at_once = max(1, _AT_ONCE // columns)
+
+    def read() -> Tensor:
+        made = np.empty((rows, columns), np.float32)
+        for first in range(0, rows, at_once):
+            count = min(at_once, rows - first)
+            raw = np.fromfile(path, np.uint8, count * row_bytes, offset=lying.begin + first * row_bytes)
+            if raw.size < count * row_bytes:
+                raise UserError(f"{path}: has become shorter; download it again")
+            made[first : first + count] = quants.dequantize(raw.reshape(count, row_bytes), kind)
+        return torch.from_numpy(made).view(lying.shape)
+
+    return read
+
+
+def _quants(path: Path) -> Any:
+    try:
+        from gguf import quants
+    except ImportError as error:
+        raise UserError(f"{path}: reading GGUF files needs the package gguf; pip install -e '.[gguf]'") from error
+    return quants
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
@@ -65,18 +123,19 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
     :raises UserError: when there is none, or it is of another kind.
     """
-    reader = _open(path)
-    kind, split = _value(reader, "tokenizer.ggml.model"), _value(reader, "tokenizer.ggml.pre", "gpt-2")
+    found = look(path).values
+    kind, split = found.get("tokenizer.ggml.model"), found.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or split not in SPLITS:
         raise UserError(f"{path}: tokenizer {kind!r} with split {split!r} is not supported; only gpt2 with {SPLITS} is")
-    tokens = _value(reader, "tokenizer.ggml.tokens", [])
-    types = _value(reader, "tokenizer.ggml.token_type", [1] * len(tokens))
+    tokens, types, joined = (found.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
+    if not all(isinstance(one, list) for one in (tokens, types, joined)):
+        raise UserError(f"{path}: not a whole GGUF file (its tokens are no lists); download it again")
     vocab = {token: i for i, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ")) for merge in _value(reader, "tokenizer.ggml.merges", [])]
+    merges = [tuple(str(merge).split(" ")) for merge in joined]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
             raise UserError(f"{path}: merge {' '.join(merge)!r} is not among the tokens; the file is damaged")
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(first, second) for first, second in merges]))
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
@@ -86,53 +145,44 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _open(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UserError(f"{path}: reading GGUF files needs the package gguf; pip install -e '.[gguf]'") from error
-    try:
-        return GGUFReader(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a GGUF file") from error
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise UserError(f"{path}: not a whole GGUF file ({error})") from error
-
-
-def _value(reader: Any, key: str, default: Any = None) -> Any:
-    field = reader.get_field(key)
-    return default if field is None else field.contents()
-
-
-def _config(path: Path, reader: Any) -> ModelConfig:
-    if (kind := _value(reader, "general.architecture")) != "llama":
+def _config(held: GgufFile) -> ModelConfig:
+    path, found = held.path, held.values
+    if (kind := found.get("general.architecture")) != "llama":
         raise UserError(f"{path}: architecture {kind!r} is not supported; give a llama")
-    if (scaling := _value(reader, "llama.rope.scaling.type", "none")) != "none":
-        raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
-    shapes = {tensor.name: tuple(int(n) for n in tensor.shape) for tensor in reader.tensors}
-    heads = _value(reader, "llama.attention.head_count")
+    _refuse_unfit(path, found)
+    shapes = {name: lying.shape for name, lying in held.tensors.items()}
+    heads = found.get("llama.attention.head_count")
     values = {
-        "vocab": shapes.get("token_embd.weight", (0, 0))[-1],
-        "dim": _value(reader, "llama.embedding_length"),
-        "layers": _value(reader, "llama.block_count"),
+        "vocab": shapes.get("token_embd.weight", (0, 0))[0],
+        "dim": found.get("llama.embedding_length"),
+        "layers": found.get("llama.block_count"),
         "heads": heads,
-        "kv_heads": _value(reader, "llama.attention.head_count_kv", heads),
-        "hidden": _value(reader, "llama.feed_forward_length"),
-        "context": _value(reader, "llama.context_length"),
-        "rope_theta": _short(_value(reader, "llama.rope.freq_base", 10000.0)),
-        "norm_eps": _short(_value(reader, "llama.attention.layer_norm_rms_epsilon")),
+        "kv_heads": found.get("llama.attention.head_count_kv", heads),
+        "hidden": found.get("llama.feed_forward_length"),
+        "context": found.get("llama.context_length"),
+        "rope_theta": _short(found.get("llama.rope.freq_base", 10000.0)),
+        "norm_eps": _short(found.get("llama.attention.layer_norm_rms_epsilon")),
         "tied": "output.weight" not in shapes,
     }
     config = checked_config(path, values)
     for key in ("llama.rope.dimension_count", "llama.attention.key_length", "llama.attention.value_length"):
-        if _value(reader, key, config.head_dim) != config.head_dim:
+        if found.get(key, config.head_dim) != config.head_dim:
             raise UserError(f"{path}: {key} is not embedding_length / head_count = {config.head_dim}: not supported")
     return config
 
 
-def _short(number: float | None) -> float | None:
+def _refuse_unfit(path: Path, found: Mapping[str, Any]) -> None:
+    """:raises UserError: for what changes the numbers without a tensor to show for it."""
+    if (scaling := found.get("llama.rope.scaling.type", "none")) != "none":
+        raise UserError(f"{path}: rope scaling {scaling!r} is not supported; give a model with plain rotary positions")
+    for name, plain in PLAIN.items():
+        if (value := found.get(f"llama.{name}", plain)) != plain:
+            raise UserError(f"{path}: llama.{name} = {value!r} is not supported; give a model without it")
+
+
+def _short(number: object) -> object:
     """The shortest decimal that is this fp32 number: 1e-05, not 9.999999747378752e-06."""
-    return None if number is None else float(str(np.float32(number)))
+    return float(str(np.float32(number))) if isinstance(number, float) else number
 
 
 def _global_name(name: str) -> str:

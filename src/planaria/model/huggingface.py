@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from planaria import digests, documents
 from planaria.atomic import new_folder, refused
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.foreign import assemble, checked_config
+from planaria.model.foreign import Weights
+from planaria.model.hf_config import from_config, to_config
 from planaria.model.stages import Llama
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+DTYPES = ("F32", "BF16", "F16")
+"""of weights that are read"""
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 LISTED = {"planaria": "sha256"}
 """what the weights' file says when a list of digests lies beside it"""
 METADATA = {"format": "pt", **LISTED}
@@ -57,42 +62,54 @@ def export_folder(
     token, ids = None if end is None else names.get(end), {"bos_token_id": None, "eos_token_id": end}
     try:
         with new_folder(folder) as made:
-            _write(made / "config.json", _to_config(config) | {"torch_dtype": dtype} | ids)
+            _write(made / "config.json", to_config(config) | {"torch_dtype": dtype} | ids)
             _write(made / "generation_config.json", ids)
             write(made)
             if tokenizer_file is not None:
-                shutil.copyfile(tokenizer_file, made / "tokenizer.json")
+                shutil.copyfile(tokenizer_file, made / TOKENIZER)
                 _write(made / "tokenizer_config.json", _tokenizer_config(config, token))
             digests.accept(made, [file.name for file in made.iterdir()])
     except (SafetensorError, OSError) as error:
         raise UserError(f"export: {refused(folder, error)}; make room, or export elsewhere") from error
 
 
-def import_model(folder: Path) -> Llama:
-    """The Llama in a Hugging Face folder, its weights as fp32; one safetensors file or several with an index.
+def open_folder(folder: Path) -> Weights:
+    """The Llama in a Hugging Face folder: one safetensors file or several with an index.
 
-    :raises UserError: on missing or damaged files and on what this LLaMA does not have: other architectures, scaled
-        rotary positions, biases, heads that do not split the width evenly.
+    :raises UserError: on missing or damaged files and on what this LLaMA does not have (``hf_config.py``).
     """
     if sums := digests.read(folder):  # it was exported here
         digests.require(folder, sums, sums)
     place = folder / "config.json"
-    config = _from_config(place, _read(place))
-    state: dict[str, torch.Tensor] = {}
+    config = from_config(place, _read(place))
+    shapes: dict[str, tuple[int, ...]] = {}
+    files: dict[str, Path] = {}
     for file in _weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                if not sums and LISTED.items() <= (opened.metadata() or {}).items():
-                    mend = f"bring it back, or make it anew with `planaria accept {folder}`"
-                    raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
-                state.update((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118 (no mapping)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from error
-    # Older files repeat what follows from the config: a tied head, and the rotary frequencies.
-    redundant = [n for n in state if n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight")]
-    for name in redundant:
-        del state[name]
-    return assemble(folder, config, state)
+        with _opened(file) as opened:
+            if not sums and LISTED.items() <= (opened.metadata() or {}).items():
+                mend = f"bring it back, or make it anew with `planaria accept {folder}`"
+                raise UserError(f"{folder / digests.FILE}: is gone; {mend}")
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                # Older files repeat what follows from the config: a tied head, and the rotary frequencies.
+                if name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight"):
+                    continue
+                part = opened.get_slice(name)
+                if part.get_dtype() not in DTYPES:
+                    raise UserError(f"{file}: {name} is {part.get_dtype()}; weights in {', '.join(DTYPES)} are read")
+                shapes[name], files[name] = tuple(part.get_shape()), file
+
+    def read(name: str) -> Tensor:
+        with _opened(files[name]) as opened:  # closed again, it keeps no pages of the file in memory
+            found: Tensor = opened.get_tensor(name)
+            return found.clone()
+
+    tokenizer = folder / TOKENIZER
+    return Weights(folder, config, shapes, read, tokenizer if tokenizer.is_file() else None)
+
+
+def import_model(folder: Path) -> Llama:
+    """The same with its weights in memory, as fp32."""
+    return open_folder(folder).model()
 
 
 def is_exported(folder: Path) -> bool:
@@ -100,77 +117,38 @@ def is_exported(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
 
 
+def is_huggingface(folder: Path) -> bool:
+    """Is a folder one of Hugging Face's, with weights of any kind or without? A run's config.json names no model."""
+    weights = any((folder / name).exists() for name in (WEIGHTS, INDEX, *PICKLED))
+    place = folder / "config.json"
+    return weights or (place.is_file() and "model_type" in _read(place))
+
+
 def is_ours(folder: Path) -> bool:
     """Whether :func:`import_model` knows the architecture of a Hugging Face folder; its weights are not looked at."""
     place = folder / "config.json"
     try:
-        _from_config(place, _read(place))
+        from_config(place, _read(place))
     except UserError:
         return False
     return True
 
 
-def _to_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab,
-        "hidden_size": config.dim,
-        "intermediate_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context,
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied,
-        "initializer_range": config.init_std,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-
-
-def _from_config(place: Path, found: dict[str, Any]) -> ModelConfig:
-    _refuse_unsupported(place, found)
-    rope = found.get("rope_parameters") or {}
-    values = {
-        "vocab": found.get("vocab_size"),
-        "dim": found.get("hidden_size"),
-        "layers": found.get("num_hidden_layers"),
-        "heads": found.get("num_attention_heads"),
-        "kv_heads": found.get("num_key_value_heads"),
-        "hidden": found.get("intermediate_size"),
-        "context": found.get("max_position_embeddings", 2048),
-        "rope_theta": rope.get("rope_theta", found.get("rope_theta", 10000.0)),
-        "norm_eps": found.get("rms_norm_eps", 1e-6),
-        "tied": found.get("tie_word_embeddings", False),
-        "init_std": found.get("initializer_range", 0.02),
-    }
-    config = checked_config(place, values)
-    if found.get("head_dim") not in (None, config.head_dim):
-        raise UserError(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
-    return config
-
-
-def _refuse_unsupported(place: Path, found: dict[str, Any]) -> None:
-    """Anything that would change the numbers without a tensor to show for it must not pass silently."""
-    if found.get("model_type") != "llama" or found.get("architectures", ["LlamaForCausalLM"]) != ["LlamaForCausalLM"]:
-        kind = found.get("architectures") or found.get("model_type")
-        raise UserError(f"{place}: architecture {kind} is not supported; give a LlamaForCausalLM")
-    rope = found.get("rope_parameters") or {}
-    scaling = found.get("rope_scaling") or {}
-    if (kind := rope.get("rope_type", scaling.get("rope_type", scaling.get("type", "default")))) != "default":
-        raise UserError(f"{place}: rope_scaling of type {kind!r} is not supported; only plain rotary positions are")
-    for key, plain in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
-        if found.get(key, plain) != plain:
-            raise UserError(f"{place}: {key} = {found[key]!r} is not supported; this LLaMA has {key} = {plain!r}")
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
+    if pickled := [name for name in PICKLED if not (folder / INDEX).is_file() and (folder / name).exists()]:
+        mend = "convert them to safetensors (`save_pretrained` of transformers writes them)"
+        raise UserError(f"{folder / pickled[0]}: weights of a pickle are not read, for it could run any code; {mend}")
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX} is there; give a folder with safetensors weights")
     names = _read(folder / INDEX).get("weight_map")

@@ -44,6 +44,8 @@ def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     Channel j and channel j + d/2 form the pair that turns by position · theta^(-2j/d). The first half of sin is
     negative, which makes :func:`rotate` two products and a sum.
     """
+    if torch.get_default_device().type == "meta":  # arange would import all of torch's compiler there: 70 MB
+        return torch.empty(config.context, 1, config.head_dim), torch.empty(config.context, 1, config.head_dim)
     channels = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
     frequencies = config.rope_theta ** -(channels / config.head_dim)
     angles = torch.arange(config.context, dtype=torch.float32)[:, None] * frequencies

@@ -5,8 +5,9 @@ Both formats have no names and few checks of their own, so every size is held ag
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,18 +17,30 @@ from torch import Tensor
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
-from planaria.model.foreign import assemble, checked_config
+from planaria.model.foreign import Weights, checked_config
 from planaria.model.llama import to_rotate_half
-from planaria.model.stages import Llama
+from planaria.model.stages import Llama, parameter_count
 
 HEADER = struct.Struct("<7i")
 """dim, hidden, layers, heads, kv_heads, vocab (negative: untied head), context"""
 NORM_EPS = 1e-5
 """llama2.c's constant; the file does not say"""
 BOS, EOS = 1, 2
+KINDS = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "mlp.up_proj",
+)
+"""a layer's tensors in the file's order"""
 
 
-def import_llama2c(checkpoint: Path) -> Llama:
+def open_llama2c(checkpoint: Path) -> Weights:
     """The model in a version-0 checkpoint: header, then fp32 tensors in a fixed order.
 
     :raises UserError: when the file is unreadable, or its length is not what its header announces.
@@ -39,16 +52,27 @@ def import_llama2c(checkpoint: Path) -> Llama:
     except OSError as error:
         raise UserError(f"{checkpoint}: cannot be read ({error.strerror}); give a llama2.c checkpoint") from error
     config = _config(checkpoint, header)
-    layout = list(_layout(config))
-    needed = HEADER.size + 4 * sum(count for _, count in layout)
+    needed = HEADER.size + 4 * (parameter_count(config) + config.context * config.head_dim)
     if size != needed:
         raise UserError(f"{checkpoint}: {size} bytes, but its header announces {needed}; is it damaged?")
-    numbers = np.fromfile(checkpoint, dtype="<f4", offset=HEADER.size)
-    parts, start = {}, 0
-    for name, count in layout:
-        parts[name] = torch.from_numpy(numbers[start : start + count])
-        start += count
-    return assemble(checkpoint, config, _state(config, parts))
+    shapes = {name: tuple(one.shape) for name, one in Llama(config, device="meta").global_state().items()}
+    begins = dict(_begins(config, shapes))
+
+    def read(name: str) -> Tensor:
+        count = math.prod(shapes[name])
+        flat = torch.from_numpy(np.fromfile(checkpoint, "<f4", count, offset=HEADER.size + 4 * begins[name]))
+        if len(flat) < count:
+            raise UserError(f"{checkpoint}: has become shorter; is it damaged?")
+        weight = flat.view(shapes[name])
+        heads = {"q_proj": config.heads, "k_proj": config.kv}.get(name.split(".")[-2])
+        return weight if heads is None else to_rotate_half(weight, heads)
+
+    return Weights(checkpoint, config, shapes, read)
+
+
+def import_llama2c(checkpoint: Path) -> Llama:
+    """The same with its weights in memory."""
+    return open_llama2c(checkpoint).model()
 
 
 def _config(place: Path, header: bytes) -> ModelConfig:
@@ -59,44 +83,15 @@ def _config(place: Path, header: bytes) -> ModelConfig:
     return checked_config(place, {**values, "vocab": abs(vocab), "tied": vocab > 0, "norm_eps": NORM_EPS})
 
 
-def _layout(config: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Names and element counts in the file's order; layers of one kind lie together."""
-    dim, hidden, kv = config.dim, config.hidden, config.kv * config.head_dim
-    layer = {
-        "input_layernorm": dim,
-        "self_attn.q_proj": dim * dim,
-        "self_attn.k_proj": kv * dim,
-        "self_attn.v_proj": kv * dim,
-        "self_attn.o_proj": dim * dim,
-        "post_attention_layernorm": dim,
-        "mlp.gate_proj": hidden * dim,
-        "mlp.down_proj": dim * hidden,
-        "mlp.up_proj": hidden * dim,
-    }
-    yield "embed_tokens", config.vocab * dim
-    yield from ((name, config.layers * count) for name, count in layer.items())
-    yield "norm", dim
-    yield "rotary tables", config.context * config.head_dim
-    if not config.tied:
-        yield "lm_head", config.vocab * dim
-
-
-def _state(config: ModelConfig, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Global names and shapes for the file's flat parts; the rotary tables follow from the config and are dropped."""
-    state = {"model.norm.weight": parts["norm"]}
-    state["model.embed_tokens.weight"] = parts["embed_tokens"].view(-1, config.dim)
-    if not config.tied:
-        state["lm_head.weight"] = parts["lm_head"].view(-1, config.dim)
-    for name, part in parts.items():
-        if name in ("embed_tokens", "norm", "rotary tables", "lm_head"):
-            continue
-        for i, flat in enumerate(part.view(config.layers, -1)):
-            columns = config.hidden if name == "mlp.down_proj" else config.dim
-            weight = flat if name.endswith("norm") else flat.view(-1, columns)
-            if name in ("self_attn.q_proj", "self_attn.k_proj"):
-                weight = to_rotate_half(weight, config.heads if "q_proj" in name else config.kv)
-            state[f"model.layers.{i}.{name}.weight"] = weight
-    return state
+def _begins(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, int]]:
+    """Global name and first number of every tensor; those of one kind lie together, layer by layer."""
+    layers = [f"model.layers.{layer}.{kind}.weight" for kind in KINDS for layer in range(config.layers)]
+    start = 0
+    for name in ("model.embed_tokens.weight", *layers, "model.norm.weight"):
+        yield name, start
+        start += math.prod(shapes[name])
+    if not config.tied:  # behind the rotary tables, which follow from the config
+        yield "lm_head.weight", start + config.context * config.head_dim
 
 
 class Llama2cTokenizer:

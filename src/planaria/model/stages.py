@@ -250,14 +250,7 @@ class Llama(nn.Module):
             model is unchanged then.
         """
         own = dict(self._named())
-        for name, parameter in own.items():
-            if name not in state:
-                raise UserError(f"weights: {name} is missing; it should have shape {list(parameter.shape)}")
-            if state[name].shape != parameter.shape:
-                raise UserError(f"weights: {name} has shape {list(state[name].shape)}, not {list(parameter.shape)}")
-        for name in state:
-            if name not in own:
-                raise UserError(f"weights: {name} has no place in this model")
+        require_shapes(*({name: tuple(one.shape) for name, one in named.items()} for named in (own, state)))
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(state[name])
@@ -266,6 +259,18 @@ class Llama(nn.Module):
         for number, stage in enumerate((self.ends, *self.stages)):
             for local, parameter in stage.named_parameters():
                 yield global_name(self.config, len(self.stages), number, local), parameter
+
+
+def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
+    """:raises UserError: naming the first tensor that a model of ``own`` shapes misses, has otherwise, or knows not."""
+    for name, shape in own.items():
+        if name not in given:
+            raise UserError(f"weights: {name} is missing; it should have shape {list(shape)}")
+        if given[name] != shape:
+            raise UserError(f"weights: {name} has shape {list(given[name])}, not {list(shape)}")
+    for name in given:
+        if name not in own:
+            raise UserError(f"weights: {name} has no place in this model")
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -146,6 +146,8 @@ class Recovery(Choice, ABC):
     needs: ClassVar[Needs] = Needs()
     exact: ClassVar[bool] = False
     """is what is rebuilt what was lost, so that losses cost time and no learning?"""
+    unfit: ClassVar[str] = ""
+    """what it makes of a lost stage of weights that were trained without it, as a clause; empty: nothing to warn of"""
 
     @property
     def variety(self) -> str:

@@ -21,6 +21,8 @@ class Uniform(Recovery):
     """The ablation that weighs both neighbours alike; what CheckFree adds to it is ω."""
 
     needs: ClassVar[Needs] = Needs(alike=True)
+    unfit: ClassVar[str] = "a lost stage becomes the mean of its neighbours"
+
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """a rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "mean", "copy"] = "fresh"

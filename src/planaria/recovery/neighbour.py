@@ -18,6 +18,8 @@ class CopyNeighbour(Recovery):
     """The weights of one neighbour."""
 
     needs: ClassVar[Needs] = Needs(alike=True)
+    unfit: ClassVar[str] = "a lost stage becomes its neighbour's copy"
+
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """the rebuilt stage's learning rate is multiplied by this once"""
     moments: Literal["fresh", "copy"] = "fresh"

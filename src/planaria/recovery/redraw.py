@@ -7,7 +7,7 @@ again from there, since the gradients of those projections are not zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,6 +22,8 @@ OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 class Redraw(Recovery):
     """New random weights."""
+
+    unfit: ClassVar[str] = "a lost stage is drawn anew"
 
     lr_scale: Annotated[float, Field(gt=0)] = 1.1
     """the new stage's learning rate is multiplied by this once"""

@@ -19,6 +19,8 @@ class Routing(Choice, ABC):
 
     varies: ClassVar[bool] = False
     """are routes drawn anew in every step, so that any two stages may meet?"""
+    unfit: ClassVar[str] = ""
+    """what it does to stages that were trained in their order, as a clause; empty: nothing to warn of"""
 
     @abstractmethod
     def routes(self, config: RunConfig, step: int) -> list[Route]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.routing.base import Route, Routing
@@ -12,6 +14,8 @@ FEWEST = 4
 
 class Swapped(Routing):
     """Half of the microbatches meet the outer stages in swapped order."""
+
+    unfit: ClassVar[str] = "half of the microbatches meet the outer stages in an order that they do not know"
 
     def routes(self, config: RunConfig, step: int) -> list[Route]:
         return swapped(config.pipeline.stages, config.pipeline.microbatches)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planaria.engine.weights import HUB, downloaded
 from planaria.errors import UserError
 from planaria.swarm.policy.huggingface import open_model
-from planaria.swarm.policy.policies import HUB, downloaded
 
 TEMPERATURE, TOP_K, TOP_P = 0.6, 10, 0.9
 """how judgements are drawn. Source: arXiv 2511.09780, less its beams"""

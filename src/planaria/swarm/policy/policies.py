@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planaria import digests, documents
+from planaria import documents
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.tokenizer import Tokenizer
+from planaria.engine.weights import located
 from planaria.errors import UserError
 from planaria.model.decode import decode
 from planaria.model.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
@@ -21,8 +22,6 @@ from planaria.model.stages import Llama
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.wording import Wording
-
-HUB = "hf:"
 
 
 class LlamaPolicy(Wording):
@@ -79,7 +78,7 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
 
     :raises UserError: when something is missing, damaged or does not fit.
     """
-    folder = downloaded(path.removeprefix(HUB)) if path.startswith(HUB) else Path(path).expanduser()
+    folder = located(path)
     foreign = is_exported(folder)
     if foreign and (lora_rank or not is_ours(folder)):
         return HuggingFacePolicy(open_model(folder), _tokenizer(folder), lora_rank, lora_alpha, seed)
@@ -91,22 +90,6 @@ def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, se
     if lora_rank:
         raise UserError(f"{folder}: LoRA needs a Hugging Face folder; make one with `planaria export {folder}`")
     return LlamaPolicy(load_model(saved), Tokenizer.open(folder / "tokenizer.json"))
-
-
-def downloaded(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub, without pickles and code.
-
-    :raises UserError: when it cannot be had.
-    """
-    import huggingface_hub
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", digests.FILE])
-        )
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{HUB}{name}: cannot be had ({reason}); check the name and the network") from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -1,0 +1,127 @@
+"""What Hugging Face's config.json says of a model, and what of it this LLaMA does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planaria.config import ModelConfig
+from planaria.errors import UserError
+from planaria.model.foreign import checked_config
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+"""those that compute alike, but for what is refused"""
+PLAIN: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_qk_norm": False,
+    "qk_norm": False,
+    "qk_layernorm": False,
+    "partial_rotary_factor": 1.0,
+    "rotary_pct": 1.0,
+    "quantization_config": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "logits_scaling": 1.0,
+    "logit_scale": None,
+    "scale_emb": 1.0,
+    "scale_depth": None,
+    "dim_model_base": None,
+    "num_local_experts": None,
+    "parallel_attn": False,
+    "clip_qkv": None,
+}
+"""what a plain LLaMA has where a file says anything of it; null says nothing"""
+_ROPE = {"rope_type": "default", "type": "default", "factor": 1.0, "partial_rotary_factor": 1.0}
+"""the same of its rotary positions"""
+
+
+def to_config(config: ModelConfig) -> dict[str, Any]:
+    """What ``transformers`` is to read of a model of ours."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab,
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.init_std,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def from_config(place: Path, found: Mapping[str, Any]) -> ModelConfig:
+    """The model that a config.json, the file ``place``, describes.
+
+    :raises UserError: when it is of another architecture, has what :data:`PLAIN` has not, or shapes that cannot be.
+    """
+    _refuse_unfit(place, found)
+    rope = found.get("rope_parameters") or {}
+    values = {
+        "vocab": found.get("vocab_size"),
+        "dim": found.get("hidden_size"),
+        "layers": found.get("num_hidden_layers"),
+        "heads": found.get("num_attention_heads"),
+        "kv_heads": found.get("num_key_value_heads"),
+        "hidden": found.get("intermediate_size"),
+        "context": found.get("max_position_embeddings", 2048),
+        "rope_theta": rope.get("rope_theta", found.get("rope_theta", 10000.0)),
+        "norm_eps": found.get("rms_norm_eps", 1e-6),
+        "tied": found.get("tie_word_embeddings", False),
+        "init_std": found.get("initializer_range", 0.02),
+    }
+    config = checked_config(place, values)
+    if found.get("head_dim") not in (None, config.head_dim):
+        raise UserError(f"{place}: head_dim = {found['head_dim']} must be hidden_size / num_attention_heads")
+    return config
+
+
+def _refuse_unfit(place: Path, found: Mapping[str, Any]) -> None:
+    """Anything that would change the numbers without a tensor to show for it must not pass silently."""
+    model = str(found.get("model_type"))
+    if model not in ARCHITECTURES or found.get("architectures") not in (None, [ARCHITECTURES[model]]):
+        kind = found.get("architectures") or model
+        raise UserError(f"{place}: architecture {kind} is not supported; give a {' or '.join(ARCHITECTURES.values())}")
+    # What such a file leaves out has another meaning there than in a Llama's.
+    for key in ("num_key_value_heads", "sliding_window") if model == "mistral" else ():
+        if key not in found:
+            raise UserError(f"{place}: {key} is missing; download it again, or save it with transformers")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = found.get(key) or {}
+        if not isinstance(rope, Mapping):
+            raise UserError(f"{place}: {key} = {rope!r:.80} is not a table; download it again")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        for name, plain in _ROPE.items():
+            if rope.get(name, plain) not in (plain, None):
+                also = "" if name in ("rope_type", "type") else f" with {name} = {rope[name]!r}"
+                mend = "only plain rotary positions are"
+                raise UserError(f"{place}: rope_scaling of type {kind!r}{also} is not supported; {mend}")
+    for key, plain in PLAIN.items():
+        if found.get(key, plain) not in (plain, None):
+            shown = f"{found[key]!r:.80}"
+            raise UserError(f"{place}: {key} = {shown} is not supported; this LLaMA has {key} = {plain!r}")
+    if _slides(found):
+        raise UserError(
+            f"{place}: sliding_window = {found['sliding_window']!r} is not supported; a token sees all before it"
+        )
+
+
+def _slides(found: Mapping[str, Any]) -> bool:
+    """Is there a window of attention that is narrower than the model's context?"""
+    window, context = found.get("sliding_window"), found.get("max_position_embeddings", 2048)
+    inactive = window is None or found.get("use_sliding_window") is False
+    return not inactive and not (isinstance(window, int) and isinstance(context, int) and window >= context)

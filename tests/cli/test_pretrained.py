@@ -1,0 +1,340 @@
+"""``train --train.start``: what weights of others fix is inherited, what cannot be done is refused before anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from planaria import cli, digests
+from planaria.api import training
+from planaria.api.recipes import configure
+from planaria.checkpoint.loading import load_model
+from planaria.checkpoint.stage_file import require_stage, stage_file
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import DataConfig, ModelConfig
+from planaria.data.tokenizer import load_tokenizer
+from planaria.engine.branch import branch_off
+from planaria.engine.runs import config_of
+from planaria.engine.weights import open_model, open_weights
+from planaria.errors import UserError
+from planaria.model.huggingface import export_model
+from planaria.model.stages import Llama
+
+MODEL = ModelConfig(
+    vocab=300, dim=32, layers=5, heads=4, kv_heads=2, hidden=48, context=64, rope_theta=5e4, norm_eps=1e-4, tied=False
+)
+RECIPE = """
+name = "child"
+engine = "inline"
+model = {{ context = 32, ends_layers = 1 }}
+pipeline = {{ stages = 4, microbatches = 2, microbatch_size = 1 }}
+data = {{ source = "{folder}/text.txt", cache = "{folder}/cache" }}
+train = {{ steps = 1, eval_every = 0 }}
+recovery = {{ strategy = "checkpoint" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, its text, and ``theirs``: a model as another program would have left it."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    (folder / "child.toml").write_text(RECIPE.format(folder=folder))
+    load_tokenizer(DataConfig(tokenizer="bytes"), 300, folder).save(folder / "tokenizer.json")
+    export_model(Llama(MODEL, seed=1), folder / "theirs", folder / "tokenizer.json")
+    (folder / "theirs" / digests.FILE).unlink()
+    state = load_file(folder / "theirs" / "model.safetensors")
+    save_file(state, folder / "theirs" / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def train(home: Path, start: object, *flags: str) -> int:
+    words = ["train", str(home / "child.toml"), "--quiet", "--out", str(home / "runs"), "--train.start", str(start)]
+    return cli.run([*words, *flags])
+
+
+def test_what_the_weights_fix_is_inherited(home: Path) -> None:
+    assert train(home, home / "theirs", "--name", "heir") == 0
+    run = home / "runs" / "heir"
+    found, model = config_of(run), config_of(run).model
+    assert model == MODEL.model_copy(update={"context": 32, "ends_layers": 1, "init_std": model.init_std})
+    assert found.data.tokenizer == str(home / "theirs" / "tokenizer.json")
+    first = next(saved for saved in CheckpointStore(run / "checkpoints").list() if saved.step == 0)
+    before, after = Llama(MODEL, seed=1).global_state(), load_model(first).global_state()
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
+
+
+def test_context_is_the_recipes_up_to_what_the_weights_know(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = home / "bare.toml"
+    bare.write_text((home / "child.toml").read_text().replace("context = 32, ", ""))
+    words = ["train", str(bare), "--dry-run", "--train.start", str(home / "theirs")]
+    assert cli.run(words) == 0
+    assert "context = 64\n" in capsys.readouterr().out
+    assert cli.run([*words, "--model.context", "128"]) == 0
+    assert "# warning: model.context = 128: the weights know positions up to 64" in capsys.readouterr().out
+
+
+def test_a_pickle_beside_safetensors_is_left_alone(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "theirs", tmp_path / "both")
+    (tmp_path / "both" / "pytorch_model.bin").write_bytes(b"PK")
+    assert open_weights(tmp_path / "both").config == open_weights(home / "theirs").config
+
+
+def test_one_tensor_is_in_memory_at_a_time(home: Path, tmp_path: Path) -> None:
+    weights, read = open_weights(home / "theirs"), list[weakref.ref[torch.Tensor]]()
+    config = configure(home / "child.toml", settings={"train.start": str(home / "theirs")})
+
+    def watched(name: str) -> torch.Tensor:
+        assert not [one for one in read if one() is not None], "the last one is still there"
+        tensor = weights.read(name)
+        read.append(weakref.ref(tensor))
+        return tensor
+
+    branch_off(replace(weights, read=watched), tmp_path, config)
+    assert len(read) == len(weights.shapes)
+    (saved,) = CheckpointStore(tmp_path / "checkpoints").list()
+    for stage in range(5):
+        require_stage(saved.folder, stage, saved.manifest.digests[stage_file(Path(), stage).name])
+
+
+def test_a_comparison_of_such_a_recipe_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "race.toml").write_text(
+        f'train = {{ start = "{home / "theirs"}", eval_every = 10 }}\n[compare]\nseeds = [1]\n[compare.arms.one]\n'
+    )
+    with pytest.raises(UserError, match=r"race.toml: train.start: arms begin with the weights of their seed"):
+        cli.run(["compare", str(tmp_path / "race.toml"), "--quiet"])
+
+
+def test_bf16_weights_become_fp32(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "theirs", tmp_path / "half")
+    tensors(lambda state: state.update({name: one.bfloat16() for name, one in state.items()}))(tmp_path / "half")
+    model, _ = open_model(tmp_path / "half")
+    for name, whole in Llama(MODEL, seed=1).global_state().items():
+        assert torch.equal(model.global_state()[name], whole.bfloat16().float())
+
+
+Damage = Callable[[Path], object]
+
+
+def edit(**changes: Any) -> Damage:
+    def apply(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return apply
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    def apply(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return apply
+
+
+def numbers(name: str, value: float) -> Damage:
+    return tensors(lambda state: state[name].view(-1)[-1:].fill_(value))
+
+
+def typed(dtype: torch.dtype) -> Damage:
+    return tensors(lambda state: state.update({"model.norm.weight": state["model.norm.weight"].to(dtype)}))
+
+
+def cut_off(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def larger_tokenizer(folder: Path) -> None:
+    load_tokenizer(DataConfig(tokenizer="bytes"), 300, folder).save(folder / "tokenizer.json")
+    text = json.loads((folder / "tokenizer.json").read_text())
+    end = text["added_tokens"][0]
+    text["added_tokens"] += [end | {"id": i, "content": f"<{i}>"} for i in range(257, 301)]
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+
+
+UNFIT: dict[str, tuple[Damage, str]] = {
+    "linear rope": (edit(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling of type 'linear'"),
+    "a factor": (edit(rope_scaling={"rope_type": "default", "factor": 4.0}), "'default' with factor = 4.0"),
+    "llama 3's rope": (edit(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5}), "of type 'llama3'"),
+    "both ropes": (
+        edit(rope_parameters={"rope_type": "default"}, rope_scaling={"rope_type": "yarn", "factor": 8.0}),
+        "of type 'yarn'",
+    ),
+    "no table": (edit(rope_scaling="linear"), "rope_scaling = 'linear' is not a table"),
+    "part of a head": (edit(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+    "quantised": (edit(quantization_config={"quant_method": "gptq", "bits": 4}), "quantization_config = "),
+    "sliding": (edit(sliding_window=16), "sliding_window = 16"),
+    "attention's bias": (edit(attention_bias=True), "attention_bias = True"),
+    "mlp's bias": (edit(mlp_bias=True), "mlp_bias = True"),
+    "norms of q and k": (edit(use_qk_norm=True), "use_qk_norm = True"),
+    "softcapping": (edit(final_logit_softcapping=30.0), "final_logit_softcapping = 30.0"),
+    "Granite": (edit(residual_multiplier=0.22), "residual_multiplier = 0.22"),
+    "MiniCPM": (edit(scale_depth=1.4), "scale_depth = 1.4"),
+    "Qwen": (edit(model_type="qwen2", architectures=["Qwen2ForCausalLM"]), "Qwen2ForCausalLM.* is not supported"),
+    "another head": (edit(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+    "Mistral's window": (
+        edit(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=16),
+        "sliding_window = 16",
+    ),
+    "Mistral without a word of it": (edit(model_type="mistral", architectures=None), "sliding_window is missing"),
+    "no name": (edit(model_type="gemma2", architectures=None), "architecture gemma2 is not supported"),
+    "wide heads": (edit(head_dim=16), "head_dim = 16 must be"),
+    "GELU": (edit(hidden_act="gelu"), "hidden_act = 'gelu'"),
+    "NaN": (numbers("model.layers.4.mlp.down_proj.weight", float("nan")), "down_proj.weight has numbers that are not"),
+    "infinity": (numbers("lm_head.weight", -float("inf")), "lm_head.weight has numbers that are not finite"),
+    "integers": (typed(torch.int8), "model.norm.weight is I8; weights in F32, BF16, F16 are read"),
+    "fp8": (typed(torch.float8_e4m3fn), "model.norm.weight is F8_E4M3; weights in"),
+    "missing": (tensors(lambda state: state.pop("model.norm.weight")), "model.norm.weight is missing"),
+    "unknown": (
+        tensors(lambda state: state.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)})),
+        "q_proj.bias has no place",
+    ),
+    "another shape": (edit(intermediate_size=64), r"gate_proj.weight has shape \[48, 32\], not \[64, 32\]"),
+    "cut off": (cut_off, "not a readable safetensors file"),
+    "pickled": (pickled, "pytorch_model.bin: weights of a pickle are not read.*convert them to safetensors"),
+    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "not a run"),
+    "more tokens than rows": (larger_tokenizer, "has 301 ids, and its model rows for 300"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json: not JSON"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_an_unfit_folder_is_refused_in_one_line(
+    kind: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage, complaint = UNFIT[kind]
+    shutil.copytree(home / "theirs", tmp_path / "unfit")
+    damage(tmp_path / "unfit")
+    monkeypatch.setattr(training, "_train", lambda *_: pytest.fail("it began"))
+    words = ["train", str(home / "child.toml"), "--quiet", "--out", str(tmp_path / "runs"), "--engine", "fleet"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--train.start", str(tmp_path / "unfit")])
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2
+    assert "\n" not in said and "unfit" in said
+    with pytest.raises(UserError, match=complaint):
+        raise UserError(said)
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            ["--model.rope_theta", "1e4"],
+            "its model has rope_theta = 50000.0, the recipe 10000.0; leave model",
+        ),
+        (["--model.norm_eps", "1e-6"], "its model has norm_eps = 0.0001, the recipe 1e-06; leave model.norm_eps out"),
+        (["--model.kv_heads", "4"], "its model has kv_heads = 2, the recipe 4"),
+        (["--model.tied", "true"], "its model has tied = False, the recipe True"),
+        (["--model.layers", "4"], "its model has layers = 5, the recipe 4"),
+        (["--model.ends_layers", "0"], "does not divide into pipeline.stages = 4; set model.ends_layers = 1"),
+        (["--data.tokenizer", "bytes", "--model.vocab", "301"], "its model has vocab = 300, the recipe 301"),
+    ],
+)
+def test_a_recipe_that_says_otherwise_is_refused(home: Path, flags: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        train(home, home / "theirs", "--name", "wrong", *flags)
+    assert not (home / "runs" / "wrong").exists()
+
+
+def test_weights_without_a_tokenizer_ask_for_one(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "theirs", tmp_path / "mute")
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"no tokenizer is there, .* set data.tokenizer to its tokenizer.json"):
+        train(home, tmp_path / "mute", "--name", "mute")
+    given = ["--data.tokenizer", str(home / "tokenizer.json")]
+    assert train(home, tmp_path / "mute", "--name", "mute", *given) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("m.bin", b"PK\x03\x04 and so on", "a pickle is not read"),
+        ("m.pt", b"\x80\x02}q", "a pickle is not read"),
+        ("m.safetensors", bytes(40), "not a file of weights that is known; give a GGUF file, or the folder"),
+        ("m.bin", bytes(40), "m.bin: .*greater than 0"),
+        ("m.gguf", b"GGUF", "not a whole GGUF file"),
+        ("m.gguf", b"", "not a whole GGUF file"),
+    ],
+)
+def test_a_file_that_is_no_weights_is_refused(
+    name: str, content: bytes, complaint: str, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        train(home, tmp_path / name)
+
+
+def test_a_folder_of_gguf_files_names_one(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(UserError, match=r"no config.json is there; give the file .*m.gguf"):
+        train(home, tmp_path)
+
+
+def test_a_model_of_the_hub_is_pinned_to_what_was_downloaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    asked: list[str] = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        assert not any(pattern in ("*", "*.bin", "*.py") for pattern in allow_patterns)
+        return str(home / "theirs")
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    assert train(home, "hf:someone/small", "--dry-run") == 0
+    assert f'start = "{home / "theirs"}"' in capsys.readouterr().out
+    assert set(asked) == {"someone/small"}
+
+
+def test_a_hub_that_is_not_there_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fetch(*_: object, **__: object) -> str:
+        raise hub.errors.LocalEntryNotFoundError("no connection\nand nothing cached")
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    with pytest.raises(
+        UserError, match=r"hf:someone/small: cannot be had \(.*\); check the name and the network"
+    ) as found:
+        train(home, "hf:someone/small")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "warnings"),
+    [
+        ([], []),
+        (["--recovery.strategy", "echo, checkpoint"], []),
+        (["--recovery.strategy", "checkfree"], ["recovery 'checkfree'"]),
+        (
+            ["--recovery.strategy", "checkfree_plus", "--routing.kind", "swapped"],
+            ["recovery 'checkfree_plus'", "routing 'swapped'"],
+        ),
+        (["--recovery.strategy", "random"], ["recovery 'random'"]),
+    ],
+)
+def test_what_harms_trained_weights_is_said_before_the_run(
+    flags: list[str], warnings: list[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(home, home / "theirs", "--dry-run", *flags) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    for expected, line in zip(warnings, said, strict=True):
+        assert f"# warning: {expected} is unfit for trained weights" in line
