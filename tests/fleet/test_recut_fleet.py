@@ -45,6 +45,21 @@ def test_two_stages_go_on_where_four_stopped_and_one_process_where_those_did(tmp
     assert losses(record) == whole(config, 14), "to the last bit"
 
 
+def test_two_that_agree_in_every_step_go_on_at_any_cut_and_engine(tmp_path: Path) -> None:
+    """Inline every replica has files of its own, on the fleet they have one together: either reads the other's."""
+    config = tiny(tmp_path, stages=4, steps=3, optim={"clip": 0.0}, exchange={"replicas": 2})
+    train(config)
+    shapes = ((1, 6, "inline", [0, 1]), (2, 9, "fleet", []), (2, 12, "inline", [0, 1]))
+    for stages, steps, engine, apart_in in shapes:
+        flags = {"pipeline.stages": str(stages), "train.steps": str(steps), "engine": engine}
+        assert command.resume(folder_of(config), flags, quiet=True) == 0
+        saved = CheckpointStore(folder_of(config) / "checkpoints").newest()
+        assert saved is not None and sorted(saved.manifest.standings) == apart_in
+    record = read_run(folder_of(config))
+    assert prove_exactly_once(record) == []
+    assert losses(record) == whole(config, 12), "to the last bit"
+
+
 def test_three_that_agree_in_every_step_go_on_where_two_met_now_and_then(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.engine.recall import recalled
 from planaria.errors import UserError
+from planaria.exchange import exchange
 from planaria.options import Options
 from planaria.record.events import Recut, Shape, Standing
 from planaria.record.logs import EVENTS
@@ -277,11 +278,17 @@ def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str
     if was.replicas != now.replicas:
         counts = " now ".join(f"{n} replica{'s' * (n > 1)}," for n in (was.replicas, now.replicas)).rstrip(",")
         what = "the mean of weights and moments" if rule.weights == "mean" else "copies of the one model"
-        lines.append(f"of {counts}: they begin from {what}{_OUTER[rule.outer]}")
+        outer = _OUTER[rule.outer] if _has_outer(was) or _has_outer(now) else ""
+        lines.append(f"of {counts}: they begin from {what}{outer}")
     elif was.replicas > 1 and rule.outer == "anew":
         what = "; all from the mean of weights and moments" if rule.weights == "mean" else ""
         lines.append(f"what replicas keep from round to round was of another exchange: it begins anew{what}")
     return lines
+
+
+def _has_outer(cut: Cut) -> bool:
+    """Do its replicas keep anything from round to round? What is not known, they may."""
+    return cut.replicas > 1 and (cut.exchange is None or bool(exchange(cut.exchange).parts))
 
 
 _OUTER = {

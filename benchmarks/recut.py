@@ -1,0 +1,302 @@
+"""Runs of {1, 2, 4, 7} stages x {1, 2, 3} replicas x {inline, fleet} go on in each other's shape.
+
+The 24 shapes stand in a ring, drawn by ``--seed``; a pair leads from each to the next, so each is left once and come
+to once. All runs are real, those of the fleet with a process for every stage of every replica. Of each shape there is a
+run that is never broken. The state that it saves on its way is taken up at the next shape, by that one's engine:
+
+- Saved again before any step, it is what it was: weights, both moments, clocks and learning-rate scales, byte for byte.
+- With as many replicas as before, the losses of all steps that follow are those of the unbroken run, to the last bit,
+  and so is the state at the end. With others, gradients are added up in another order; losses may differ by that.
+
+The controls: how far apart two unbroken runs are that have these two shapes, which is what rounding does; and how far
+apart it gets when moments begin anew, which is what a mistake would do. Replicas exchange gradients and nothing is
+clipped, so every shape takes the same samples in a step, and makes the same of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.fleet_run import bytes_data
+from benchmarks.moments import fresh_moments
+
+if TYPE_CHECKING:
+    from planaria.config import RunConfig
+
+NAME = "recut"
+SAMPLES = 6
+"""of a step, which 1, 2 and 3 replicas share"""
+MILLIONTH = 1e-6
+NONE = Claim(high=0.0)
+Losses = Mapping[int, float]
+Atoms = Mapping[tuple[str, str], tuple[int | None, float, str]]
+"""(parameter, kind of tensor) → clock, learning-rate scale, digest"""
+
+
+class Shape(NamedTuple):
+    stages: int
+    replicas: int
+    engine: str
+
+    def __str__(self) -> str:
+        return f"{self.stages}x{self.replicas} {self.engine}"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {
+            "pipeline.stages": self.stages,
+            "pipeline.microbatches": SAMPLES // self.replicas,
+            "exchange.replicas": self.replicas,
+            "engine": self.engine,
+        }
+
+
+SHAPES = [Shape(*given) for given in product((1, 2, 4, 7), (1, 2, 3), ("inline", "fleet"))]
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """A run of one shape from the first step to the last; its checkpoints are in ``folder``."""
+
+    folder: Path
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one shape made of another's state."""
+
+    source: Shape
+    target: Shape
+    atoms: int
+    loaded: int
+    """tensors that were not what the source had saved"""
+    ended: int
+    """tensors that were not the source's at the end"""
+    apart: float
+    """largest relative difference of a loss from the source's"""
+    control: float
+    """the same of the target's unbroken run"""
+    wrong: int
+    """sentences of the ledger on samples that were not used once"""
+
+    @property
+    def same(self) -> bool:
+        """Is the arithmetic the same?"""
+        return self.source.replicas == self.target.replicas
+
+
+def main() -> int:
+    flags = parser(NAME, __doc__)
+    flags.add_argument("--pairs", type=int, default=len(SHAPES), help="of the ring, for a short look")
+    flags.add_argument("--seed", type=int, default=34107, help="of the ring")
+    flags.add_argument("--before", type=int, default=10, help="steps of the source")
+    flags.add_argument("--after", type=int, default=50, help="steps of the target")
+    given = flags.parse_args()
+    ring = random.Random(given.seed).sample(SHAPES, len(SHAPES))
+    chosen = list(zip(ring, ring[1:] + ring[:1], strict=True))[: given.pairs]
+    with tempfile.TemporaryDirectory(prefix="planaria-") as place:
+        unbroken = {}
+        for shape in dict.fromkeys(shape for pair in chosen for shape in pair):
+            unbroken[shape] = train(given, shape, Path(place))
+            print(f"unbroken {shape}: loss {unbroken[shape].losses[given.before + given.after - 1]:.6f}", flush=True)
+        pairs = []
+        for source, target in chosen:
+            pairs.append(cross(given, source, target, unbroken))
+            print(_told(pairs[-1]), flush=True)
+        first = chosen[0][0]
+        anew = forgotten(given, first, unbroken[first])
+    return conclude(NAME, given, list(_rows(pairs, anew)), [_told(pair) for pair in pairs])
+
+
+def train(given: argparse.Namespace, shape: Shape, place: Path) -> Unbroken:
+    import planaria
+
+    run = planaria.train(recipe(given, shape, place), progress=False)
+    return Unbroken(run.folder, losses(run.folder))
+
+
+def recipe(given: argparse.Namespace, shape: Shape, place: Path) -> RunConfig:
+    """28 layers, which 1, 2, 4 and 7 stages share. Time limits are wide: few cores have many processes."""
+    import planaria
+    from planaria.config import RunConfig
+
+    steps = given.before + given.after
+    made = {
+        "name": str(shape).replace(" ", "-"),
+        "out": str(place),
+        "model": {"vocab": 260, "dim": 8, "layers": 28, "heads": 2, "hidden": 16, "context": 16},
+        "pipeline": {"microbatch_size": 1},
+        "data": bytes_data(64, place).model_dump(),
+        "optim": {"lr": 3e-3, "clip": 0.0},
+        "train": {"steps": steps, "eval_every": 0},
+        "fleet": {"spares": 0, "missed": 240, "timeout_s": 120.0},
+        "checkpoint": {"every": given.before, "keep": steps},
+        "observe": {"trackers": ""},
+    }
+    return planaria.configure(RunConfig.model_validate(made), settings=shape.settings)
+
+
+def cross(given: argparse.Namespace, source: Shape, target: Shape, unbroken: Mapping[Shape, Unbroken]) -> Pair:
+    """Take the source's state up at the target's shape: once to save it at once, and once to train on."""
+    from planaria.observe.run.ledger import prove_exactly_once
+    from planaria.record.logs import read_run
+
+    was, last = unbroken[source], given.before + given.after
+    saved = atoms(was.folder, given.before, source)
+    with copied(was.folder) as folder:
+        save_at_once(folder, given.before, target)
+        loaded = differing(atoms(folder, given.before, target), saved)
+    with copied(was.folder) as folder:
+        go_on(folder, given.before, target)
+        return Pair(
+            source,
+            target,
+            len(saved),
+            loaded,
+            differing(atoms(folder, last, target), atoms(was.folder, last, source)),
+            apart(losses(folder), was.losses, given.before),
+            apart(unbroken[target].losses, was.losses, given.before),
+            len(prove_exactly_once(read_run(folder))),
+        )
+
+
+def go_on(folder: Path, step: int, shape: Shape) -> None:
+    import planaria
+
+    planaria.train(folder, resume=True, checkpoint=_name(step), settings=shape.settings, progress=False)
+
+
+def save_at_once(folder: Path, step: int, shape: Shape) -> None:
+    """Go on in that shape, and stop before the first step. What is loaded counts as unsaved, so it is saved.
+
+    :raises RunStopped: when it was not.
+    """
+    from planaria.engine import fleet, inline_run, runs
+    from planaria.engine.prepare import prepare
+    from planaria.engine.resumption import take_up
+    from planaria.errors import RunStopped
+    from planaria.observe.live.progress import Quiet
+    from planaria.observe.live.watch import Watch
+
+    saved = folder / "checkpoints" / _name(step)
+    before = saved.stat().st_ino
+    there = take_up(folder, shape.settings, _name(step), lambda line: None)
+    prepared = prepare(there.config, begins=False)
+    engine = fleet.train if shape.engine == "fleet" else inline_run.train
+    with runs.held(folder):
+        runs.keep(folder, there.config, prepared.dataset, prepared.trace)
+        watch = Watch(folder, there.config.samples * there.config.model.context, Quiet())
+        try:
+            engine(prepared, folder, watch, replace(there.origin, durable_step=step - 1), lambda: True)
+        finally:
+            watch.close()
+    if saved.stat().st_ino == before:
+        raise RunStopped(f"{saved}: {shape} has not saved it anew")
+
+
+def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
+    """All that a run of that shape has saved of its one model.
+
+    :raises RunStopped: when the checkpoint is of another shape, and so was not written by it.
+    """
+    from planaria.checkpoint.loading import atoms_of, cut_of
+    from planaria.checkpoint.store import CheckpointStore
+    from planaria.errors import RunStopped
+
+    saved = next(s for s in CheckpointStore(folder / "checkpoints").list() if s.folder.name == _name(step))
+    cut = cut_of(saved.manifest)
+    if (cut.stages, cut.replicas) != shape[:2]:
+        raise RunStopped(f"{saved.folder}: of {cut.stages} stages and {cut.replicas} replicas, not of {shape}")
+    return {
+        (atom.name, kind): (atom.clock, atom.scale, hashlib.sha256(atom.read(kind).numpy().tobytes()).hexdigest())
+        for atom in atoms_of(saved)
+        for kind in atom.how
+    }
+
+
+def losses(folder: Path) -> Losses:
+    """By step; of a step that was done again, the last one."""
+    from planaria.record.logs import read_run
+
+    return {metric.step: metric.loss for metric in read_run(folder).trained}
+
+
+def forgotten(given: argparse.Namespace, shape: Shape, was: Unbroken) -> float:
+    """How far losses get apart when moments begin anew. Inline, where this process can leave them out."""
+    with copied(was.folder) as folder, fresh_moments():
+        go_on(folder, given.before, shape._replace(engine="inline"))
+        return apart(losses(folder), was.losses, given.before)
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Path]:
+    """A copy of a run that goes another way."""
+    copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-goes-on")))
+    try:
+        yield copy
+    finally:
+        shutil.rmtree(copy)
+
+
+def apart(found: Losses, expected: Losses, first: int) -> float:
+    """Largest relative difference of two runs' losses from a step on; infinite where one has steps fewer."""
+    steps = [step for step in expected if step >= first]
+    if found.keys() != expected.keys():
+        return math.inf
+    return max(abs(found[step] - expected[step]) / abs(expected[step]) for step in steps)
+
+
+def differing(found: Atoms, expected: Atoms) -> int:
+    return sum(found.get(at) != expected.get(at) for at in found | expected)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
+    tensors = f"0 of {pairs[0].atoms}"
+    yield Row("tensors not as they were saved", [pair.loaded for pair in pairs], tensors, NONE, judged="worst")
+    yield Row("what the ledger finds wrong", [pair.wrong for pair in pairs], "0", NONE, judged="worst")
+    for same, engines in product((True, False), (True, False)):
+        kind = [p for p in pairs if p.same == same and (p.source.engine == p.target.engine) == engines]
+        if not kind:
+            continue
+        how = f"{'same' if same else 'other'} replicas, {'same' if engines else 'other'} engine"
+        ends = [pair.ended for pair in kind]
+        found, controls = ([x / MILLIONTH for x in xs] for xs in ([p.apart for p in kind], [p.control for p in kind]))
+        beside = {
+            "pairs": len(kind),
+            "losses equal": sum(p.apart == 0 for p in kind),
+            "unbroken, both": f"{max(controls):.3f}",
+        }
+        claim = NONE if same else Claim(high=1.0)
+        yield Row(f"losses apart / 1e-6: {how}", found, "", claim, beside, "worst")
+        if same:
+            yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, {"pairs": len(kind)}, "worst")
+    yield Row("losses apart / 1e-6: moments begun anew", [forgotten / MILLIONTH], "", Claim(low=100.0))
+
+
+def _told(pair: Pair) -> str:
+    ends = f", {pair.ended} tensors at the end" if pair.same else ""
+    return (
+        f"{pair.source} -> {pair.target}: {pair.loaded} of {pair.atoms} tensors apart, losses {pair.apart:.2e}, "
+        f"unbroken runs {pair.control:.2e}{ends}"
+    )
+
+
+if __name__ == "__main__":
+    start(main)
