@@ -180,10 +180,7 @@ def go_on(folder: Path, step: int, shape: Shape) -> None:
 
 
 def save_at_once(folder: Path, step: int, shape: Shape) -> None:
-    """Go on in that shape, and stop before the first step. What is loaded counts as unsaved, so it is saved.
-
-    :raises RunStopped: when it was not.
-    """
+    """Go on in that shape, and stop before the first step. What is loaded counts as unsaved, so it must be saved."""
     from planaria.engine import fleet, inline_run, runs
     from planaria.engine.prepare import prepare
     from planaria.engine.resumption import take_up
@@ -208,10 +205,7 @@ def save_at_once(folder: Path, step: int, shape: Shape) -> None:
 
 
 def atoms(folder: Path, step: int, shape: Shape) -> Atoms:
-    """All that a run of that shape has saved of its one model.
-
-    :raises RunStopped: when the checkpoint is of another shape, and so was not written by it.
-    """
+    """All that a run of that shape has saved of its one model; RunStopped when the checkpoint is of another shape."""
     from planaria.checkpoint.loading import atoms_of, cut_of
     from planaria.checkpoint.store import CheckpointStore
     from planaria.errors import RunStopped
@@ -253,10 +247,9 @@ def copied(folder: Path) -> Iterator[Path]:
 
 def apart(found: Losses, expected: Losses, first: int) -> float:
     """Largest relative difference of two runs' losses from a step on; infinite where one has steps fewer."""
-    steps = [step for step in expected if step >= first]
     if found.keys() != expected.keys():
         return math.inf
-    return max(abs(found[step] - expected[step]) / abs(expected[step]) for step in steps)
+    return max(abs(found[step] - loss) / abs(loss) for step, loss in expected.items() if step >= first)
 
 
 def differing(found: Atoms, expected: Atoms) -> int:
@@ -276,7 +269,6 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
         if not kind:
             continue
         how = f"{'same' if same else 'other'} replicas, {'same' if engines else 'other'} engine"
-        ends = [pair.ended for pair in kind]
         found, controls = ([x / MILLIONTH for x in xs] for xs in ([p.apart for p in kind], [p.control for p in kind]))
         beside = {
             "pairs": len(kind),
@@ -286,7 +278,8 @@ def _rows(pairs: Sequence[Pair], forgotten: float) -> Iterator[Row]:
         claim = NONE if same else Claim(high=1.0)
         yield Row(f"losses apart / 1e-6: {how}", found, "", claim, beside, "worst")
         if same:
-            yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, {"pairs": len(kind)}, "worst")
+            ends, count = [p.ended for p in kind], {"pairs": len(kind)}
+            yield Row(f"tensors apart at the end: {how}", ends, tensors, NONE, count, "worst")
     yield Row("losses apart / 1e-6: moments begun anew", [forgotten / MILLIONTH], "", Claim(low=100.0))
 
 

@@ -207,7 +207,7 @@ UNFIT: dict[str, tuple[Damage, str]] = {
     "another shape": (edit(intermediate_size=64), r"gate_proj.weight has shape \[48, 32\], not \[64, 32\]"),
     "cut off": (cut_off, "not a readable safetensors file"),
     "pickled": (pickled, "pytorch_model.bin: weights of a pickle are not read.*convert them to safetensors"),
-    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "not a run"),
+    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "neither a run nor a model is there"),
     "more tokens than rows": (larger_tokenizer, "has 301 ids, and its model rows for 300"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json: not JSON"),
 }

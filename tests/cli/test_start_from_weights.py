@@ -106,7 +106,7 @@ def test_replicas_begin_with_the_same_weights_and_average_every_gradient(home: P
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--train.start", "nowhere"], "nowhere: not a run"),
+        (["--train.start", "nowhere"], "train.start = .nowhere.: there is no such run"),
         (["--model.hidden", "48"], "its model has hidden = 64, the recipe 48; leave model.hidden out, or set it"),
         (["--data.tokenizer", "bpe"], "its tokenizer is not data.tokenizer = 'bpe'"),
     ],

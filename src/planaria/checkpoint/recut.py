@@ -127,7 +127,7 @@ def require_whole(cut: Cut, copies: Mapping[int, Copy]) -> None:
 def plan(saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy]) -> StagePlan:
     """How ``stage`` of ``replica`` is made of the ``copies`` (by replica) of the stages that are its ``cut.holders``.
 
-    :raises UserError: naming the first parameter that is missing, there twice, of another shape or type, or not equal
+    :raises UserError: naming the first parameter that is missing, unknown, of another shape or type, or not equal
         where all copies must be; its file, and what was expected.
     """
     indices = {number: _index(saved, copy.stages) for number, copy in copies.items()}
@@ -191,8 +191,7 @@ def _index(cut: Cut, stages: Mapping[int, Contents]) -> dict[str, _Atom]:
             _require(held, f"weights.{local}", entry, atom_name(cut, stage, local))
         for atom in _atoms(cut, stage, held):
             if atom.local not in expected:
-                there = f"twice, though stage {stage} has no such layer" if atom.name in found else "not of this model"
-                raise UserError(f"{held.path}: {atom.name} ({atom.local}) is {there}; {MEND}")
+                raise UserError(f"{held.path}: {atom.name} ({atom.local}) is not of this model; {MEND}")
             found[atom.name] = atom
             for kind in MOMENTS:
                 if atom.clock is not None:

@@ -37,6 +37,10 @@ def open_weights(source: str | Path) -> Weights:
         return open_folder(path)
     if lone := sorted(path.glob("*.gguf")) if not (path / runs.CONFIG).exists() else []:
         raise UserError(f"{path}: no config.json is there; give the file {lone[0]}")
+    if not (path / runs.CONFIG).exists():
+        raise UserError(
+            f"{path}: neither a run nor a model is there (no config.json); give one, a GGUF file, or {HUB}NAME"
+        )
     runs.config_of(path, runs.TOKENIZER)
     saved = runs.newest_whole(path)
     atoms = {atom.name: atom for atom in atoms_of(saved)}
@@ -86,6 +90,8 @@ def inherited(tree: Mapping[str, Any]) -> dict[str, Any]:
     train, stated = (section if isinstance(section := tree.get(name), dict) else {} for name in ("train", "model"))
     if not isinstance(start := train.get("start"), str):
         return dict(tree)
+    if not start.startswith(HUB) and not located(start).exists():
+        raise UserError(f"train.start = {start!r}: there is no such run, folder or file; is the path right?")
     weights = open_weights(start)
     own, said = weights.config, {name: value for name, value in stated.items() if value is not None}
     require_same(start, own, {"kv" if name == "kv_heads" else name: value for name, value in said.items()})

@@ -178,7 +178,10 @@ def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str
     if stage == 0:
         return local if local.startswith("lm_head.") else f"model.{local}"
     _, index, rest = local.split(".", 2)
-    return f"model.layers.{stage_layers(config, stages, stage)[int(index)]}.{rest}"
+    layers = stage_layers(config, stages, stage)
+    if not 0 <= int(index) < len(layers):
+        raise ValueError(f"{local}: stage {stage} has {len(layers)} layers")
+    return f"model.layers.{layers[int(index)]}.{rest}"
 
 
 def stage_layers(config: ModelConfig, stages: int, stage: int) -> range:
