@@ -410,7 +410,7 @@ def test_resume_with_a_damaged_config(home: Path, run: Path, capfd: pytest.Captu
     mistake(capfd, home, ["train", "--resume", run], "config.json")
 
 
-@pytest.mark.parametrize("engine", ["inline", "fleet"])
+@pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.slow), "fleet"])
 def test_disk_full(home: Path, run: Path, engine: str) -> None:
     """No file may grow beyond 30 kB: to the process that writes a stage it looks as if the disk were full."""
     arguments = ["train", "--resume", str(run), "--train.steps", "4", "--quiet", "--engine", engine]

@@ -199,6 +199,7 @@ def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tm
         assert f"top-2 ({fuller.passes['top-2']:.2f} passes a token)" in report
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(tmp_path: Path) -> None:
     """Five trainings, and the same five without a kill beside them: not one bit differs."""
     small = RECIPE.replace("sizes = {{ S = 16, M = 32, L = 48 }}", "sizes = {{ M = 32 }}")
@@ -431,6 +432,7 @@ def test_a_dry_run_prints_the_whole_recipe(made: Path, tmp_path: Path, capsys: p
     assert "sizes" in printed and "[experts.domains.topics]" in printed
 
 
+@pytest.mark.slow
 def test_one_body_of_text_is_cut_measured_by_size_and_the_text_so_far_chooses_who_speaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

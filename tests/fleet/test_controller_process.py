@@ -59,7 +59,8 @@ def test_when_the_controller_dies_all_workers_go_and_the_run_can_be_resumed(tmp_
 
 @pytest.mark.usefixtures("ground")
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.slow)]
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGQUIT))],
 )
 def test_what_asks_to_stop_stops_at_a_whole_step_saved_and_resumable(tmp_path: Path, number: signal.Signals) -> None:
     with live(tiny(tmp_path, steps=FOREVER)) as run:

@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     ("stage", "settings"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
         pytest.param(
             1, {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}}, marks=pytest.mark.slow
         ),
