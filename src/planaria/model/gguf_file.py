@@ -37,7 +37,7 @@ _MOST_SIDES = 4
 
 
 @dataclass(frozen=True)
-class Lying:
+class Located:
     """A tensor of the file, in the type with this number of ggml's."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class GgufFile:
     path: Path
     size: int
     values: dict[str, Any]
-    tensors: dict[str, Lying]
+    tensors: dict[str, Located]
 
 
 def is_gguf(path: Path) -> bool:
@@ -99,8 +99,8 @@ class _Reader:
         if type(aligned) is not int or not 0 < aligned <= 1 << 20:
             raise ValueError(f"general.alignment = {aligned!r}")
         start = -(-self._at // aligned) * aligned
-        lying = {name: Lying(shape, kind, start + offset) for name, shape, kind, offset in found}
-        return GgufFile(self._path, self._size, named, lying)
+        located = {name: Located(shape, kind, start + offset) for name, shape, kind, offset in found}
+        return GgufFile(self._path, self._size, named, located)
 
     def _bytes(self, count: int) -> bytes:
         self._at += count
