@@ -9,7 +9,6 @@ process's, above what it had before. torch's distributed checkpoints of the same
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import shutil
@@ -61,8 +60,10 @@ def state(config: RunConfig, stage: int) -> StageState:
 @contextmanager
 def peak(found: list[float]) -> Iterator[None]:
     """Adds the bytes that the process took at most, above what it had."""
+    from planaria.memory_pool import trim
+
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was given back would hide what is taken
+    trim()  # what was given back would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     yield

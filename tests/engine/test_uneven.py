@@ -57,7 +57,7 @@ def test_a_run_goes_on_at_other_sizes(config: Recipe, tmp_path: Path) -> None:
     whole = losses(begin(recipe(config, tmp_path / "whole", recovery=KEPT)))
     folder = begin(recipe(config, tmp_path, steps=10, recovery=KEPT))
     told = go_on(folder, pipeline__layers="[1, 6, 2, 3]", train__steps=15)
-    assert any("now 4 stages of [1, 6, 2, 3] layers, ends_layers = 0: re-cut by parameter" in line for line in told)
+    assert any("now 4 stages of [1, 6, 2, 3] layers: re-cut by parameter" in line for line in told)
     go_on(folder, pipeline__stages=3, pipeline__layers="none", train__steps=20)
     assert losses(folder) == whole
     saved = CheckpointStore(folder / "checkpoints").newest()

@@ -22,14 +22,14 @@ def exposed(run: RunState) -> dict[str, str]:
     Not the run's own machine: with that, the run ends.
     """
     chain = recovery(run.settings.recovery, run.settings.stages)
-    held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-    for number, replica in run.live.items():
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for replica in run.live.values():
         for node, worker in replica.holders.items():
-            held[run.workers[worker].host].add((number, replica.arrangement.stage[node]))
+            held[run.workers[worker].host].add(replica.arrangement.stage[node])
     found = {}
     for host in sorted(held.keys() - {""}):
-        elsewhere = {stage for other, stages in held.items() if other != host for _, stage in stages}
-        lost = frozenset(stage for _, stage in held[host]) - elsewhere
+        elsewhere = {stage for other, stages in held.items() if other != host for stage in stages}
+        lost = frozenset(held[host] - elsewhere)
         alone = [_cost(chain, frozenset({stage})) for stage in lost]
         if len(lost) > 1 and not any(alone) and (cost := _cost(chain, lost)):
             found[host] = f"machine {host} holds stages {', '.join(map(str, sorted(lost)))}: were it lost, {cost}"

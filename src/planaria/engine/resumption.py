@@ -255,17 +255,11 @@ def _load(store: CheckpointStore, saved: Saved, same_cut: bool, stages: Sequence
     return dict.fromkeys(saved.manifest.stages, saved.folder.name) | others
 
 
-def _cut(shape: Cut) -> str:
-    model = shape.model
-    layers = f" of {list(model.block_layers)} layers" if model.block_layers else ""
-    return f"{shape.stages} stages{layers}, ends_layers = {model.ends_layers}"
-
-
 def _told(was: Cut, now: Cut, rule: recut.Rules, optim: OptimConfig) -> list[str]:
     """What a run that goes on in another shape begins with, a line for each thing that one might not expect."""
     lines = []
     if was.lines != now.lines:
-        cuts = f"{_cut(was)}, now {_cut(now)}"
+        cuts = f"{_shape(was).cut}, now {_shape(now).cut}"
         lines.append(f"of {cuts}: re-cut by parameter, with moments, clocks and learning-rate scales")
         if optim.clip and optim.clip_by == "stage":
             lines.append(

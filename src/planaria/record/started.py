@@ -42,11 +42,16 @@ class Shape(Fact):
     exchange: str
     """the kind, empty where an older planaria did not write it down"""
 
-    def __str__(self) -> str:
+    @property
+    def cut(self) -> str:
+        """Stages and their layers, in words."""
         ends = f", ends_layers = {self.ends_layers}" if self.ends_layers else ""
         layers = f" of {self.block_layers} layers" if self.block_layers else ""
+        return f"{self.stages} stage{'s' * (self.stages > 1)}{layers}{ends}"
+
+    def __str__(self) -> str:
         several = f", {self.replicas} replicas ({self.exchange or 'exchange not known'})" if self.replicas > 1 else ""
-        return f"{self.stages} stage{'s' * (self.stages > 1)}{layers}{ends}{several}"
+        return f"{self.cut}{several}"
 
 
 class Recut(Fact):
