@@ -135,7 +135,7 @@ def _races(found: Compared) -> Iterator[str]:
         counts = ", ".join(f"{arm.name} {arm.workers}" for arm in found.arms)
         yield page.section(
             "Machine-hours to the target",
-            f"The hours times the machines that train, which spares are not: {counts}.",
+            f"Hours times the machines that train; spares do not count: {counts}.",
             page.chart(hours_figure(found, "machine_hours", "machine-hours"), "machine-hours"),
         )
     missing = [arm.name for arm in found.arms if arm.missed]
