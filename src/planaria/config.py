@@ -190,6 +190,9 @@ class CheckpointConfig(Section):
     """steps between durable states; 0 keeps only the one at the end; 'best' measures steps and saves, then chooses"""
     keep: Positive = 2
     """newest durable states that are kept"""
+    store: str | None = None
+    """a place beside the run's folder for its checkpoints, such as s3://bucket/runs (any URL of fsspec), from which the
+    run can be resumed on another machine; each is copied there while training goes on"""
     background: bool = False
     """on the fleet: each worker copies its stage, and writes the copy while training goes on; the save at the end is
     waited for"""

@@ -13,6 +13,7 @@ from planaria.api.complete import complete
 from planaria.api.export import export_run
 from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
+from planaria.checkpoint.mirror import ID, Mirror, mirrored
 from planaria.config import RunConfig
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
@@ -22,6 +23,7 @@ from planaria.engine.prepare import Prepared, on_schedule, prepare
 from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
 from planaria.errors import RunStopped, UserError
+from planaria.filesystems import is_url
 from planaria.model.families import family
 from planaria.model.foreign import Weights
 from planaria.observe.live.listener import Listener, Step
@@ -32,12 +34,14 @@ from planaria.observe.run.report import write_report
 from planaria.observe.run.summary import summary
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.decisions import Finish
-from planaria.record.logs import read_run
+from planaria.record.logs import EVENTS, read_run
 from planaria.record.reserve import Reserve
 from planaria.registry import blame
 from planaria.shipped import find
 
 Say = Callable[[str], None]
+MIRRORED = (*runs.KEPT, ID, EVENTS, digests.FILE)
+"""of a run's folder, what goes into a store with its checkpoints"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def train(
     told = Listening(progress, say or (print if progress else _nobody), on_step, stop)
     if resume:
         changes = named(settings, short)
-        return _resume(_folder(recipe, changes), changes, checkpoint, told)
+        return _resume(_folder(recipe, changes, told.say), changes, checkpoint, told)
     if checkpoint is not None:
         raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
     return _begin(configure(recipe, settings=settings, **short), told)
@@ -102,8 +106,13 @@ def _begin(config: RunConfig, told: Listening) -> Run:
     if config.routing.schedule is not None:
         digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
         prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
+    try:
+        mirror = _mirror(config, folder)
+    except UserError:
+        shutil.rmtree(folder)  # it holds nothing yet
+        raise
     with runs.held(folder):
-        return _train(replace(prepared, parent=None), folder, origin, told)
+        return _train(replace(prepared, parent=None), folder, origin, mirror, told)
 
 
 def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
@@ -115,8 +124,11 @@ def _created(config: RunConfig, parent: Weights | None) -> tuple[Path, Origin]:
     return folder, origins[0]
 
 
-def _folder(run: Recipe, changes: Settings) -> Path:
-    """The run to resume: that folder, or the newest of a recipe."""
+def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
+    """The run to resume: that folder, or the newest of a recipe, or one that is fetched from a ``checkpoint.store``."""
+    if isinstance(run, str) and is_url(run):
+        store, _, name = run.rstrip("/").rpartition("/")
+        return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), say)
     if isinstance(run, RunConfig):
         raise UserError("resume=True: give the run's folder, or its recipe's name; a run goes on with its own recipe")
     if (Path(run) / runs.CONFIG).is_file() or not find(str(run)).is_file():
@@ -141,6 +153,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
     prepared = prepare(config, told.of_data, begins=False)
     require_same_data(folder, prepared)
     parent = starting_weights(config) if saved is None and origin.recalled < 0 else None
+    mirror = _mirror(config, folder)
     with runs.held(folder):
         given, kept = config.routing.schedule, (folder / runs.SCHEDULE).absolute()
         if given is not None and Path(given) != kept:
@@ -151,10 +164,22 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
             there.store.set_aside_after(saved)
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
-        return _train(prepared, folder, origin, told)
+        return _train(prepared, folder, origin, mirror, told)
 
 
-def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) -> Run:
+def _mirror(config: RunConfig, folder: Path) -> Mirror | None:
+    """Where checkpoints of the run in ``folder`` are kept beside it; None where the recipe names no such place.
+
+    :raises UserError: when it cannot be written to, or holds another run of that name.
+    """
+    if config.checkpoint.store is None:
+        return None
+    mirror = Mirror(config.checkpoint.store, folder.name)
+    mirror.claim(folder)
+    return mirror
+
+
+def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | None, told: Listening) -> Run:
     """Train in ``folder``, which the caller holds; then tell how it went."""
     config = prepared.config
     told_too = trackers(config.observe)
@@ -169,7 +194,8 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, told: Listening) ->
         return wanted or (listener is not None and listener.error is not None)
 
     try:
-        ending = engine(prepared, folder, watch, origin, asked)
+        with mirrored(mirror, folder, MIRRORED, told.say):
+            ending = engine(prepared, folder, watch, origin, asked)
     except (OSError, MemoryError, UserError):
         raise
     except (Exception, SystemExit) as error:

@@ -15,7 +15,7 @@ from planaria.errors import UserError
 def add(commands: Any) -> None:
     train = command(commands, "train", "train a recipe, or resume a run", _train)
     add_recipe(train, needed=False)
-    train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its newest checkpoint")
+    train.add_argument("--resume", metavar="RUN", help="continue this run (a folder, or its URL in a checkpoint.store)")
     train.add_argument("--checkpoint", metavar="NAME", help="with --resume: continue from this checkpoint instead")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.add_argument("--quiet", action="store_true", help="no progress display")

@@ -32,7 +32,7 @@ def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: boo
     return 0
 
 
-def resume(folder: Path, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
+def resume(folder: Path | str, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
     """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
     train(folder, resume=True, checkpoint=checkpoint, settings=flags, progress=not quiet, say=print)
     return 0

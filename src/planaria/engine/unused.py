@@ -56,6 +56,7 @@ RULES: dict[str, tuple[Used, str]] = {
     ),
     "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
+    "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
     "network.straggle": (_straggles, STRAGGLING),
     "network.straggle_times": (_straggles, STRAGGLING),

@@ -1,0 +1,196 @@
+"""A run's checkpoints in a store beside its folder (``checkpoint.store``): what is left when the machine is lost.
+
+    URL/NAME/run.id, config.json, …                 what the run is
+    URL/NAME/checkpoints/step-00000100/…            as in the run's folder; the manifest comes last and goes first
+
+The folder stays what the run works with: a thread copies each checkpoint that appears in it, while training goes on.
+What the store holds is checked when it is used, by the same digests as in a folder.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from planaria import digests
+from planaria.atomic import new_folder
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved, read_manifest
+from planaria.errors import UserError
+from planaria.filesystems import filesystem, reached, shown
+
+ID = "run.id"
+"""a file that tells whether two places hold the same run"""
+_CHECKPOINTS = "checkpoints"
+_LOOK_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+MOST_BYTES = 1 << 20
+"""of a run's own files but its log"""
+
+Say = Callable[[str], None]
+
+
+class Mirror:
+    """One run's place in a store."""
+
+    def __init__(self, url: str, name: str) -> None:
+        """:raises UserError: when the URL is of no kind that can be used here."""
+        self.url = f"{url.rstrip('/')}/{name}"
+        self._system, self._root = filesystem(self.url, "checkpoint.store")
+        self._sent: dict[str, tuple[int, int]] = {}
+        """the run's own files that are there as they were sent: size and time of change"""
+
+    def claim(self, folder: Path) -> None:
+        """Make the place this run's.
+
+        :raises UserError: when another run's is there, or the store cannot be written to.
+        """
+        mark = folder / ID
+        if not mark.exists():
+            digests.put(folder, {ID: secrets.token_hex(16).encode()})
+        try:
+            with reached(self.url, "write there"):
+                there = self._read(ID)
+                if there is None:
+                    self._system.makedirs(self._root, exist_ok=True)
+                    self._system.pipe_file(f"{self._root}/{ID}", mark.read_bytes())
+        except OSError as error:
+            raise UserError(f"checkpoint.store: {error}; check address, rights and network") from None
+        if there is not None and there != mark.read_bytes():
+            raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
+
+    def names(self) -> list[str]:
+        """The checkpoints that are there whole, oldest first.
+
+        :raises OSError: when the store cannot be reached.
+        """
+        with reached(self.url, "list its checkpoints"):
+            found = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
+        return sorted(found)
+
+    def update(self, folder: Path, own: Sequence[str]) -> None:
+        """Have all checkpoints of ``folder`` there, and the run's ``own`` files; what the folder has no more goes.
+
+        :raises OSError: when the store cannot be reached, or is full.
+        """
+        there, here = set(self.names()), CheckpointStore(folder / _CHECKPOINTS).list()
+        for saved in here:
+            if saved.folder.name not in there:
+                self._put_own(folder, own)
+                self._put(saved)
+        if here:  # in a folder without checkpoints, something is amiss
+            kept = {saved.folder.name for saved in here}
+            with reached(self.url, "remove old checkpoints"):
+                for name in self._folders():
+                    if name not in kept:
+                        self._remove(name)
+
+    def fetch(self, out: Path, say: Say) -> Path:
+        """The run with its newest whole checkpoint, as a new folder in ``out``.
+
+        :raises UserError: when there is none, it is here already, or it cannot be fetched.
+        """
+        folder = out / self._root.rpartition("/")[2]
+        if folder.exists():
+            raise UserError(f"{folder}: is here already; resume that, or fetch the run into another --out")
+        try:
+            whole = [name for name in self.names() if "." not in name]
+            if not whole:
+                raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
+            say(f"fetching {whole[-1]} from {shown(self.url)}")
+            with new_folder(folder) as made, reached(self.url, "fetch the run"):
+                for entry in self._system.ls(self._root, detail=True):
+                    if entry["type"] == "file":
+                        self._get(entry["name"], made / entry["name"].rpartition("/")[2])
+                self._fetch(whole[-1], made / _CHECKPOINTS / whole[-1])
+        except OSError as error:
+            raise UserError(f"{error}; check address, rights and network") from None
+        return folder
+
+    def _fetch(self, name: str, to: Path) -> None:
+        self._get(self._at(name, MANIFEST), to / MANIFEST)
+        for file in read_manifest(to).digests:
+            self._get(self._at(name, file), to / file)
+
+    def _get(self, path: str, to: Path) -> None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        self._system.get_file(path, str(to))
+
+    def _put(self, saved: Saved) -> None:
+        files = [*saved.manifest.digests] or [f.name for f in saved.folder.iterdir() if f.name != MANIFEST]
+        for file in (*files, MANIFEST):
+            with reached(self.url, f"write {saved.folder.name}"):
+                target = self._at(saved.folder.name, file)
+                self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._system.put_file(str(saved.folder / file), target)
+
+    def _put_own(self, folder: Path, own: Iterable[str]) -> None:
+        for name in own:
+            file = folder / name
+            if not file.is_file():
+                continue
+            about = file.stat()
+            if self._sent.get(name) != (about.st_size, about.st_mtime_ns):
+                with reached(self.url, f"write {name}"):
+                    self._system.put_file(str(file), f"{self._root}/{name}")
+                self._sent[name] = about.st_size, about.st_mtime_ns
+
+    def _remove(self, name: str) -> None:
+        """The manifest first: from then on it is no checkpoint."""
+        if self._system.exists(self._at(name, MANIFEST)):
+            self._system.rm_file(self._at(name, MANIFEST))
+        self._system.rm(f"{self._root}/{_CHECKPOINTS}/{name}", recursive=True)
+
+    def _folders(self) -> list[str]:
+        try:
+            entries = self._system.ls(f"{self._root}/{_CHECKPOINTS}", detail=True)
+        except FileNotFoundError:
+            return []
+        return [e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"]
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._system.cat_file(f"{self._root}/{name}", start=0, end=MOST_BYTES))
+        except FileNotFoundError:
+            return None
+
+    def _at(self, name: str, file: str) -> str:
+        return f"{self._root}/{_CHECKPOINTS}/{name}/{file}"
+
+
+@contextmanager
+def mirrored(mirror: Mirror | None, folder: Path, own: Sequence[str], say: Say) -> Iterator[None]:
+    """While this lasts, a thread copies each checkpoint of ``folder`` as it appears; at the end, the last ones.
+
+    ``own``: the run's files that go with them. A store that fails is tried again; that it lags is said.
+    """
+    if mirror is None:
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(mirror, folder, own, say, over), name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _follow(mirror: Mirror, folder: Path, own: Sequence[str], say: Say, over: threading.Event) -> None:
+    pause, seen = _LOOK_S, set[str]()
+    while True:
+        last = over.wait(pause)
+        names = {path.name for path in (folder / _CHECKPOINTS).glob("step-*") if (path / MANIFEST).is_file()}
+        if names != seen:
+            try:
+                mirror.update(folder, own)
+                seen, pause = names, _LOOK_S
+            except (OSError, UserError) as error:  # a checkpoint that was dropped meanwhile is among them
+                if pause == _LOOK_S or last:
+                    say(f"checkpoint.store: {error}" + ("" if last else "; will be tried again"))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        if last:
+            return

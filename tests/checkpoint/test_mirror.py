@@ -1,0 +1,196 @@
+"""Checkpoints in a store beside the run's folder: what is there when, and going on from there on another machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import planaria
+from planaria.checkpoint.mirror import ID, Mirror, mirrored
+from planaria.checkpoint.stage_file import read_stage
+from planaria.checkpoint.store import MANIFEST, CheckpointStore
+from planaria.errors import UserError
+from planaria.model.packing import pack
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket on S3, as moto's server plays it; s3fs finds it by its environment."""
+    s3fs, server = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    playing = server.ThreadedMotoServer(port=0, verbose=False)
+    playing.start()
+    host, port = playing.get_host_and_port()
+    found = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem().mkdir("runs")
+        yield "s3://runs"
+    playing.stop()
+
+
+def settings(folder: Path, store: str | None, **changed: Any) -> planaria.RunConfig:
+    """A run of milliseconds a step."""
+    corpus = folder.parent / "corpus.txt"
+    corpus.write_text("the tide comes in and the tide goes out, and no two of them are the same. " * 300)
+    plain: dict[str, Any] = {
+        "engine": "inline", "out": str(folder), "name": "mine", "model.vocab": 260, "model.dim": 32, "model.heads": 2,
+        "model.hidden": 64, "model.context": 32, "model.layers": 2, "pipeline.stages": 2, "pipeline.microbatches": 2,
+        "data.source": str(corpus), "data.tokenizer": "bytes", "data.cache": str(folder.parent / "cache"),
+        "train.steps": 10, "train.eval_every": 0, "checkpoint.every": 2, "checkpoint.keep": 2, "fleet.missed": 40,
+        "observe.trackers": "",
+    }  # fmt: skip
+    if store is not None:
+        plain["checkpoint.store"] = store
+    return planaria.configure(planaria.RunConfig(), settings={**plain, **changed})
+
+
+def train(config: planaria.RunConfig) -> planaria.Run:
+    return planaria.train(config, progress=False)
+
+
+def states(run: Path) -> list[bytes]:
+    """Everything of each stage in the newest checkpoint, byte by byte."""
+    saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
+    assert saved is not None
+    return [pack(read_stage(saved.folder, stage)).numpy().tobytes() for stage in saved.manifest.stages]
+
+
+def test_a_run_whose_machine_is_lost_goes_on_elsewhere_bit_for_bit(tmp_path: Path, bucket: str) -> None:
+    whole = train(settings(tmp_path / "whole", None))
+    train(settings(tmp_path / "here", bucket, **{"train.steps": 6}))
+    shutil.rmtree(tmp_path / "here")
+    on = planaria.train(
+        f"{bucket}/mine", resume=True, progress=False, settings={"out": str(tmp_path / "there"), "train.steps": "10"}
+    )
+    assert on.folder == tmp_path / "there" / "mine"
+    assert states(on.folder) == states(whole.folder)
+    assert Mirror(bucket, "mine").names() == ["step-00000008", "step-00000010"], "it goes on there"
+
+
+class Ordered(MemoryFileSystem):
+    """A store that writes down what is put and removed, and may be out of order."""
+
+    protocol = "ordered"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    said: list[str] = []  # noqa: RUF012
+    broken = False
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("ordered://"))
+
+    def put_file(self, lpath: str, rpath: str, *given: Any, **more: Any) -> None:
+        if Ordered.broken:
+            raise ConnectionError("out of order")
+        super().put_file(lpath, rpath, *given, **more)
+        self.said.append(f"+{rpath.rpartition('/checkpoints/')[2]}")
+
+    def rm_file(self, path: str) -> None:
+        super().rm_file(path)
+        self.said.append(f"-{path.rpartition('/checkpoints/')[2]}")
+
+
+@pytest.fixture
+def ordered() -> Iterator[str]:
+    import fsspec
+
+    fsspec.register_implementation("ordered", Ordered, clobber=True)
+    Ordered.store.clear()
+    Ordered.said.clear()
+    Ordered.broken = False
+    yield "ordered://place"
+
+
+def test_a_manifest_comes_last_and_goes_first(tmp_path: Path, ordered: str) -> None:
+    run = train(settings(tmp_path / "runs", ordered))
+    mirror = Mirror(ordered, "mine")
+    shutil.rmtree(run.folder / "checkpoints" / "step-00000008")
+    mirror.update(run.folder, [])
+    assert mirror.names() == ["step-00000010"]
+    for step in ("step-00000008", "step-00000010"):
+        told = [line for line in Ordered.said if line[1:].startswith(step)]
+        put = [line for line in told if line[0] == "+"]
+        assert put[-1] == f"+{step}/{MANIFEST}" and len(put) == 4
+        gone = [line for line in told if line[0] == "-"]
+        assert not gone or gone[0] == f"-{step}/{MANIFEST}"
+
+
+def test_a_store_that_fails_for_a_while_gets_all_in_the_end(tmp_path: Path, ordered: str) -> None:
+    said: list[str] = []
+    run = train(settings(tmp_path / "runs", None))
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(run.folder)
+    Ordered.broken = True
+    with mirrored(mirror, run.folder, [ID], said.append):
+        for _ in range(100):
+            if said:
+                break
+            time.sleep(0.05)
+        Ordered.broken = False
+    assert "out of order" in said[0] and "will be tried again" in said[0] and len(said) == 1
+    assert mirror.names() == ["step-00000008", "step-00000010"]
+
+
+def test_a_store_that_stays_broken_costs_the_copy_alone(tmp_path: Path, ordered: str) -> None:
+    said: list[str] = []
+    run = train(settings(tmp_path / "runs", None))
+    mirror = Mirror(ordered, "mine")
+    mirror.claim(run.folder)
+    Ordered.broken = True
+    with mirrored(mirror, run.folder, [ID], said.append):
+        pass
+    assert said and "checkpoint.store: ordered://place/mine: cannot write" in said[-1]
+
+
+def test_another_runs_place_is_left_alone(tmp_path: Path, ordered: str) -> None:
+    train(settings(tmp_path / "one", ordered))
+    before = dict(Ordered.store)
+    with pytest.raises(UserError, match="holds another run; give this one another --name"):
+        train(settings(tmp_path / "two", ordered))
+    assert Ordered.store == before and not (tmp_path / "two" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [("nonsense://x", "checkpoint.store = 'nonsense://x/mine'"), ("file:///proc/nowhere", "cannot write there")],
+)
+def test_a_place_that_cannot_be(tmp_path: Path, store: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        train(settings(tmp_path / "runs", store))
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
+def test_what_cannot_be_resumed(tmp_path: Path, ordered: str) -> None:
+    with pytest.raises(UserError, match="has no whole checkpoint"):
+        planaria.train(f"{ordered}/mine", resume=True, progress=False, settings={"out": str(tmp_path)})
+    run = train(settings(tmp_path / "runs", ordered))
+    with pytest.raises(UserError, match="is here already"):
+        planaria.train(f"{ordered}/mine", resume=True, progress=False, settings={"out": str(tmp_path / "runs")})
+    assert run.folder.exists()
+
+
+def test_damage_in_the_store_is_noticed(tmp_path: Path, ordered: str) -> None:
+    train(settings(tmp_path / "runs", ordered))
+    name = next(name for name in Ordered.store if "step-00000010/stage-0001" in name)
+    data = bytearray(Ordered.store[name].getvalue())
+    data[-100] ^= 1
+    Ordered("ordered").pipe_file(name, bytes(data))
+    with pytest.raises(UserError, match=r"stage-0001\.safetensors"):
+        planaria.train(
+            f"{ordered}/mine", resume=True, progress=False, settings={"out": str(tmp_path / "new"), "train.steps": "12"}
+        )
