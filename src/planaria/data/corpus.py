@@ -7,8 +7,10 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +24,17 @@ from planaria.errors import UserError
 STDLIB = "stdlib"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
 """folders below the standard library's that hold tests, other people's code, or no source at all"""
+
+
+@contextmanager
+def of_source(name: str) -> Iterator[None]:
+    """What is wrong with a source is said of that of the mixture; "" is the name of a single one."""
+    try:
+        yield
+    except UserError as error:
+        if not name:
+            raise
+        raise UserError(re.sub(r"\bdata\.(source|field)\b", rf"data.mixture.{name}.\1", str(error))) from error
 
 
 def documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint.store import CheckpointStore
-from planaria.data.shards import Dataset, Split
+from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
 from planaria.engine.batches import Batch, batches
@@ -286,7 +286,7 @@ class Worker:
     def _batch(self, order: d.RunStep) -> Batch:
         split: Split = "train" if order.mode == "train" else "validation"
         if split not in self._streams:
-            dataset = Dataset.open(self.setup.dataset)
+            dataset = open_data(self.setup.dataset)
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
         first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
         return batches(self._streams[split], first, self.config.pipeline.microbatch_size)
