@@ -27,17 +27,22 @@ class SourceConfig(Section):
     """the source's share of the samples is this, divided by the sum of all weights"""
     field: str | None = None
     """as data.field, which it is unless given"""
+    most: bounds.Positive | None = None
+    """as data.most"""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """how often a run may read all of it, at most; as often as it takes unless given"""
 
 
 class DataConfig(Section):
     source: str = "stdlib"
-    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, or 'hf:NAME' (Hugging Face)"""
+    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, the URL of such (s3://, https://), or
+    'hf:NAME' (Hugging Face)"""
     field: str = "text"
     """the text's key in JSONL records and Hugging Face datasets"""
+    most: bounds.Positive | None = None
+    """characters that are read of the source, from its beginning; all unless given"""
     mixture: dict[Annotated[str, AfterValidator(_plain)], SourceConfig] = Field(default_factory=dict)
-    """several sources by weight, in place of source: [data.mixture.NAME] with source, weight, field and epochs"""
+    """several sources by weight, in place of source: [data.mixture.NAME] with source, weight, field, most and epochs"""
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
     train.start that of the weights, unless given"""
@@ -51,10 +56,11 @@ class DataConfig(Section):
         """Each source by itself, by its name and in the order of names; a single one has the name ""."""
         if not self.mixture:
             return {"": self}
-        return {
-            name: self.model_copy(update={"mixture": {}, "source": one.source, "field": one.field or self.field})
+        own = {
+            name: {"source": one.source, "field": one.field or self.field, "most": one.most}
             for name, one in sorted(self.mixture.items())
         }
+        return {name: self.model_copy(update={"mixture": {}, **found}) for name, found in own.items()}
 
     @property
     def unlimited(self) -> DataConfig:
