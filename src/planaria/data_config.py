@@ -46,6 +46,8 @@ class DataConfig(Section):
     tokenizer: str = "bpe"
     """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
     train.start that of the weights, unless given"""
+    document_mask: bool = False
+    """a token sees those of its own document only, and none of others in the same sample"""
     validation: Fraction = 0.02
     """the tail of every document that is kept for validation"""
     cache: str | None = None

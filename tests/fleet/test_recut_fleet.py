@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import apart, assert_no_orphans, ending, facts, folder_of, losses, resume, tiny, train
+from harness import (
+    apart,
+    assert_no_orphans,
+    ending,
+    facts,
+    folder_of,
+    inline,
+    losses,
+    resume,
+    tiny,
+    train,
+    validation_losses,
+)
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.loading import stage_for
@@ -61,6 +73,19 @@ def test_a_mixture_goes_on_at_another_cut_and_with_more_replicas(tmp_path: Path)
     record = resume(folder_of(config), exchange__replicas="2", pipeline__stages="1", train__steps="14")
     assert ending(record).outcome == "finished"
     assert sum(line.samples for line in sample_ledger(record)) == 10 * 8 + 4 * 16
+
+
+def test_documents_are_kept_apart_by_every_worker(tmp_path: Path) -> None:
+    """Each finds out by itself which tokens are of one document: also one that takes over, and in validations."""
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{i} bottles of beer"}}\n' for i in range(400)))
+    data, recovery = {"source": str(tmp_path / "texts.jsonl"), "document_mask": True}, {"strategy": "redundant"}
+    config = tiny(tmp_path, stages=3, steps=6, data=data, recovery=recovery, train={"steps": 6, "eval_every": 3})
+    record = train(config, faults=[Fault(step=3, stage=2)])
+    assert losses(record) == whole(config, 6), "to the last bit"
+    trained, validated = inline(record)
+    assert (losses(record), validation_losses(record)) == (trained, validated)
+    apart_off = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})
+    assert losses(record) != whole(apart_off, 6)
 
 
 def test_two_that_agree_in_every_step_go_on_at_any_cut_and_engine(tmp_path: Path) -> None:

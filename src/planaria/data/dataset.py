@@ -135,6 +135,10 @@ class Dataset:
         """Ids in a split, separators included."""
         return self.meta.tokens(split)
 
+    def separator(self, split: Split) -> int:
+        """The id between documents: every split ends with it. Raises IndexError if the split is empty."""
+        return int(self.read(split, self.tokens(split) - 1, 1)[0])
+
     def windows(self, split: Split, context: int) -> int:
         """How many stretches of ``context`` tokens, each with one more token after it, a split holds."""
         return max(0, self.tokens(split) - 1) // context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,12 @@ class Stream:
         self.sources = {name: _Source(name, part, split, context, seed) for name, part in data.parts.items()}
         self._in_order = list(self.sources.values())
         self.windows = sum(source.windows for source in self._in_order)
+        self._data, self._split = data, split
+
+    @cached_property
+    def separator(self) -> int:
+        """The id between documents, which all sources have in common."""
+        return next(iter(self._data.parts.values())).separator(self._split)
 
     def sample(self, n: int) -> Tensor:
         """Sample ``n`` ≥ 0: int64 [context + 1], a pure function of seed and ``n``."""

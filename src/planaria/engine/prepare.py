@@ -184,6 +184,8 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
             )
     if unlike and itinerary.schedule is not None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
+    if config.data.document_mask and not family(config.model).masks:
+        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
     if config.train.device == "cuda" and not torch.cuda.is_available():
