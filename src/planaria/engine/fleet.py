@@ -38,7 +38,7 @@ def train(
 
     :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
-    config, dataset = prepared.config, prepared.dataset.folder
+    config, data = prepared.config, prepared.dataset
     itinerary = Itinerary(config)
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
@@ -46,8 +46,8 @@ def train(
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
-        setup = Setup(config, folder, dataset, place.host, new_key(), started.offset)
-        work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, dataset), setup.key)
+        setup = Setup(config, folder, data.folder, place.host, new_key(), started.offset)
+        work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, *data.folders), setup.key)
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)

@@ -80,7 +80,7 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
     as_changed = config.model_copy(update={"data": config.data.unlimited})
     for name in FIXED:
         if getattr(as_changed, name) != getattr(as_before, name):
-            flag = next(f for f in flags if f.partition(".")[0] == name)
+            flag = next(f for f in flags if f.partition(".")[0] == name and not f.endswith(".epochs"))
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
     config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":

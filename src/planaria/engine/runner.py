@@ -53,9 +53,9 @@ class StageRunner:
         self._train, self._microbatches, self._seen = True, 1, 0
 
     def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
-        """Start a step of so many microbatches; ``batch`` is the ends' data, and a validation does not ``train``.
+        """Start a step of so many microbatches; a validation does not ``train``.
 
-        ``masks`` keep documents apart, where the recipe asks for that.
+        ``batch`` is the ends' data; ``masks`` keep its documents apart.
         """
         self.drop()
         self._batch, self._masks = batch, masks
@@ -85,7 +85,7 @@ class StageRunner:
         return None if y.ndim == 0 else y.detach()
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
-        """What the stage's door takes beside hidden states or tokens: nothing, unless documents are kept apart."""
+        """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
         return () if self._masks is None else (self._masks(microbatch).to(self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
