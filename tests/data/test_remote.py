@@ -5,11 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.registry
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -61,6 +67,10 @@ def stores() -> Iterator[None]:
     yield
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+registry = sys.modules["fsspec.registry"]
+"""the module: the package has a mapping under this name"""
 
 
 def put(url: str, content: bytes | str) -> None:
@@ -152,7 +162,9 @@ def test_what_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UserError, match="there is nothing"):
         fingerprint(DataConfig(source="memory://nowhere"))
     assert "data.source = 'nosuch://x': Protocol not known: nosuch" in refusal("nosuch://x")
+    assert "JupyterFileSystem" in refusal("jupyter://x")
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(registry._registry, "s3", raising=False)
     assert "data.source = 's3://bucket/text': Install s3fs to access S3" in refusal("s3://bucket/text")
 
 
@@ -196,3 +208,68 @@ def test_a_source_of_a_mixture_may_be_a_url_and_is_named(tmp_path: Path) -> None
     entries["web"]["source"] = "memory://gone"
     with pytest.raises(UserError, match=r"data\.mixture\.web\.source: cannot read memory://gone"):
         prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+
+
+@pytest.mark.slow
+def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "large.jsonl").write_text((json.dumps({"text": "x" * 990}) + "\n") * 20_000)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(b'{"text": "packed"}\n'))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = f"http://127.0.0.1:{server.server_port}"
+    try:
+        assert texts(f"{at}/packed.jsonl.gz") == ["packed"]
+        assert len(texts(f"{at}/large.jsonl")) == 20_000
+        assert texts(f"{at}/large.jsonl", most=5) == ["xxxxx"]
+        before = fingerprint(DataConfig(source=f"{at}/packed.jsonl.gz"))
+        (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(b'{"text": "another, longer text"}\n'))
+        assert fingerprint(DataConfig(source=f"{at}/packed.jsonl.gz")) != before
+        assert "File not found" in refusal(f"{at}/nothing.txt")
+        monkeypatch.setattr(remote, "SILENCE_S", 0.3)
+        assert "cannot read" in (line := refusal(f"{at}/stuck")) and "imeout" in line
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "Cannot connect to host" in refusal(f"{at}/packed.jsonl.gz")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves whole files only, as some servers do, and some of them never."""
+
+    def send_head(self) -> Any:
+        if self.path == "/stuck":
+            time.sleep(2)
+        return super().send_head()
+
+    def log_message(self, *said: object) -> None: ...
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        with suppress(ConnectionError):  # who has read enough hangs up
+            super().copyfile(source, outputfile)
+
+
+@pytest.mark.slow
+def test_an_s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    known = {"ACCESS_KEY_ID": "x", "SECRET_ACCESS_KEY": "y", "DEFAULT_REGION": "us-east-1"}
+    for name, value in (known | {"ENDPOINT_URL": f"http://{host}:{port}"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    try:
+        fsspec.filesystem("s3").mkdir("bucket")
+        put("s3://bucket/corpus/b/z.txt", "second " * 30)
+        put("s3://bucket/corpus/a.jsonl.gz", gzip.compress(b'{"text": "first"}\n'))
+        put("s3://bucket/corpus/.hidden/x", "hidden")
+        assert texts("s3://bucket/corpus") == ["first", "second " * 30]
+        data = DataConfig(source="s3://bucket/corpus", tokenizer="bytes", cache=str(tmp_path))
+        folder = prepare(data, 257).folder
+        put("s3://bucket/corpus/b/z.txt", "SECOND " * 30)
+        assert prepare(data, 257).folder != folder
+        assert "there is nothing" in refusal("s3://bucket/none")
+        assert "bucket does not exist" in refusal("s3://nowhere/x")
+    finally:
+        server.stop()

@@ -16,6 +16,9 @@ from planaria.errors import UserError
 MOST_FILES = 1_000_000
 MOST_TEXT = 1 << 28
 """bytes of a text file, which is one document and in memory at once"""
+SILENCE_S = 60.0
+"""longest wait for the next bytes of a web server; other protocols have their own"""
+FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
 _VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 """what file systems tell of a file that changes with it; each has some"""
 
@@ -63,11 +66,11 @@ def remote_files(source: str) -> list[RemoteFile]:
 
     :raises UserError: when it cannot be reached, nothing is there, or its protocol needs a package that is missing.
     """
-    try:
-        system, root = fsspec.core.url_to_fs(source, skip_instance_cache=True, use_listings_cache=False)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"data.source = {source!r}: {_line(error)}") from error
     with reached(source):
+        try:
+            system, root = fsspec.core.url_to_fs(source, **FRESH, **_options(source))
+        except (ImportError, ValueError) as error:  # no such protocol, or the package that it needs is missing
+            raise UserError(f"data.source = {source!r}: {_line(error)}") from error
         info = system.info(root)
         found = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
     if len(found) > MOST_FILES:
@@ -92,7 +95,8 @@ def reached(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = "there is nothing" if isinstance(error, FileNotFoundError) else _line(error)
+        cause = error.__cause__ or error  # of an HTTP server that is out of reach, only the cause says so
+        reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
         raise UserError(f"data.source: cannot read {what} ({reason}); check the address, access and network") from error
 
 
@@ -103,7 +107,17 @@ def _below(system: AbstractFileSystem, root: str) -> Iterator[tuple[str, Mapping
             yield from ((info["name"], info) for name, info in files.items() if name and not name.startswith("."))
 
 
-def _line(error: Exception) -> str:
+def _options(source: str) -> dict[str, Any]:
+    """A web server is asked once for a whole file, as not every one serves parts; only silence ends that."""
+    if not source.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    patience = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+    return {"block_size": 0, "client_kwargs": {"timeout": patience, "headers": {"Accept-Encoding": "identity"}}}
+
+
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

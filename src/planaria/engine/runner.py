@@ -53,10 +53,7 @@ class StageRunner:
         self._train, self._microbatches, self._seen = True, 1, 0
 
     def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
-        """Start a step of so many microbatches; a validation does not ``train``.
-
-        ``batch`` is the ends' data; ``masks`` keep its documents apart.
-        """
+        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart."""
         self.drop()
         self._batch, self._masks = batch, masks
         self._train, self._microbatches, self._seen = train, microbatches, 0
