@@ -7,8 +7,9 @@ from typing import Any
 from herd_steps import finished, said, started, work_until
 from open_herd import OpenHerd
 
-from planaria.control.staffing import MAX_STILLBORN
+from planaria.control.staffing import MAX_STILLBORN, lacking
 from planaria.record import decisions as d
+from planaria.record import events as e
 from planaria.record.state import RunState
 
 
@@ -251,4 +252,56 @@ def test_what_is_saved_in_the_middle_of_a_round_has_that_round_still_before_it()
     replica = next(r for r in made.run.live.values() if r.meeting and r.phase == "save")
     assert replica.meeting
     assert made.run.standings[replica.number].rounds == replica.meeting.round
+    assert finished(made)
+
+
+def test_a_run_of_which_no_worker_is_at_home_waits_for_machines_and_trains_on_them() -> None:
+    made = open_herd(1, stages=2, own=0)
+    made.behave()
+    assert not said(made, d.Spawn) and lacking(made.run) == 3
+    made.join(2)
+    made.behave()
+    assert lacking(made.run) == 1 and not said(made, d.Form)
+    made.join(1)
+    assert lacking(made.run) == 0, "the rest is about to start"
+    assert finished(made)
+    assert {spawn.host for spawn in said(made, d.Spawn)} == {"g1", "g2"}
+
+
+def test_the_run_starts_as_many_workers_at_home_as_it_has_room_for() -> None:
+    made = open_herd(1, stages=2, own=1)
+    made.join(2)
+    assert finished(made)
+    assert sorted(spawn.host for spawn in said(made, d.Spawn)) == ["", "g1", "g1"]
+
+
+def test_a_run_that_nobody_joins_ends_with_the_reason() -> None:
+    made = open_herd(1, stages=2, own=1)
+    made.behave()
+    made.happened(e.NobodyJoined(lacking=2))
+    made.behave()
+    ending = made.truth.ending
+    assert ending is not None and ending.outcome == "failed" and "no machine has joined in time" in ending.reason
+
+
+def test_a_run_whose_machines_have_gone_waits_then_saves_what_is_left() -> None:
+    made = open_herd(1, stages=2, own=1, recovery={"strategy": "checkpoint"})
+    host = made.join(2)
+    work_until(made, moving)
+    made.vanish(host)
+    made.behave()
+    assert lacking(made.run) == 2 and not said(made, d.Finish)
+    made.happened(e.NobodyJoined(lacking=2))
+    made.behave()
+    ending = made.truth.ending
+    assert ending is not None and ending.outcome == "cannot"
+
+
+def test_a_machine_that_joins_late_is_used_all_the_same() -> None:
+    made = open_herd(1, stages=2, own=1, recovery={"strategy": "checkpoint"})
+    host = made.join(2)
+    work_until(made, moving)
+    made.vanish(host)
+    made.behave()
+    made.join(2)
     assert finished(made)

@@ -1,7 +1,8 @@
 """Carries packets between the hosts of ``netns.py``: a process of its own, since the tests' is too busy to be a wire.
 
-``python carrier.py CAPTURE ADDRESS=DEVICE…`` takes the file descriptors of the hosts' TUN devices, and writes every
-packet to the file CAPTURE, as anybody on the way could. A line ``ADDRESS LATENCY_S
+``python carrier.py CAPTURE ADDRESS=DEVICE[=PRIVATE]…`` takes the file descriptors of the hosts' TUN devices, and writes
+every packet to the file CAPTURE, as anybody on the way could. A host with a PRIVATE address is behind a router that
+translates it to ADDRESS, and lets in answers alone. A line ``ADDRESS LATENCY_S
 JITTER_S LOSS`` on its stdin changes a host's link from now on; the answer is how many packets the link has lost so far.
 It ends with its stdin.
 """
@@ -15,12 +16,13 @@ import select
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
 _MAX_PACKET = 1 << 16
+_TCP = 6
 
 
 @dataclass
@@ -33,6 +35,24 @@ class _Link:
     jitter_s: float = 0.0
     loss: float = 0.0
     lost: int = 0
+    private: str = ""
+    """the host's own address, if its router translates it"""
+    answers: set[bytes] = field(default_factory=set)
+    """of what it has sent: where answers come from, and the port that they are for"""
+
+    def out(self, packet: bytes) -> bytes:
+        """A packet of the host, as its router sends it on; the router remembers whom the host has written to."""
+        if not self.private:
+            return packet
+        self.answers.add(packet[16:20] + _ports(packet)[2:4] + _ports(packet)[:2])
+        return _readdressed(packet, 12, self.address)
+
+    def in_(self, packet: bytes) -> bytes | None:
+        """A packet for the host, as its router hands it on; None: nobody asked for it."""
+        if not self.private:
+            return packet
+        asked = packet[12:16] + _ports(packet) in self.answers
+        return _readdressed(packet, 16, self.private) if asked else None
 
 
 def carry(links: list[_Link], capture: BinaryIO) -> None:
@@ -51,11 +71,15 @@ def carry(links: list[_Link], capture: BinaryIO) -> None:
             capture.flush()
             _change(by_address, line)
         for device in wires.keys() & set(ready):
-            packet = os.read(device, _MAX_PACKET)
+            source = wires[device]
+            packet = source.out(os.read(device, _MAX_PACKET))
             capture.write(packet)
-            source, target = wires[device], by_address.get(_target(packet))
-            delay = None if target is None else _delay(source, target, rng)
-            if target is not None and delay is not None:
+            target = by_address.get(_target(packet))
+            if target is None or (inside := target.in_(packet)) is None:
+                continue
+            packet = inside
+            delay = _delay(source, target, rng)
+            if delay is not None:
                 way = (source.address, target.address)
                 latest[way] = max(latest.get(way, 0.0), time.monotonic() + delay)
                 heapq.heappush(under_way, (latest[way], next(order), target.device, packet))
@@ -86,7 +110,32 @@ def _target(packet: bytes) -> str:
     return ".".join(map(str, packet[16:20])) if packet[0] >> 4 == 4 else ""
 
 
+def _ports(packet: bytes) -> bytes:
+    """The ports of a TCP or UDP packet, from and to: 4 bytes."""
+    begin = 4 * (packet[0] & 15)
+    return packet[begin : begin + 4]
+
+
+def _readdressed(packet: bytes, at: int, address: str) -> bytes:
+    """The IPv4 packet with another address at byte ``at`` (12: from, 16: to), and checksums that fit (RFC 1624)."""
+    new, changed = bytes(map(int, address.split("."))), bytearray(packet)
+    before, changed[at : at + 4] = packet[at : at + 4], new
+    checksums = [10]
+    if packet[9] == _TCP:
+        checksums.append(4 * (packet[0] & 15) + 16)
+    for place in checksums:
+        total = ~int.from_bytes(packet[place : place + 2], "big") & 0xFFFF
+        for half in (0, 2):
+            total += (~int.from_bytes(before[half : half + 2], "big") & 0xFFFF) + int.from_bytes(
+                new[half : half + 2], "big"
+            )
+        while total >> 16:
+            total = (total & 0xFFFF) + (total >> 16)
+        changed[place : place + 2] = (~total & 0xFFFF).to_bytes(2, "big")
+    return bytes(changed)
+
+
 if __name__ == "__main__":
     ends = [argument.split("=") for argument in sys.argv[2:]]
     with Path(sys.argv[1]).open("wb") as file:
-        carry([_Link(address, int(device)) for address, device in ends], file)
+        carry([_Link(address, int(device), private="".join(private)) for address, device, *private in ends], file)

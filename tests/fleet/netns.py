@@ -14,7 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import IO
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_PRIVATE = "192.168.7.2"
+"""of every host behind a router: such addresses mean nothing elsewhere"""
 _DEVICE = Path("/dev/net/tun")
 _numbers = count(1)
 
@@ -65,8 +67,10 @@ class Host:
 
 
 @contextmanager
-def network(hosts: int, capture: Path = Path(os.devnull)) -> Iterator[list[Host]]:
+def network(hosts: int, capture: Path = Path(os.devnull), hidden: Collection[int] = ()) -> Iterator[list[Host]]:
     """So many hosts that can reach each other; what runs on them at the end is killed. ``capture`` gets all packets.
+
+    Those that are ``hidden``, by their place in the list, are behind routers (NAT): nobody can call them.
 
     :raises NotAllowedError: when this machine, or its user, cannot have it.
     """
@@ -76,11 +80,12 @@ def network(hosts: int, capture: Path = Path(os.devnull)) -> Iterator[list[Host]
         raise NotAllowedError("network namespaces need `ip` (iproute2)")
     with ExitStack() as ending:
         addresses = {f"{os.getpid()}.{next(_numbers)}": f"10.77.0.{last}" for last in range(1, hosts + 1)}
+        own = {at: _PRIVATE if place in hidden else at for place, at in enumerate(addresses.values())}
         try:
-            devices = {at: ending.enter_context(_namespace(number, at)) for number, at in addresses.items()}
+            devices = {at: ending.enter_context(_namespace(number, own[at])) for number, at in addresses.items()}
         except OSError as error:
             raise NotAllowedError(f"no network namespaces here: {error}") from None
-        carrier = ending.enter_context(_carrier(devices, capture))
+        carrier = ending.enter_context(_carrier(devices, own, capture))
         yield [Host(_name(number), address, carrier) for number, address in addresses.items()]
 
 
@@ -103,6 +108,8 @@ def _namespace(number: str, address: str) -> Iterator[int]:
         _ip(f"-n {name} addr add {address}/24 dev {device}")
         _ip(f"-n {name} link set lo up")
         _ip(f"-n {name} link set {device} up")
+        if address == _PRIVATE:
+            _ip(f"-n {name} route add default dev {device}")
         yield descriptor
     finally:
         for process in _ip(f"netns pids {name}").split():
@@ -122,9 +129,12 @@ def _ip(arguments: str) -> str:
 
 
 @contextmanager
-def _carrier(devices: dict[str, int], capture: Path) -> Iterator[subprocess.Popen[str]]:
+def _carrier(devices: dict[str, int], own: dict[str, str], capture: Path) -> Iterator[subprocess.Popen[str]]:
     """The process that carries packets between the devices of these addresses."""
-    ends = [f"{address}={device}" for address, device in devices.items()]
+    ends = [
+        f"{address}={device}" + (f"={own[address]}" if own[address] != address else "")
+        for address, device in devices.items()
+    ]
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("carrier.py")), str(capture), *ends],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=tuple(devices.values()),

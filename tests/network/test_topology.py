@@ -193,3 +193,20 @@ def test_a_table_that_is_not_text_or_empty(tmp_path: Path, table: bytes) -> None
 def test_a_table_without_its_partner_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, OWN.replace(', bandwidth_mbit = "bandwidth.csv"', ""), latency=HALF_LATENCY)
     assert "bandwidth_mbit" in complaint(path)
+
+
+def test_hidden_sites_reach_each_other_through_the_controller(tmp_path: Path) -> None:
+    matrix, nodes = OWN.split("[[nodes]]", 1)
+    relayed = f'{matrix}\n[relay]\nsite = "Rome"\nhidden = ["Bern", "Oslo"]\n[[nodes]]{nodes}'
+    plain, topology = own(tmp_path), own(tmp_path, topology=relayed)
+    assert topology.link("Bern", "Oslo") == pytest.approx((0.010 + 0.030, 100 * MBIT))
+    assert topology.link("Oslo", "Bern") == pytest.approx((0.040, 100 * MBIT))
+    assert topology.link("Bern", "Rome") == plain.link("Bern", "Rome")
+    assert topology.link("Bern", "Bern") == plain.link("Bern", "Bern")
+
+
+def test_a_relay_at_no_site(tmp_path: Path) -> None:
+    matrix, nodes = OWN.split("[[nodes]]", 1)
+    topology = f'{matrix}\n[relay]\nsite = "Rom"\nhidden = ["Bern"]\n[[nodes]]{nodes}'
+    path = write(tmp_path, topology, latency=HALF_LATENCY, bandwidth=HALF_BANDWIDTH)
+    assert "relay: site 'Rom' is not in the matrix" in complaint(path) and "Rome" in complaint(path)

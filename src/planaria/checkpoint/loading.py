@@ -89,6 +89,18 @@ def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> 
     return carry_out(planned(folder, cut_for(config), stage, replica))
 
 
+def files_for(folder: Path, config: RunConfig, stage: int) -> list[str]:
+    """The files, as the manifest names them, that a stage of a run that goes on as ``config`` says is made of.
+
+    :raises UserError: when the manifest cannot be read, or its checkpoint does not fit the run.
+    """
+    manifest = read_manifest(folder)
+    saved, wanted = cut_of(manifest), cut_for(config)
+    require_alike(saved, wanted, str(folder))
+    begins = tuple(f"{stage_file(Path(), held).stem}{end}" for held in holders(saved, wanted, stage) for end in ".-")
+    return sorted(file for file in manifest.digests if Path(file).name.startswith(begins))
+
+
 def planned(folder: Path, wanted: Cut, stage: int, replica: int = 0, whole: bool = False) -> recut.StagePlan:
     """What a stage of that cut is made of; UserError as in :func:`stage_for`.
 

@@ -22,7 +22,8 @@ def add(commands: Any) -> None:
     add_fields(train, RunConfig)
 
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
-    join.add_argument("run", type=Path)
+    join.add_argument("run", metavar="RUN", help="the run's folder, or HOST:PORT of its controller")
+    join.add_argument("--key-file", type=Path, metavar="FILE", help="with HOST:PORT: a copy of the run's key")
     join.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as one replica has)")
     join.add_argument(
         "--patience",
@@ -31,6 +32,19 @@ def add(commands: Any) -> None:
         metavar="S",
         help="seconds to keep reconnecting to an unreachable run (default %(default)g)",
     )
+
+    join.add_argument(
+        "--advertise", default="", metavar="HOST", help="name or address under which others find this machine"
+    )
+    join.add_argument(
+        "--ports",
+        type=int,
+        nargs=2,
+        metavar=("FIRST", "LAST"),
+        help="where its workers listen (default: any free port)",
+    )
+    join.add_argument("--no-inbound", action="store_true", help="nobody can open connections to this machine")
+    join.add_argument("--cache", type=Path, metavar="DIR", help="for files of a run whose folder it does not see")
 
     plan = command(
         commands,
@@ -64,8 +78,11 @@ def _train(given: argparse.Namespace) -> int:
 
 def _join(given: argparse.Namespace) -> int:
     from planaria.commands.join import lend
+    from planaria.transport.address import Reach
 
-    lend(given.run, given.workers, given.patience)
+    ports = None if given.ports is None else (given.ports[0], given.ports[1])
+    reach = Reach(advertise=given.advertise, reachable=not given.no_inbound, ports=ports)
+    lend(given.run, given.key_file, given.workers, given.patience, reach, given.cache)
     return 0
 
 

@@ -19,6 +19,7 @@ from planaria.control.exposure import exposed
 from planaria.control.protocols import FaultSource, Observer, Planner
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
+from planaria.control.staffing import lacking
 from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -65,6 +66,8 @@ class Controller:
         """could the state file be written the last time?"""
         self._retry = math.inf
         """when a last save that failed is tried again"""
+        self._lacking: tuple[float, int] | None = None
+        """since when (monotonic seconds) the run stands still for want of how many workers"""
         self._zombies: set[tuple[str, int]] = set()
         self._exposed: dict[str, str] = {}
 
@@ -90,6 +93,8 @@ class Controller:
         """Tell of waits that have been long enough."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._happened(blamed)
+        if self._lacking is not None and now >= self._lacking[0] + self._config.fleet.join_s:
+            self._happened(e.NobodyJoined(lacking=self._lacking[1]))
         if now >= self._retry and (step := resting(self.state)) is not None:
             self._happened(e.RetryDue(step=step))
         for number, wait in list(self._impatient.items()):
@@ -102,7 +107,8 @@ class Controller:
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        due = [self._retry, *self._broken_edges.due, *(until for until, _ in self._impatient.values())]
+        joins = math.inf if self._lacking is None else self._lacking[0] + self._config.fleet.join_s
+        due = [self._retry, joins, *self._broken_edges.due, *(until for until, _ in self._impatient.values())]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -183,6 +189,7 @@ class Controller:
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._happened(next_event)
         self._await_others()
+        self._await_machines()
         self.state = decided(self.state)
         self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
         self._tell_state()
@@ -203,6 +210,17 @@ class Controller:
                 self._impatient.pop(number, None)
             elif number not in self._impatient or self._impatient[number][1] != who:
                 self._impatient[number] = until, who
+
+    def _await_machines(self) -> None:
+        """Note since when the run lacks workers that only another machine can have, and say so."""
+        wanted = lacking(self.state)
+        if not wanted:
+            self._lacking = None
+        elif self._lacking is None or self._lacking[1] != wanted:
+            self._lacking = time.monotonic(), wanted
+            limit = f"for {self._config.fleet.join_s:g} s (fleet.join_s)"
+            told = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
+            self._happened(e.Trouble(detail=told))
 
     def _tell_state(self) -> None:
         """For other terminals; without it, the run itself lacks nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
+from planaria.control.links import link
 from planaria.control.saving import on_its_way
 from planaria.control.spares import at_hand, filled
 from planaria.control.staffing import final, more_to_come
@@ -197,7 +198,7 @@ def _formation(
         return d.Replan(replica=replica.number, nodes=sorted(holders))
     generation, stage = 1 + run.replicas.generation, replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
-    kept = {pair: link for pair, link in replica.links.items() if not set(pair) & new}
+    kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
     return d.Form(
         replica=replica.number,
@@ -208,7 +209,7 @@ def _formation(
             d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
         ],
         links=[
-            d.Link(low=a, high=b, id=kept.get((a, b), f"g{generation}:{a}-{b}"), at=at[a])
+            link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b])
             for a, b in sorted(replica.pairs_of(holders))
         ],
         routes=routes if replica.settings.arrangement else [],
@@ -221,7 +222,9 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
     """A node lacks a worker: if there will be none, the replica is over."""
     if more_to_come(run):
         return None
-    if run.stillborn >= MAX_STILLBORN:
+    if run.deserted:
+        reason = f"{len(replica.vacant)} workers are lacking, and no machine has joined in time (fleet.join_s)"
+    elif run.stillborn >= MAX_STILLBORN:
         reason = f"{run.stillborn} workers in a row died before they were ready"
     else:
         where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"

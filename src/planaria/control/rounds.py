@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planaria.control.lending import can_be_copied, settled
+from planaria.control.links import link
 from planaria.record import decisions as d
 from planaria.record.replica import Group, ReplicaState
 from planaria.record.state import RunState
@@ -144,7 +145,7 @@ def _introduce(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if len(members) == 1 or away or any(live[n].phase == "link" for n in members):
         return None
     links = _links(run, round, members)
-    if {link.id for link in links} <= run.introduced.get(round, frozenset()):
+    if {known.id for known in links} <= run.introduced.get(round, frozenset()):
         return None
     generations = [live[n].generation for n in members]
     return d.Introduce(round=round, members=members, generations=generations, links=links)
@@ -181,8 +182,8 @@ def _links(run: RunState, round: int, members: list[int]) -> list[d.Link]:
         for place, (low, mine) in enumerate(nodes):
             for high, other in nodes[place + 1 :]:
                 ends = f"{low}.g{mine.generation}-{high}.g{other.generation}"
-                at = run.workers[mine.holders[low]].at
-                found.append(d.Link(low=low, high=high, id=f"r{round}:{ends}", at=at))
+                at = [run.workers[replica.holders[node]].at for replica, node in ((mine, low), (other, high))]
+                found.append(link(f"r{round}:{ends}", low, at[0], high, at[1]))
     return found
 
 

@@ -55,7 +55,20 @@ def more_to_come(run: RunState) -> bool:
     """Is a worker on its way, or may one be started? Not where so many have died before they were ready."""
     hopeful, roster = run.stillborn < MAX_STILLBORN, run.roster
     coming = any(hopeful or run.workers[worker].host for worker in roster.starting)
-    return coming or _has_room(run) or bool(roster.with_room(run.settings.replace))
+    return coming or _has_room(run) or bool(roster.with_room(run.settings.replace)) or _awaits_machines(run)
+
+
+def lacking(run: RunState) -> int:
+    """Workers without whom the run stands still until another machine joins; 0 where none are, or none will."""
+    if not _awaits_machines(run) or run.stopping or run.allotment.done:
+        return 0
+    there = [*run.spares, *run.roster.starting]
+    return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - len(there))
+
+
+def _awaits_machines(run: RunState) -> bool:
+    """Is the run to be carried on by machines that join, and have any joined lately, or may yet?"""
+    return run.settings.own_workers < run.settings.all_workers and not run.deserted
 
 
 def _has_room(run: RunState) -> bool:

@@ -165,12 +165,7 @@ class Mixture:
     @classmethod
     def open(cls, folder: Path) -> Mixture:
         """Open a mixture's folder and those of its sources. Raises CorruptDataset as :meth:`Dataset.open` does."""
-        try:
-            meta = MixtureMeta.model_validate_json((folder / MIXTURE).read_bytes())
-        except OSError as error:
-            raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            raise _corrupt(folder, f"{MIXTURE}: {_first(error)}") from error
+        meta = _mixture_meta(folder)
         parts = {name: Dataset.open(folder.parent / part.folder) for name, part in meta.parts.items()}
         for name, part in meta.parts.items():
             if parts[name].meta.content != part.meta.content:
@@ -206,6 +201,20 @@ def open_data(folder: Path | str) -> Data:
     """Open a prepared folder of either kind. Raises CorruptDataset, a UserError, if something is missing or damaged."""
     folder = Path(folder)
     return Mixture.open(folder) if (folder / MIXTURE).exists() else Dataset.open(folder)
+
+
+def parts_of(folder: Path) -> list[str]:
+    """The names of the folders beside ``folder`` that a mixture needs too; of a source, none."""
+    return [part.folder for part in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
+
+
+def _mixture_meta(folder: Path) -> MixtureMeta:
+    try:
+        return MixtureMeta.model_validate_json((folder / MIXTURE).read_bytes())
+    except OSError as error:
+        raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise _corrupt(folder, f"{MIXTURE}: {_first(error)}") from error
 
 
 def shard_file(folder: Path, split: Split, number: int) -> Path:

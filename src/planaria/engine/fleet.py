@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from planaria.config import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.protocols import Observer
 from planaria.engine import worker
@@ -17,12 +18,15 @@ from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
 from planaria.engine.replanner import Replanner
-from planaria.engine.setup import SETUP, Setup
+from planaria.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.engine.stopping import stop_asked
+from planaria.fleet.base import Fleet
+from planaria.fleet.door import kept_key
 from planaria.fleet.ground import ground
-from planaria.fleet.open import OpenFleet
+from planaria.fleet.open import OpenFleet, Told
 from planaria.fleet.request import Ground, Work
 from planaria.record.decisions import Finish
+from planaria.transport.address import Reach
 from planaria.transport.secure import new_key
 
 PRELOAD = [worker.__name__, "torch._dynamo"]
@@ -46,9 +50,9 @@ def train(
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
-        setup = Setup(config, folder, data.folder, place.host, new_key(), started.offset)
-        work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, *data.folders), setup.key)
-        fleet = ending.enter_context(closing(_opened(place, work, setup)))
+        reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
+        setup = Setup(config, folder, data.folder, place.host, _key(config), started.offset, reach)
+        fleet = ending.enter_context(closing(_opened(place, setup, data.folders, started.own_workers)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         finish = controller.run(asked)
@@ -57,8 +61,27 @@ def train(
     return finish
 
 
-def _opened(place: Ground, work: Work, setup: Setup) -> OpenFleet:
-    """The fleet of a place, and a door in the run's folder for machines that join."""
-    config = setup.config.fleet
-    told = SETUP.dump_json(replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())).decode()
-    return OpenFleet(place.fleet(work), config, place.host, setup.key, told, setup.folder)
+def _key(config: RunConfig) -> bytes:
+    """The run's key: that of the file which the recipe names, or a new one.
+
+    :raises UserError: when the file cannot be read or made, or holds no key.
+    """
+    return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
+
+
+def _opened(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+    """The fleet of a place with so many workers, and a door in the run's folder for machines that join.
+
+    ``data``: the folders of the prepared data.
+    """
+    config = setup.config
+
+    def home(relay: str) -> Fleet:
+        alone = config.fleet.kind == "ray"  # whose nodes all see each other
+        here = replace(setup, reach=replace(setup.reach, relay="" if alone else relay))
+        return place.fleet(Work(partial(worker.main, here), PRELOAD, workers, (setup.folder, *data), setup.key))
+
+    theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute(), reach=Reach())
+    files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}
+    told = Told(SETUP.dump_json(theirs).decode(), config.pipeline.stages + 1, files)
+    return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)

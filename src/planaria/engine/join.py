@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from pydantic import ValidationError
 
 from planaria.engine import worker
 from planaria.engine.fleet import PRELOAD
-from planaria.engine.setup import SETUP
+from planaria.engine.provision import provide
+from planaria.engine.setup import SETUP, Setup
 from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
-from planaria.fleet.door import FILE, read_door
+from planaria.fleet.door import FILE, Door, read_door, read_key
 from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.process_pool import Orders, ProcessPool
+from planaria.transport.address import REACHABLE, Reach
 
 _AGAIN_S = 0.5
 """between two requests at a door where nobody answers"""
@@ -26,61 +29,127 @@ _TIMES, _LEAST_S = 2, 10.0
 """how many times as long as the run waits to hear from a machine, the machine waits for the run, which knows better;
 and how many seconds at least: a controller may be stopped for a while, and then go on"""
 
+Told = Callable[[str], None]
 
-def join(
-    folder: Path, workers: int, patience_s: float, told: Callable[[str], None], forsaken: Callable[[], bool]
-) -> None:
-    """Serve the run in ``folder`` with so many workers until it is over, or until a signal asks to leave.
 
-    A run that cannot be reached any more is called again for ``patience_s``. ``forsaken`` tells whether nobody trains
-    it any more.
+@dataclass(frozen=True)
+class Offer:
+    """What a machine offers to a run, and on which terms."""
+
+    workers: int = 0
+    """0: as many as one replica has"""
+    patience_s: float = 60.0
+    """how long a run that cannot be reached any more is called again"""
+    reach: Reach = REACHABLE
+    """how others can reach this machine"""
+    cache: Path | None = None
+    """where it keeps the run's files if it does not see the run's folder; the user's cache unless given"""
+
+
+@dataclass(frozen=True)
+class FolderEntrance:
+    """A run whose folder this machine sees."""
+
+    folder: Path
+    forsaken: Callable[[], bool]
+    """does nobody train it any more?"""
+
+    def door(self) -> Door:
+        """:raises UserError: when the run is over."""
+        return read_door(self.folder)
+
+    @property
+    def closed(self) -> bool:
+        """Has the run ended?"""
+        return not (self.folder / FILE).exists()
+
+    def unanswered(self, error: OSError) -> UserError:
+        """What to tell the user when nobody answers."""
+        if self.forsaken():
+            return UserError(
+                f"{self.folder / FILE}: left behind by a controller that was killed; nobody trains the run now: go on "
+                f"with `planaria train --resume {self.folder}`, then join that"
+            )
+        return UserError(
+            f"{self.folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
+            "machine reach the controller's (fleet.host)?"
+        )
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+
+@dataclass(frozen=True)
+class AddressEntrance:
+    """A run of which this machine knows an address and a file with the key."""
+
+    at: str
+    """HOST:PORT of the controller"""
+    key: Path
+
+    def door(self) -> Door:
+        """:raises UserError: when the key cannot be read."""
+        return Door(at=self.at, key=read_key(self.key).hex())
+
+    closed = False
+
+    def unanswered(self, error: OSError) -> UserError:
+        """What to tell the user when nobody answers."""
+        return UserError(
+            f"{self.at}: nobody answers there ({error.strerror or error}); is the run on, does its controller listen "
+            "at an address that this machine can reach (fleet.host, fleet.port), and does the firewall let it through?"
+        )
+
+    def __str__(self) -> str:
+        return self.at
+
+
+Entrance = FolderEntrance | AddressEntrance
+
+
+def join(entrance: Entrance, offer: Offer, told: Told) -> None:
+    """Serve a run until it is over, or until a signal asks to leave.
 
     :raises UserError: when the run is over, or cannot be joined from here.
-    :raises RunStopped: when it has not answered for so long.
+    :raises RunStopped: when it has not answered for ``offer.patience_s``.
     """
     with stop_asked() as asked:
-        visit: Visit | str = _first(folder, workers, forsaken)
+        visit: Visit | str = _first(entrance, offer)
         while isinstance(visit, Visit):
-            with closing(_Stay(visit, told)) as stay:
+            with closing(_Stay(visit, offer, isinstance(entrance, FolderEntrance), told)) as stay:
                 ending = stay.last(asked)
             if ending.how == "lost":
-                told(f"the run cannot be reached any more ({ending.reason}); calling it again for {patience_s:g} s")
-                visit = _again(folder, workers, patience_s, asked)
+                told(
+                    f"the run cannot be reached any more ({ending.reason}); calling it again for {offer.patience_s:g} s"
+                )
+                visit = _again(entrance, offer, asked)
             else:
                 visit = "left" if ending.how == "left" else ending.reason
         told(visit)
 
 
-def _first(folder: Path, workers: int, forsaken: Callable[[], bool]) -> Visit:
+def _first(entrance: Entrance, offer: Offer) -> Visit:
     """:raises UserError: when nobody answers."""
     try:
-        return Visit(read_door(folder), workers)
+        return Visit(entrance.door(), offer.workers, offer.reach)
     except OSError as error:
-        if forsaken():
-            raise UserError(
-                f"{folder / FILE}: left behind by a controller that was killed; nobody trains the run now: go on with "
-                f"`planaria train --resume {folder}`, then join that"
-            ) from None
-        raise UserError(
-            f"{folder / FILE}: nobody answers there ({error.strerror or error}); if the run is still on, can this "
-            "machine reach the controller's (fleet.host)?"
-        ) from None
+        raise entrance.unanswered(error) from None
 
 
-def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Callable[[], str]) -> Visit | str:
+def _again(entrance: Entrance, offer: Offer, asked_to_leave: Callable[[], str]) -> Visit | str:
     """Another visit to a run that was lost, or why there will be none; it may have ended without this machine.
 
     :raises RunStopped: when nobody has answered for so long.
     """
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + offer.patience_s
     while not asked_to_leave():
-        if not (folder / FILE).exists():
+        if entrance.closed:
             return "the run is over"
         try:
-            return Visit(read_door(folder), workers)
+            return Visit(entrance.door(), offer.workers, offer.reach)
         except OSError:
             if time.monotonic() > until:
-                raise RunStopped(f"{folder}: the run has not answered for {patience_s:g} s") from None
+                raise RunStopped(f"{entrance}: the run has not answered for {offer.patience_s:g} s") from None
         time.sleep(_AGAIN_S)
     return "left"
 
@@ -88,25 +157,30 @@ def _again(folder: Path, workers: int, patience_s: float, asked_to_leave: Callab
 class _Stay:
     """A visit and the process pool that goes with it."""
 
-    def __init__(self, visit: Visit, told: Callable[[str], None]) -> None:
-        """:raises UserError: when this machine lacks what the run's workers need."""
+    def __init__(self, visit: Visit, offer: Offer, shared: bool, told: Told) -> None:
+        """``shared``: this machine sees the run's folder.
+
+        :raises UserError: when it lacks what the run's workers need.
+        """
         self._visit, self._told = visit, told
-        try:
-            setup = SETUP.validate_json(visit.welcome.setup)
-        except ValidationError:
-            raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None
-        setup = replace(setup, key=visit.key)
-        entry, cwd = partial(worker.main, setup), Path(visit.welcome.cwd)
+        setup = _setup(visit)
+        if not shared:
+            setup = provide(setup, visit.address, visit.welcome.host, offer.cache, told)
+        self._setup = setup
+        entry = partial(worker.main, replace(setup, host=visit.own_address, reach=visit.reach))
+        cwd = setup.folder if setup.files else Path(visit.welcome.cwd)
         orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
         self._pool = ProcessPool(orders)
         if missing := self._pool.facts().missing:
             raise UserError(
                 f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "
-                "under one path"
+                f"under one path, or join by address: `planaria join {visit.address} --key-file FILE`"
             )
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
+        if not visit.reach.reachable:
+            told("others cannot open connections to this machine: it calls them, or they meet at the controller")
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
@@ -115,3 +189,13 @@ class _Stay:
     def close(self) -> None:
         self._pool.end()
         self._visit.end()
+        if self._setup.files:
+            shutil.rmtree(self._setup.scratch, ignore_errors=True)
+
+
+def _setup(visit: Visit) -> Setup:
+    """:raises UserError: when it is of another planaria."""
+    try:
+        return replace(SETUP.validate_json(visit.welcome.setup), key=visit.key)
+    except ValidationError:
+        raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None

@@ -45,8 +45,7 @@ class Links:
                 self.edges.pop(peer).abandon()
         for peer, link in wanted.items():
             if peer not in self.edges:
-                at = link.at if node == link.high else ""
-                self.edges[peer] = self._open(link.id, at, node, peer, self._most_bytes(node, peer))
+                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, self._most_bytes(node, peer))
         self.end_transfers()
         for member in form.members:
             for donor in _donors(member.source):
@@ -72,7 +71,7 @@ class Links:
                 self.meeting.pop(peer).abandon()
         most = self._state_bytes(self._itinerary.arrangement.stage[node])
         new = {
-            peer: self._open(link.id, link.at if node == link.high else "", node, peer, most)
+            peer: self._open(link.id, link.at_for(node), node, peer, most)
             for peer, link in wanted.items()
             if peer not in self.meeting
         }

@@ -97,6 +97,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         save_every=PROBE if config.checkpoint.every == "best" else config.checkpoint.every,
         save_in_background=config.checkpoint.background,
         spares=config.fleet.spares,
+        own=config.fleet.own,
         replace=config.fleet.replace,
         routes=walked if shared else sorted(map(list, {tuple(route) for route in walked})),
         arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],

@@ -22,6 +22,8 @@ from planaria.engine.best import settle
 from planaria.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.network_checks import require_network
+from planaria.engine.origin import START, run_started
 from planaria.engine.unused import idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import exchange
@@ -137,6 +139,8 @@ def check(config: RunConfig) -> None:
     require(itinerary.training(0))
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
+    if config.engine == "fleet":
+        require_network(config.fleet, run_started(itinerary, START))
     if config.exchange.most is not None and config.engine == "inline":
         raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":

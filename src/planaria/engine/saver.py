@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planaria.checkpoint.stage_file import stage_file, write_stage
+from planaria.checkpoint.stage_file import stage_file
 from planaria.engine.desk import Desk
+from planaria.engine.stage_files import StageFiles
 from planaria.model.state import StageState
 from planaria.record import events as e
 
@@ -76,8 +77,8 @@ class Buffer:
 class Saver:
     """Writes one part of a checkpoint at a time."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk, self._buffer = desk, Buffer()
+    def __init__(self, desk: Desk, files: StageFiles) -> None:
+        self._desk, self._files, self._buffer = desk, files, Buffer()
         self._thread: threading.Thread | None = None
 
     def save(self, part: Part, state: StageState) -> e.Span:
@@ -121,7 +122,7 @@ class Saver:
     def _write(self, part: Part, state: StageState, kind: e.SpanKind) -> e.Span:
         start = time.monotonic()
         try:
-            written = write_stage(part.folder, part.stage, part.step, state, part.place)
+            written = self._files.write(part.folder, part.stage, part.step, state, part.place)
         except OSError as error:
             part.report(self._desk, e.SaveFailed, detail=str(error))
         else:

@@ -9,6 +9,10 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from planaria.config import RunConfig
+from planaria.transport.address import REACHABLE, Reach
+
+RUN, DATA, CHECKPOINTS = "run", "data", "checkpoints"
+"""what the run's folders are called where files are asked for (``fleet/files.py``)"""
 
 
 @dataclass(frozen=True)
@@ -21,15 +25,25 @@ class Setup:
     dataset: Path
     """folder of the prepared token shards"""
     host: str
-    """where the controller listens, and the workers of its own machine"""
+    """where the workers of this machine listen"""
     key: Annotated[bytes, Field(exclude=True)] = field(default=b"", repr=False)
     """the run's, which all of its connections prove; a machine that joins knows it already"""
     offset: int = 0
     """the first sample of block 0 (``RunStarted.offset``)"""
+    reach: Reach = REACHABLE
+    """how this machine is reached by others"""
+    files: str = ""
+    """HOST:PORT of the controller, on a machine that does not see the run's folder: its files are fetched from there,
+    and ``folder`` is this machine's own"""
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
+
+    @property
+    def scratch(self) -> Path:
+        """For files that are on their way from or to the controller."""
+        return self.folder / "scratch"
 
 
 SETUP: TypeAdapter[Setup] = TypeAdapter(Setup)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.memory import MemoryFolder
 from planaria.config import RunConfig
 from planaria.engine.copies import Keeping, Remembered
@@ -20,6 +19,7 @@ from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
+from planaria.engine.stage_files import StageFiles
 from planaria.model.llama import document_mask
 from planaria.model.packing import pack, unpack
 from planaria.model.stages import stage_layers
@@ -124,7 +124,7 @@ def take_state(
         case d.Load(folder=folder):
             post.desk.at("read", here.step)
             runner = _fitting(setup.config, runner, here.stage)
-            state = stage_for(setup.checkpoints / folder, setup.config, here.stage, here.number)
+            state = StageFiles(setup, here.worker).read(folder, here.stage, here.number)
             runner.load(state)
             outer = state.outer
         case d.Recall(step=step):

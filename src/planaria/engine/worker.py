@@ -30,6 +30,7 @@ from planaria.engine.runner import NonFinite
 from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
+from planaria.engine.stage_files import StageFiles
 from planaria.engine.takeover import MemoryDamaged, donate, take_state, warm_runner
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
@@ -69,7 +70,8 @@ class Worker:
         self.setup, self.config = setup, setup.config
         self.desk = Desk(connection, setup.config.fleet.heartbeat_s)
         self.itinerary = Itinerary(self.config)
-        self.port = Port(connection.own_address if isinstance(connection, WorkerLine) else setup.host, setup.key)
+        host = connection.own_address if isinstance(connection, WorkerLine) else setup.host
+        self.port = Port(host, setup.key, setup.reach)
         self.here = Position(worker, self.itinerary, self.desk.report)
         self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
         self.desk.blows = Blows(self._struck)
@@ -80,7 +82,7 @@ class Worker:
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
         self.outliving = outliving(setup)
-        self._saver = Saver(self.desk)
+        self._saver = Saver(self.desk, StageFiles(setup, worker))
         self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
 

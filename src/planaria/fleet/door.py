@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from planaria.errors import UserError
 
 FILE = "door.json"
 MAX_BYTES = 1 << 16
+_KEY: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(pattern="^[0-9a-f]{64}$")])
 
 
 class Door(BaseModel):
@@ -23,6 +24,41 @@ class Door(BaseModel):
     """HOST:PORT"""
     key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
+
+
+def read_key(file: Path) -> bytes:
+    """The key in a file of hexadecimal digits, or in a copy of a run's ``door.json``.
+
+    :raises UserError: when it cannot be read, holds no key, or others can read it too.
+    """
+    try:
+        if file.stat().st_mode & 0o077:
+            raise UserError(f"{file}: others can read it; `chmod 600 {file}`, for the key is all it takes to join")
+        text = file.read_bytes()[:MAX_BYTES].strip()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); copy it from where the run was started") from None
+    try:
+        return bytes.fromhex(
+            Door.model_validate_json(text).key if text[:1] == b"{" else _KEY.validate_python(text.decode())
+        )
+    except (ValidationError, UnicodeDecodeError):
+        raise UserError(f"{file}: holds no key (64 hexadecimal digits, or a run's door.json)") from None
+
+
+def kept_key(file: Path, key: bytes) -> bytes:
+    """The key in ``file``, which gets ``key`` if it is not there.
+
+    :raises UserError: when it cannot be read or made, or holds no key.
+    """
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return read_key(file)
+    except OSError as error:
+        raise UserError(f"fleet.key = {str(file)!r}: cannot be made ({error.strerror}); name another file") from None
+    os.write(handle, key.hex().encode() + b"\n")
+    os.close(handle)
+    return key
 
 
 def open_door(folder: Path, address: str, key: bytes) -> Path:

@@ -6,8 +6,9 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import ValidationError
@@ -19,6 +20,8 @@ from planaria.fleet.door import Door
 from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import VISITOR, call
+from planaria.transport.address import REACHABLE, Reach, listening
+from planaria.transport.listener import listen
 from planaria.transport.secure import StrangerError
 
 _MAX_WORD_BYTES = 1 << 20
@@ -39,11 +42,29 @@ class Ending:
     reason: str = ""
 
 
+@contextmanager
+def _probed(host: str, key: bytes, reach: Reach) -> Iterator[str]:
+    """A listener for the run to try, and where it says that it is; no address where nobody is to try.
+
+    :raises UserError: when none of the ports is free.
+    """
+    if not reach.reachable:
+        yield ""
+        return
+    listener = listen(host, key, reach.ports, lambda _, tls: tls.close())
+    try:
+        yield listening(listener.host, listener.port, reach).outside
+    finally:
+        listener.close()
+
+
 class Visit:
     """One machine's visit to a run, from its request to its goodbye."""
 
-    def __init__(self, door: Door, workers: int) -> None:
-        """JoinRequest.
+    def __init__(self, door: Door, workers: int, reach: Reach = REACHABLE) -> None:
+        """Ask to be let in with so many workers (0: as many as one replica has).
+
+        ``reach`` says under which name this machine can be reached, at which ports, and whether that is to be tried.
 
         :raises OSError: when nobody answers at the door.
         :raises UserError: when whoever answers does not know the key, or does not let this machine in.
@@ -53,8 +74,10 @@ class Visit:
         self._speaking = threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
-            self._say(visit.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers))
-            answer = self._hear(_PATIENCE_S)
+            with _probed(self._line.own_address, self.key, reach) as at:
+                request = visit.JoinRequest(called=name[:200], version=planaria.__version__, workers=workers, at=at)
+                self._say(request)
+                answer = self._hear(_PATIENCE_S)
         except EOFError:
             raise OSError("hung up") from None
         except StrangerError:
@@ -64,6 +87,8 @@ class Visit:
         if not isinstance(answer, visit.Welcome):
             raise OSError("no answer at the door")
         self.welcome = answer
+        self.reach = replace(reach, machine=answer.host, reachable=bool(at) and answer.reachable, relay=self.address)
+        self.own_address = self._line.own_address
 
     def stay(self, pool: ProcessPool, silence_s: float, asked_to_leave: Callable[[], str], told: Told) -> Ending:
         """Serve until the run is over or lost, or, once asked to leave, all workers have been let go.

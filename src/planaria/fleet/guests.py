@@ -17,6 +17,7 @@ from planaria.fleet.base import Asked, Joined, Leaving, Left
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.silence import Silence
 from planaria.fleet.switchboard import Caller, Line, Switchboard
+from planaria.transport.listener import answers
 
 _MANY = 64
 """machines at once; more are asked to come again later"""
@@ -36,9 +37,9 @@ class _Guest:
 class Guests:
     """:class:`planaria.fleet.remote.Hosts` for workers on machines that have joined: one thread listens to each."""
 
-    def __init__(self, ears: Ears, board: Switchboard, setup: str, silence_s: float) -> None:
-        """``setup`` is what a machine must know to start workers, as JSON."""
-        self._ears, self._setup, self._silence_s = ears, setup, silence_s
+    def __init__(self, ears: Ears, board: Switchboard, setup: str, silence_s: float, usual: int = 1) -> None:
+        """``setup`` is what a machine must know to start workers, as JSON; ``usual``: workers of one replica."""
+        self._ears, self._setup, self._silence_s, self._usual = ears, setup, silence_s, usual
         self._guests: dict[str, _Guest] = {}
         self._host_of: dict[str, str] = {}
         """worker → where it is, or is to be started"""
@@ -122,7 +123,7 @@ class Guests:
             for text in guest.line.receive() if wait([guest.line], 0.0) else ():  # type: ignore[list-item]
                 match visit.FROM_GUEST.validate_json(text):
                     case visit.JoinRequest() as request:
-                        called, room = _printable(request.called), request.workers
+                        called, room = _printable(request.called), request.workers or self._usual
                         self._let_in(guest, request, called)
                     case visit.Settled() if room and not guest.joined:
                         guest.joined = True
@@ -154,12 +155,13 @@ class Guests:
         if request.version != planaria.__version__:
             mend = "install the same on both"
             raise UserError(f"{called} has planaria {request.version}, the run {planaria.__version__}: {mend}")
+        reachable = not request.at or answers(request.at, self.key)
         with self._guarded:
             if len(self._guests) >= _MANY:
                 raise UserError(f"{_MANY} machines have joined already; come again later")
             if not self._over:
                 self._guests[guest.host] = guest
-        _tell(guest.line, visit.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd())))
+        _tell(guest.line, visit.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
 
     def _depart(self, guest: _Guest, detail: str) -> None:
         """It will go once others have what its workers have."""

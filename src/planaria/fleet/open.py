@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -10,30 +12,53 @@ from typing import Any
 from planaria.config import FleetConfig
 from planaria.fleet.base import Fleet, Notice
 from planaria.fleet.door import open_door
+from planaria.fleet.files import FileServer
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.switchboard import Switchboard
+
+Home = Callable[[str], Fleet]
+"""The run's own workers; they find the controller's relay at this HOST:PORT."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What machines that join are told."""
+
+    setup: str
+    """what they must know to start workers, as JSON"""
+    usual: int
+    """workers of one replica"""
+    files: Mapping[str, Path]
+    """folders whose files they may ask for, by the first word of a name"""
 
 
 class OpenFleet:
     """:class:`planaria.fleet.base.Elastic`: an identity that was first spawned on a machine stays there."""
 
-    def __init__(self, home: Fleet, config: FleetConfig, host: str, key: bytes, setup: str, folder: Path) -> None:
-        """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, are told the ``setup`` (JSON).
+    def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, told: Told, folder: Path) -> None:
+        """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, and learn what is ``told``.
 
         :raises UserError: when ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
         silence_s = config.heartbeat_s * config.missed
 
         def guests(ears: Ears, board: Switchboard) -> Guests:
-            self._guests = Guests(ears, board, setup, silence_s)
+            board.asked = FileServer(told.files).serve
+            self._guests = Guests(ears, board, told.setup, silence_s, told.usual)
+            self._board = board
             return self._guests
 
-        self._home = home
-        self._abroad = RemoteFleet(host, config.port, key, config.heartbeat_s, config.missed, guests)
+        beats = config.heartbeat_s, config.missed
+        self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise)
+        try:
+            self._home = home(self._board.inside)
+        except BaseException:
+            self._abroad.close(patience_s=0.0)
+            raise
         self._strangers: set[str] = set()
         """workers on machines that have joined"""
-        self._door = open_door(folder, self._guests.address, self._guests.key)
+        self._door = open_door(folder, self._board.address, key)
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:

@@ -111,6 +111,7 @@ class RemoteFleet:
         heartbeat_s: float,
         missed: int,
         hosts: Callable[[Ears, Switchboard], Hosts],
+        advertise: str = "",
     ) -> None:
         """Listen at ``host`` for those who know the ``key``; ``hosts`` learns where workers are to call, and whom to
         tell what becomes of them.
@@ -119,7 +120,9 @@ class RemoteFleet:
         """
         self._silence: Silence[_Worker] = Silence(heartbeat_s, missed)
         self._ears = Ears()
-        self._switchboard = Switchboard(host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call))
+        self._switchboard = Switchboard(
+            host, port, key, MAX_REPORT_BYTES, lambda *call: self._ears.tell(call), advertise
+        )
         self._workers: dict[str, _Worker] = {}
         self._everyone: list[_Worker] = []
         try:

@@ -18,8 +18,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from planaria.transport.address import Reach, listening
 from planaria.transport.channel import SILENT_PEER_S, Closed, Secured, keep_alive
 from planaria.transport.listener import Listener, connect
+from planaria.transport.relay import CALLED_FOR, Relay
 from planaria.transport.secure import prepare
 
 _ANSWER_S = 30
@@ -29,8 +31,8 @@ _CHUNK = 1 << 16
 MAX_ORDER_BYTES = 1 << 20
 _LENGTH = struct.Struct("!i")
 
-VISITOR = 0
-"""in place of an incarnation: not a worker calls, but a machine that wants to join"""
+VISITOR, FILES = 0, -2
+"""in place of an incarnation: not a worker calls, but a machine that wants to join, or one that asks for files"""
 
 
 class Caller(NamedTuple):
@@ -141,24 +143,39 @@ class WorkerLine(Line):
 
 
 class Switchboard:
-    """Listens for workers that call, and hands over their lines once they have shown that they know the key."""
+    """Listens for all that call the controller, and hands over their lines once they have shown that they know the key.
+
+    One port is enough: workers, machines that join, those that ask for files, and ends of edges that only meet here.
+    """
 
     def __init__(
-        self, host: str, port: int, key: bytes, max_bytes: int, answered: Callable[[Caller, Line], None]
+        self,
+        host: str,
+        port: int,
+        key: bytes,
+        max_bytes: int,
+        answered: Callable[[Caller, Line], None],
+        advertise: str = "",
     ) -> None:
-        """``answered`` is called in a thread of its own.
+        """``answered`` is called in a thread of its own; others find this machine at ``advertise``, or at ``host``.
 
         :raises UserError: when the port is taken or ``host`` is not an address of this machine.
         """
         self.key, self._max_bytes, self._answered = key, max_bytes, answered
         self.visited: Callable[[Caller, Line], None] = lambda _, line: line.close()
         """called, in a thread of its own, when a machine wants to join; nobody is let in unless this is set"""
+        self.asked: Callable[[WorkerLine], None] = lambda line: line.close()
+        """called, in a thread of its own, when a machine asks for files"""
+        self._relay = Relay()
         prepare(key)
         self._listener = Listener(host, port, key, self._greeted)
-        self.address = self._listener.address
+        at = listening(self._listener.host, self._listener.port, Reach(advertise=advertise))
+        self.inside, self.address = at.inside, at.outside
+        """HOST:PORT for this machine's own processes, and for those of others"""
 
     def close(self) -> None:
         self._listener.close()
+        self._relay.close()
 
     def _greeted(self, greeting: bytes, tls: ssl.SSLSocket) -> None:
         try:
@@ -168,8 +185,15 @@ class Switchboard:
             tls.close()
             return
         keep_alive(tls)
-        heard = self.visited if caller.incarnation == VISITOR else self._answered
-        heard(caller, Line(Secured(tls), self._max_bytes))
+        match caller.incarnation:
+            case incarnation if incarnation == CALLED_FOR:
+                self._relay.meet(caller.worker, tls)
+            case incarnation if incarnation == FILES:
+                self.asked(WorkerLine(Secured(tls), MAX_ORDER_BYTES, str(tls.getsockname()[0])))
+            case incarnation if incarnation == VISITOR:
+                self.visited(caller, Line(Secured(tls), self._max_bytes))
+            case _:
+                self._answered(caller, Line(Secured(tls), self._max_bytes))
 
 
 def call(address: str, key: bytes, worker: str, incarnation: int, patience_s: float = _ANSWER_S) -> WorkerLine:

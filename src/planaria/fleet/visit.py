@@ -35,7 +35,10 @@ class JoinRequest(Word):
     """by its owner"""
     version: _Name
     """of planaria"""
-    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)]
+    workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)]
+    """0: as many as one replica has"""
+    at: _Name = ""
+    """HOST:PORT where it listens, to be tried: can others reach it?"""
 
 
 class Settled(Word):
@@ -85,6 +88,8 @@ class Welcome(Word):
     setup: str
     cwd: str
     """where the controller runs; relative paths of the run start there"""
+    reachable: bool = True
+    """could the controller open a connection to it?"""
 
 
 class Start(WorkerWord):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,6 +45,15 @@ class MatrixFiles(Section):
     bandwidth_mbit: str
 
 
+class RelayedSites(Section):
+    """Sites whose nodes cannot call each other, and where the controller is, which carries their bytes."""
+
+    site: str
+    """the controller's"""
+    hidden: list[str]
+    """sites behind routers that only let connections out"""
+
+
 class NodeGroup(Section):
     """So many nodes of one kind at one site."""
 
@@ -65,6 +75,7 @@ class TopologyFile(Section):
     queueing: bool = True
     """do messages from one node to another wait for one another's bandwidth?"""
     same_site: SameSite = SameSite()
+    relay: RelayedSites | None = None
     nodes: list[NodeGroup]
 
 
@@ -90,17 +101,18 @@ class Topology:
 
     def latency_s(self, a: str, b: str) -> float:
         """Seconds before the first byte sent from site ``a`` is at site ``b``."""
-        return self.scale * (self._link(a, b)[0] + self.overhead_s)
+        return self.scale * (self.link(a, b)[0] + self.overhead_s)
 
     def transmit_s(self, a: str, b: str, size: int) -> float:
         """Seconds that a message of ``size`` bytes takes up the bandwidth between two nodes at these sites."""
-        return self.scale * size / self._link(a, b)[1]
+        return self.scale * size / self.link(a, b)[1]
 
     def carry_s(self, a: str, b: str, size: int) -> float:
         """Seconds from sending a message of ``size`` bytes over an idle link until it has arrived whole."""
         return self.latency_s(a, b) + self.transmit_s(a, b, size)
 
-    def _link(self, a: str, b: str) -> tuple[float, float]:
+    def link(self, a: str, b: str) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``."""
         return self.links[a, b] if (a, b) in self.links else self.links[b, a]
 
 
@@ -117,6 +129,8 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     else:
         raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {nearest(parsed.matrix, MATRICES)}")
     sites = {site for pair in links for site in pair}
+    if parsed.relay is not None:
+        links |= _relayed(path, links, parsed.relay, sites)
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
         links.setdefault((site, site), same)
@@ -147,6 +161,22 @@ def _parse(path: Path) -> TopologyFile:
         key = ".".join(str(part) for part in first["loc"])
         given = "" if first["type"] == "missing" else f" = {documents.shown(first['input'])}"
         raise UserError(f"{path}: {key}{given}: {first['msg']}") from None
+
+
+def _relayed(path: Path, links: Links, relay: RelayedSites, sites: set[str]) -> Links:
+    """The links between hidden sites: the ways to the relay and from there, at the speed of the slower.
+
+    Bytes pass piece by piece, so the second way does not wait for the whole message (``transport/relay.py``).
+    """
+    for site in (relay.site, *relay.hidden):
+        if site not in sites:
+            raise UserError(f"{path}: relay: site {site!r} is not in the matrix; {nearest(site, sites)}")
+    known = Topology((), links)
+    through: Links = {}
+    for a, b in permutations([site for site in relay.hidden if site != relay.site], 2):
+        (there_s, there), (back_s, back) = known.link(a, relay.site), known.link(relay.site, b)
+        through[a, b] = there_s + back_s, min(there, back)
+    return through
 
 
 def _from_csv(path: Path, files: MatrixFiles) -> Links:

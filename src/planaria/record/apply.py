@@ -61,7 +61,12 @@ def _(fact: e.WorkerLeaving, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.HostJoined, run: RunState) -> RunState:
-    return set_host(run, fact.host, Host(fact.workers))
+    return replace(set_host(run, fact.host, Host(fact.workers)), deserted=False)
+
+
+@handles
+def _(fact: e.NobodyJoined, run: RunState) -> RunState:
+    return anew(replace(run, deserted=True))
 
 
 @handles

@@ -95,6 +95,14 @@ class PatienceOver(Fact):
     meeting: bool
 
 
+class NobodyJoined(Fact):
+    """The run lacks workers, and has waited long enough for machines to join."""
+
+    kind: Literal["nobody_joined"] = "nobody_joined"
+    lacking: int
+    """workers"""
+
+
 class RetryDue(Fact):
     """A last save has failed, and a while ago: it may be tried again."""
 
@@ -192,6 +200,7 @@ Event = Annotated[
     | StageCopied
     | StageSaved
     | SaveFailed
+    | NobodyJoined
     | RetryDue
     | Trouble
     | WorkerFailed

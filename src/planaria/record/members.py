@@ -81,7 +81,12 @@ class Link(Fact):
     high: int
     id: str
     at: str = ""
-    """where the high end calls the low one"""
+    """where the end that calls finds the other"""
+    calls: Literal["low", "high"] = "high"
+
+    def at_for(self, node: int) -> str:
+        """Where ``node``, one of the ends, is to call; empty: it waits to be called."""
+        return self.at if node == (self.high if self.calls == "high" else self.low) else ""
 
 
 def state_link(generation: int, donor: int, node: int) -> str:

@@ -112,6 +112,8 @@ class RunStarted(Fact):
     save_in_background: bool = False
     """does training wait for copies of the stages only, and not until they are written?"""
     spares: int = 0
+    own: int | None = None
+    """workers that the run's own machines have room for, if that is not as many as it needs: others are to join"""
     replace: bool = True
     """is a new worker started for each that dies?"""
     routes: list[list[int]] = []
@@ -144,7 +146,12 @@ class RunStarted(Fact):
 
     @cached_property
     def own_workers(self) -> int:
-        """Workers that the run's own machines have room for: those of the first replicas, and spares."""
+        """Workers that the run's own machines have room for: as many as ``own`` says, or all."""
+        return self.all_workers if self.own is None else self.own
+
+    @cached_property
+    def all_workers(self) -> int:
+        """Workers of the first replicas, and spares."""
         return sum(len(nodes) for r in range(self.replicas) for nodes in self.nodes(r)) + self.spares
 
     @property

@@ -76,6 +76,8 @@ class RunState:
     """round → ids of the links over which its members know of each other"""
     late: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, is it meeting already?): it has waited for others long enough"""
+    deserted: bool = False
+    """has nobody joined for so long that the run waits no longer for the workers it lacks?"""
     stopping: str = ""
     """why the run was asked to stop"""
     failed: str = ""

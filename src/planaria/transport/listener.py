@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from planaria.errors import UserError
+from planaria.transport.address import joined
 from planaria.transport.secure import StrangerError, begin, prove
 
 GREETING_S = 10.0
@@ -21,6 +22,8 @@ GREETING_S = 10.0
 MOST_UNPROVEN = 32
 """connections at once; a proof takes milliseconds, so ends of the run find room beside any number of idle strangers"""
 MAX_GREETING_BYTES = 1 << 10
+PROBE_S = 3.0
+"""for an answer from a machine that may not be reachable; it is said once, when a machine joins"""
 _AGAIN_S = 0.05
 """between two tries when no descriptor is free"""
 
@@ -57,7 +60,7 @@ class Listener:
     @property
     def address(self) -> str:
         """HOST:PORT, where :func:`connect` finds it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
     def close(self) -> None:
         """Listen no more; connections that were handed over stay."""
@@ -125,6 +128,21 @@ class Listener:
         self._heard(greeting, caller)
 
 
+def listen(host: str, key: bytes, ports: tuple[int, int] | None, heard: Heard) -> Listener:
+    """A listener at any free port, or at the first free one from ``ports[0]`` to ``ports[1]``.
+
+    :raises UserError: when the host is not this machine's, or none of the ports is free.
+    """
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            return Listener(host, port, key, heard)
+        except UserError:
+            if port == last and ports is None:
+                raise
+    raise UserError(f"fleet.ports: none of {first} to {last} is free at {host}; give one for each worker there")
+
+
 def _cut(stranger: ssl.SSLSocket) -> None:
     """End a connection on which another thread waits; that thread closes it."""
     with contextlib.suppress(OSError):
@@ -151,6 +169,25 @@ def connect(address: str, key: bytes, greeting: bytes, seconds: float) -> ssl.SS
         tls.close()
         raise
     return tls
+
+
+def answers(address: str, key: bytes, seconds: float = PROBE_S) -> bool:
+    """Does an end of the run listen at ``address`` (HOST:PORT), as seen from here?"""
+    try:
+        connect(address, key, b"probe", seconds).close()
+    except (OSError, ValueError, StrangerError):
+        return False
+    return True
+
+
+def hung_up(tls: ssl.SSLSocket) -> bool:
+    """Has an end gone that has nothing to say yet? Nothing else makes its connection readable, which must not block."""
+    try:
+        return not socket.socket.recv(tls, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def read_greeting(tls: ssl.SSLSocket, until: float) -> bytes:

@@ -6,23 +6,28 @@ waits and the other calls, naming the edge; who comes first waits for the other.
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from itertools import cycle
 
+from planaria.transport.address import REACHABLE, RELAY, Reach, listening, ways
 from planaria.transport.channel import Channel, channel
-from planaria.transport.listener import GREETING_S, Listener, connect
+from planaria.transport.listener import GREETING_S, connect, hung_up, listen
+from planaria.transport.relay import READY, End, greeting
 from planaria.transport.secure import StrangerError, prepare
 
-_READY = b"\x01"
 _MOST_WAITING = 1024
 """edges for which somebody has called too early; more are turned away, to call again"""
 _GLANCE_S = 0.2
 """between two looks of a caller that waits whether its edge was given up"""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 """between two calls where nobody listens"""
+_IN_VAIN_S = 60.0
+"""for so long an address that did not answer is tried after the relay"""
+_TURN_S = 3.0
+"""how long one way to the other end is tried before the next; who waits to be called goes to the relay after as long"""
 
 
 class Unmet(Exception):
@@ -32,15 +37,20 @@ class Unmet(Exception):
 class Port:
     """One process's listener for edges. Its methods may be called by several threads."""
 
-    def __init__(self, host: str, key: bytes) -> None:
-        """Listen at ``host``, an address of this machine; only ends that prove ``key`` are heard."""
-        self._key = key
+    def __init__(self, host: str, key: bytes, reach: Reach = REACHABLE) -> None:
+        """Listen at ``host``, an address of this machine; only ends that prove ``key`` are heard.
+
+        :raises UserError: when it cannot listen there, or at none of the ports it may.
+        """
+        self._key, self._reach = key, reach
         self._changed = threading.Condition()
         self._callers: dict[str, tuple[ssl.SSLSocket, float]] = {}
         self._shut_until = 0.0
+        self._in_vain: dict[str, float] = {}
+        """HOST:PORT that did not answer, and when: the relay is tried before it for a while"""
         prepare(key)
-        self._listener = Listener(host, 0, key, self._called)
-        self.address = self._listener.address
+        self._listener = listen(host, key, reach.ports, self._called)
+        self.address = str(listening(self._listener.host, self._listener.port, reach))
 
     def close(self) -> None:
         self._listener.close()
@@ -55,6 +65,24 @@ class Port:
         :raises Unmet: when nobody has called in ``seconds``.
         """
         until = time.monotonic() + seconds
+        alone_until = time.monotonic() + (_TURN_S if self._reach.reachable else 0.0)
+        while not given_up():
+            if (found := self._answer(name, min(until, alone_until) if self._reach.relay else until, given_up)) or (
+                given_up()
+            ):
+                return found
+            if time.monotonic() >= until:
+                raise Unmet(f"the other end did not come within {seconds:g} s")
+            try:
+                turn = min(until, time.monotonic() + _TURN_S)
+                if found := self._relayed(name, "waits", turn, lambda: given_up() or name in self._callers):
+                    return found
+            except (OSError, StrangerError):
+                alone_until = time.monotonic() + _LONGEST_WAIT_S
+        return None
+
+    def _answer(self, name: str, until: float, given_up: Callable[[], bool]) -> Channel | None:
+        """The connection of who has called for the edge by then; None when nobody has."""
         while True:
             with self._changed:
                 while name not in self._callers or time.monotonic() < self._shut_until:
@@ -63,12 +91,12 @@ class Port:
                     patience_s = until - time.monotonic()
                     if self._shut_until:
                         patience_s = min(patience_s, _LONGEST_WAIT_S)
-                    if not self._changed.wait(patience_s) and time.monotonic() >= until:
-                        raise Unmet(f"the other end did not come within {seconds:g} s")
+                    if not self._changed.wait(max(0.0, patience_s)) and time.monotonic() >= until:
+                        return None
                 tls, _ = self._callers.pop(name)
             try:
                 tls.settimeout(GREETING_S)
-                tls.sendall(_READY)
+                tls.sendall(READY)
                 return channel(tls)
             except OSError:
                 tls.close()  # it has gone meanwhile, and may call again
@@ -76,22 +104,48 @@ class Port:
     def call(self, address: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Call for the edge ``name`` at another process's ``address`` until it answers; None once it is ``given_up``.
 
+        Directly, and where that fails through the relay, in turn.
+
         :raises Unmet: when it has not answered in ``seconds``, or is a stranger.
         """
         until, pause = time.monotonic() + seconds, _FIRST_WAIT_S
-        while not given_up():
+        possible = self._likely(ways(address, self._reach))
+        if not possible:
+            raise Unmet(f"{address} cannot be reached from here, and there is no relay")
+        for way in cycle(possible):
+            if given_up():
+                return None
+            turn = until if len(possible) == 1 else min(until, time.monotonic() + _TURN_S)
             try:
                 if time.monotonic() < self._shut_until:
                     raise ConnectionError("cut off")
-                return self._try(address, name, until, given_up)
+                if way == RELAY:
+                    return self._relayed(name, "calls", turn, given_up)
+                return self._try(way, name.encode(), turn, until, given_up)
             except StrangerError as error:
-                raise Unmet(f"{address}: {error}") from None
+                raise Unmet(f"{way}: {error}") from None
             except OSError as error:
+                if way != RELAY:
+                    self._in_vain[way] = time.monotonic()
                 if time.monotonic() + pause > until:
                     raise Unmet(f"{address} did not answer within {seconds:g} s ({error.strerror or error})") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
         return None
+
+    def _likely(self, possible: tuple[str, ...]) -> tuple[str, ...]:
+        """The ways to an end, those last that were tried in vain a short while ago."""
+        late = time.monotonic() - _IN_VAIN_S
+        return tuple(sorted(possible, key=lambda way: self._in_vain.get(way, late) > late))
+
+    def _relayed(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
+        """A connection to the other end through the relay, if both are there in time; None once it is given up.
+
+        :raises OSError: when the relay cannot be reached, or the other end has not come.
+        """
+        if time.monotonic() < self._shut_until:
+            raise ConnectionError("cut off")
+        return self._try(self._reach.relay, greeting(name, end), until, until, given_up)
 
     def shut(self, seconds: float) -> None:
         """Cut this process off: for so long no edge of it opens, whichever end calls."""
@@ -102,9 +156,11 @@ class Port:
         with self._changed:
             self._changed.notify_all()
 
-    def _try(self, address: str, name: str, until: float, given_up: Callable[[], bool]) -> Channel | None:
-        """One call, and the wait for the other end to come to the edge."""
-        tls = connect(address, self._key, name.encode(), max(0.001, until - time.monotonic()))
+    def _try(
+        self, at: str, words: bytes, reached_by: float, until: float, given_up: Callable[[], bool]
+    ) -> Channel | None:
+        """One call, which must get through by ``reached_by``, and the wait for the other end to come to the edge."""
+        tls = connect(at, self._key, words, max(0.001, reached_by - time.monotonic()))
         try:
             while not given_up():
                 tls.settimeout(max(0.001, min(_GLANCE_S, until - time.monotonic())))
@@ -114,7 +170,7 @@ class Port:
                     if time.monotonic() < until:
                         continue
                     raise
-                if answer != _READY:
+                if answer != READY:
                     raise ConnectionError("turned away")
                 tls.settimeout(GREETING_S)
                 return channel(tls)
@@ -141,14 +197,5 @@ class Port:
     def _drop_dead(self) -> None:
         """Callers that have given up: nothing but a hang-up makes their connection readable."""
         for name, (tls, _) in list(self._callers.items()):
-            if _hung_up(tls):
+            if hung_up(tls):
                 self._callers.pop(name)[0].close()
-
-
-def _hung_up(tls: ssl.SSLSocket) -> bool:
-    try:
-        return not socket.socket.recv(tls, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

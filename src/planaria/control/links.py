@@ -1,0 +1,13 @@
+"""Which end of an edge waits, and which calls it. Pure."""
+
+from __future__ import annotations
+
+from planaria.record import decisions as d
+from planaria.transport.address import waits_best
+
+
+def link(link_id: str, low: int, low_at: str, high: int, high_at: str) -> d.Link:
+    """The edge between two nodes whose workers listen at these addresses."""
+    if waits_best(low_at, high_at):
+        return d.Link(low=low, high=high, id=link_id, at=low_at)
+    return d.Link(low=low, high=high, id=link_id, at=high_at, calls="low")

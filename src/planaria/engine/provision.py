@@ -1,0 +1,92 @@
+"""What a machine that joins by address needs before its workers start: the run's files, fetched from the controller.
+
+They are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the logs of
+its workers. Its parts of checkpoints go to the controller (``engine/stage_files.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from planaria.config import DataConfig
+from planaria.data.cache import cache_folder, locked
+from planaria.data.dataset import CorruptDataset, open_data, parts_of
+from planaria.engine import runs
+from planaria.engine.own_classes import own_classes
+from planaria.engine.setup import DATA, RUN, Setup
+from planaria.errors import UserError
+from planaria.fleet.files import Files
+
+JOINED = "joined"
+"""folder of the cache in which machines keep what they have of the runs that they joined"""
+
+Say = Callable[[str], None]
+
+
+def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:
+    """The setup for the workers of this machine, ``host`` in the run, with all files that they need in place.
+
+    ``address``: HOST:PORT of the controller; ``cache``: this machine's, the user's unless given.
+
+    :raises UserError: when something cannot be fetched, kept or imported here.
+    """
+    _require_classes(setup)
+    place, files = cache or cache_folder(DataConfig()), Files(address, setup.key)
+    folder = place / JOINED / f"{setup.config.name}-{_digest(setup.key)}-{host}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dataset = _dataset(setup.dataset.name, place, files, say)
+        config = setup.config
+        if config.routing.schedule is not None:
+            files.fetch(f"{RUN}/{runs.SCHEDULE}", folder / runs.SCHEDULE)
+            routing = config.routing.model_copy(update={"schedule": str(folder / runs.SCHEDULE)})
+            config = config.model_copy(update={"routing": routing})
+    except OSError as error:
+        raise UserError(
+            f"cannot have the run's files in {place} ({error}); make room, or name another --cache"
+        ) from None
+    return replace(setup, config=config, folder=folder, dataset=dataset, files=address)
+
+
+def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
+    """The prepared data ``name``, a name that follows from what it was made of: each of its folders fetched once.
+
+    :raises OSError: when they cannot be fetched or kept.
+    """
+    folder = _fetched(name, place, files, say)
+    for part in parts_of(folder):
+        _fetched(part, place, files, say)
+    open_data(folder)
+    return folder
+
+
+def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
+    """One prepared folder, of a source or of a mixture."""
+    folder = place / name
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(place / f".{name}.lock", lambda: say("waiting for another process that fetches this data")):
+        with suppress(CorruptDataset):
+            open_data(folder)
+            return folder
+        at = f"{DATA}/{name}"
+        for file in sorted(files.names(at), key=lambda file: file == "meta.json"):  # which makes it whole, last
+            say(f"fetching {file}")
+            files.fetch(f"{at}/{file}", folder / file)
+    return folder
+
+
+def _require_classes(setup: Setup) -> None:
+    """:raises UserError: when a class from outside planaria is not installed here: code is not sent."""
+    try:
+        own_classes(setup.config)
+    except UserError as error:
+        raise UserError(f"this machine lacks a class that the recipe names ({error}); install it here too") from None
+
+
+def _digest(key: bytes) -> str:
+    """What tells runs of one name apart, and tells nothing of the key."""
+    return hashlib.sha256(b"planaria run " + key).hexdigest()[:8]

@@ -1,0 +1,127 @@
+"""Where two ends of an edge meet that cannot reach each other: both call the controller, which carries their bytes.
+
+Both ends prove the run's key to the relay, as to anybody else. What it carries it sees: it is a member of the run.
+Bytes that are relayed travel twice, and through the controller's links; ``docs/joining.md`` has what that costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import ssl
+import threading
+import time
+from typing import Literal
+
+from planaria.transport.channel import Channel, Closed, channel
+from planaria.transport.listener import GREETING_S, hung_up
+
+CALLED_FOR = -1
+"""in place of an incarnation: no worker calls the controller, but an end of an edge wants to be connected"""
+READY = b"\x01"
+"""said to an end when the other is there"""
+_MOST_WAITING = 1024
+_WAITS_S = 60.0
+"""an end that has waited for so long has given up, or its machine has vanished"""
+_AT_ONCE = 1 << 18
+"""bytes that are carried in one go"""
+_LOOK_S = 1.0
+
+End = Literal["waits", "calls"]
+
+
+def greeting(edge: str, end: End) -> bytes:
+    """What an end says to the relay."""
+    return json.dumps([f"{end} {edge}", CALLED_FOR, os.getpid()]).encode()
+
+
+class Relay:
+    """Pairs ends by the names of their edges. Its methods may be called by several threads."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], tuple[ssl.SSLSocket, float]] = {}
+        self._guarded = threading.Lock()
+
+    def meet(self, wanted: str, tls: ssl.SSLSocket) -> None:
+        """An end has called, with what :func:`greeting` says; returns at once."""
+        end, _, edge = wanted.partition(" ")
+        if end not in ("waits", "calls"):
+            tls.close()
+            return
+        tls.setblocking(False)
+        with self._guarded:
+            self._drop_dead()
+            before = self._waiting.pop((end, edge), None)
+            other = self._waiting.pop(("calls" if end == "waits" else "waits", edge), None)
+            room = len(self._waiting) < _MOST_WAITING
+            if other is None and room:
+                self._waiting[end, edge] = tls, time.monotonic()
+        if before is not None:  # the later call is the one that counts
+            before[0].close()
+        if other is not None:
+            _connect(tls, other[0])
+        elif not room:
+            tls.close()
+
+    def close(self) -> None:
+        """Turn away who still waits; edges that are connected stay until an end closes them."""
+        with self._guarded:
+            for tls, _ in self._waiting.values():
+                tls.close()
+            self._waiting.clear()
+
+    def _drop_dead(self) -> None:
+        for key, (tls, since) in list(self._waiting.items()):
+            if hung_up(tls) or time.monotonic() - since > _WAITS_S:
+                self._waiting.pop(key)[0].close()
+
+
+def _connect(*ends: ssl.SSLSocket) -> None:
+    """Tell both ends that the other is there, and carry from then on."""
+    ready: list[Channel] = []
+    try:
+        for end in ends:
+            end.settimeout(GREETING_S)
+            end.sendall(READY)
+        ready = [channel(end) for end in ends]
+    except OSError:
+        for connected in ready:
+            connected.close()
+        for end in ends:
+            end.close()
+        return
+    one, other = ready
+    for source, sink in ((one, other), (other, one)):
+        threading.Thread(target=_carry, args=(source, sink), name="relay", daemon=True).start()
+
+
+def _carry(source: Channel, sink: Channel) -> None:
+    """One direction, until either end closes; then both are closed."""
+    buffer = memoryview(bytearray(_AT_ONCE))
+    try:
+        while True:
+            got = source.read_some(buffer)
+            if got is None:
+                _await(source, select.POLLIN)
+                continue
+            rest = buffer[:got]
+            while rest:
+                sent = sink.write_some(rest, rest[:0])
+                rest = rest[sent:]
+                if not sent:
+                    _await(sink, select.POLLOUT)
+    except (Closed, OSError, ValueError):
+        source.hang_up()
+        sink.hang_up()
+    finally:
+        source.close()
+
+
+def _await(end: Channel, what: int) -> None:
+    """:raises OSError: when it is closed here."""
+    if (handle := end.fileno()) < 0:
+        raise OSError("closed")
+    poll = select.poll()
+    poll.register(handle, what)
+    poll.poll(1000 * _LOOK_S)

@@ -1,0 +1,43 @@
+"""Settings of machines and addresses that cannot be: one line with the setting and the mend, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planaria.config import RunConfig
+from planaria.engine.prepare import check
+from planaria.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("fleet", "said"),
+    [
+        ({"host": "0.0.0.0"}, "fleet.advertise"),
+        ({"host": "::"}, "fleet.advertise"),
+        ({"advertise": "10.0.0.1 x"}, "a host name or an address"),
+        ({"advertise": "example.org:7001"}, "the port is fleet.port"),
+        ({"own": 9}, "raise fleet.spares"),
+        ({"own": 0, "kind": "ray"}, "fleet.kind"),
+        ({"ports": [7010, 7002]}, "the first and the last"),
+        ({"ports": [7002, 7004]}, "3 ports for 6 workers"),
+        ({"ports": [7002, 7010], "port": 7005}, "the controller's"),
+    ],
+)
+def test_a_setting_that_cannot_be(fleet: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        check(RunConfig.model_validate({"fleet": fleet}))
+    assert "\n" not in str(error.value) and "fleet." in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        {"host": "0.0.0.0", "advertise": "203.0.113.5", "port": 7001, "ports": [7002, 7007]},
+        {"advertise": "home.example.org", "own": 0},
+        {"host": "::1", "advertise": "2001:db8::1"},
+    ],
+)
+def test_settings_that_can_be(fleet: dict[str, Any]) -> None:
+    check(RunConfig.model_validate({"fleet": fleet}))

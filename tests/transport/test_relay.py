@@ -1,0 +1,155 @@
+"""Two ends that cannot call each other meet at a relay: what comes through, and what breaks off."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from planaria.transport.address import Reach
+from planaria.transport.channel import Channel, Closed
+from planaria.transport.listener import Listener, answers, connect
+from planaria.transport.port import Port, Unmet
+from planaria.transport.relay import CALLED_FOR, Relay, greeting
+from planaria.transport.secure import new_key
+
+KEY = new_key()
+NEVER = lambda: False  # noqa: E731
+
+
+@pytest.fixture
+def relay() -> Iterator[str]:
+    """The address of a relay."""
+    meeting = Relay()
+
+    def heard(words: bytes, tls: ssl.SSLSocket) -> None:
+        wanted, number, _ = json.loads(words)
+        assert number == CALLED_FOR
+        meeting.meet(wanted, tls)
+
+    listener = Listener("127.0.0.1", 0, KEY, heard)
+    yield listener.address
+    listener.close()
+    meeting.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def hidden(machine: str, relay: str) -> Port:
+    return Port("127.0.0.1", KEY, Reach(machine=machine, reachable=False, relay=relay))
+
+
+def read(end: Channel, size: int) -> bytes:
+    got, buffer, until = b"", memoryview(bytearray(1 << 16)), time.monotonic() + 20
+    while len(got) < size:
+        assert time.monotonic() < until
+        count = end.read_some(buffer)
+        if count is None:
+            time.sleep(0.001)
+        else:
+            got += bytes(buffer[:count])
+    return got
+
+
+def write(end: Channel, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        sent = end.write_some(rest, rest[:0])
+        rest = rest[sent:]
+        if not sent:
+            time.sleep(0.001)
+
+
+def met(pool: ThreadPoolExecutor, relay: str) -> tuple[Channel, Channel]:
+    one, other = hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(one.meet, "edge", 20.0, NEVER)
+    calling = pool.submit(other.call, one.address, "edge", 20.0, NEVER)
+    ends = waiting.result(20), calling.result(20)
+    assert ends[0] is not None and ends[1] is not None
+    return ends[0], ends[1]
+
+
+def test_what_one_end_sends_the_other_gets(pool: ThreadPoolExecutor, relay: str) -> None:
+    one, other = met(pool, relay)
+    data = bytes(range(256)) * 12_000
+    sending = [pool.submit(write, one, data), pool.submit(write, other, data[::-1])]
+    assert read(other, len(data)) == data and read(one, len(data)) == data[::-1]
+    for sent in sending:
+        sent.result(10)
+    one.close()
+    with pytest.raises((Closed, OSError)):
+        read(other, 1)
+    other.close()
+
+
+def test_who_cannot_be_called_directly_is_met_at_the_relay(pool: ThreadPoolExecutor, relay: str) -> None:
+    """The caller believes that it can reach the other, and cannot: it tries both ways."""
+    one = Port("127.0.0.1", KEY, Reach(machine="g1", relay=relay))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    other = Port("127.0.0.1", KEY, Reach(machine="g2", relay=relay))
+    waiting = pool.submit(one.meet, "edge", 30.0, NEVER)
+    calling = pool.submit(other.call, f"127.0.0.1:1 {nobody} g1", "edge", 30.0, NEVER)
+    assert waiting.result(30) is not None and calling.result(30) is not None
+
+
+def test_nobody_at_the_other_end(relay: str) -> None:
+    one = hidden("g1", relay)
+    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+        one.meet("edge", 0.5, NEVER)
+    with pytest.raises(Unmet, match=r"within 0\.5 s"):
+        one.call("10.0.0.1:1 - g2", "edge", 0.5, NEVER)
+
+
+def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
+    one, over = hidden("g1", relay), threading.Event()
+    waiting = pool.submit(one.meet, "edge", 30.0, over.is_set)
+    time.sleep(0.3)
+    over.set()
+    assert waiting.result(5) is None
+
+
+def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -> None:
+    """A worker that died while it waited is called for again by its successor."""
+    before = connect(relay, KEY, greeting("edge", "waits"), 5.0)
+    time.sleep(0.2)
+    one, other = met(pool, relay)
+    write(one, b"to the right one")
+    assert read(other, 16) == b"to the right one"
+    before.settimeout(5.0)
+    with pytest.raises(OSError, match="EOF"):
+        before.recv(1)
+    before.close()
+
+
+def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
+    connect(relay, KEY, greeting("edge", "calls"), 5.0).close()
+    time.sleep(0.2)
+    one, other = met(pool, relay)
+    write(other, b"here")
+    assert read(one, 4) == b"here"
+
+
+def test_nonsense_is_turned_away(relay: str) -> None:
+    with connect(relay, KEY, json.dumps(["nonsense", CALLED_FOR, 1]).encode(), 5.0) as tls:
+        tls.settimeout(5.0)
+        with pytest.raises(OSError, match="EOF"):
+            tls.recv(1)
+
+
+def test_a_probe_tells_who_can_be_reached() -> None:
+    port = Port("127.0.0.1", KEY)
+    assert answers(port.address, KEY)
+    assert not answers(port.address, new_key())
+    port.close()
+    assert not answers(port.address, KEY, 0.5) and not answers("nonsense", KEY)
