@@ -25,6 +25,7 @@ LEVELS = (
         "signals",
         "outlet",
         "options",
+        "data_config",
         "registry",
         "model",
         "data",

@@ -91,6 +91,50 @@ def test_a_mistake_in_a_recipe_is_one_line_that_names_it(text: str, line: str, w
     assert refused(text, write) == line
 
 
+MIXTURE = """[data.mixture]
+books = { source = "books", weight = 0.7 }
+web = { source = "hf:owner/web", weight = 0.3, epochs = 2 }
+"""
+
+
+def test_a_mixture_is_a_table_of_sources(write: Path) -> None:
+    write.write_text(MIXTURE)
+    config = recipe.load(
+        write, {"data.mixture.books.weight": "1", "data.mixture.code.source": "stdlib", "data.mixture.code.weight": "2"}
+    )
+    assert {name: (one.source, one.weight) for name, one in config.data.mixture.items()} == {
+        "books": ("books", 1.0),
+        "web": ("hf:owner/web", 0.3),
+        "code": ("stdlib", 2.0),
+    }
+    write.write_text(recipe.dump(config))
+    assert recipe.load(write, {}) == config == recipe.parse(config.model_dump_json(), "config.json")
+    assert "[data.mixture.code]" in write.read_text()
+    assert recipe.overlay(config, {"data.mixture.books.source": "2024"}).data.mixture["books"].source == "2024"
+    assert recipe.load(None, {"data.mixture": "{ a = { source = 'x', weight = 1 } }"}).data.sources["a"].source == "x"
+    assert recipe.flat(config)["data.mixture.web.epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("books = 3", "data.mixture.books: is a section; write its keys below [data.mixture.books]"),
+        ("books = { source = 'x', weigth = 1 }", "data.mixture.books.weigth: unknown key; did you mean 'weight'?"),
+        ("books = { source = 'x' }", "data.mixture.books.weight: is missing; give it"),
+        ("books = { source = 'x', weight = 0 }", "data.mixture.books.weight = 0: input should be greater than 0"),
+        ("books = { source = 'x', weight = 1, epochs = 0 }", "books.epochs = 0: input should be greater than 0"),
+        ("'a.b' = { source = 'x', weight = 1 }", "a source's name is made of at most 64 letters, digits, - and _"),
+        (
+            "a = { source = 'x', weight = 1 }\nb = { source = 'x', weight = 1e-5 }",
+            "data.mixture.b.weight = 1e-05 is less than one in 10000 of all weights; raise it, or leave the source out",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_mixture_names_the_source(text: str, line: str, write: Path) -> None:
+    found = refused(f"[data.mixture]\n{text}", write)
+    assert found.startswith("mine.toml: ") and line in found
+
+
 def test_a_mistake_in_a_flag_names_the_flag(write: Path) -> None:
     assert refused("", write, seed="x") == "--seed x: input should be a valid integer"
     assert refused("", write, pipeline__order="gpip") == "--pipeline.order gpip: input should be '1f1b' or 'gpipe'"

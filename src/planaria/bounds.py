@@ -14,6 +14,9 @@ EXACT = 2**53 - 1
 MOST_PASSES = 1 << 16
 """forward and backward passes in one step: its plan is made, checked and priced pass by pass, some seconds for these"""
 
+MIXTURE = 10_000
+"""most samples among which a mixture's shares are met exactly; a smaller share than one of them could not be"""
+
 
 def at_most(limit: float, reason: str) -> AfterValidator:
     """Refuses numbers above ``limit`` for this ``reason``."""
@@ -56,5 +59,6 @@ Heartbeat = Annotated[
 Bandwidth = Annotated[float, at_least(1.0, "in bytes a second; with less no message arrives within a run")]
 Mbits = Annotated[float, at_least(1e-3, "in Mbit/s; with less no message arrives within a run")]
 Speed = Annotated[float, at_least(1e-6, "slower is dead"), at_most(1e6, "nothing is so much faster")]
+Weight = Annotated[float, Field(gt=0), at_most(1e9, "only shares count")]
 Scale = Annotated[float, at_least(1e-9, "shorter times are no whole nanoseconds"), at_most(1e9, "no link is so slow")]
 Hosts = Annotated[int, Field(gt=0), at_most(1 << 12, "the planner weighs every pair of nodes")]

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
+from planaria.data_config import DataConfig as DataConfig
 from planaria.model_config import ModelConfig as ModelConfig
 from planaria.options import Options
 from planaria.section import Section as Section
@@ -57,20 +58,6 @@ class RoutingConfig(Section):
     """given: the stages that each microbatch of a step visits, from 0 to 0"""
     schedule: str | None = None
     """a file that `planaria plan` wrote: its nodes, several to a stage, and its routes over them, whatever kind says"""
-
-
-class DataConfig(Section):
-    source: str = "stdlib"
-    """'stdlib' (Python's own source), a file or folder of text, a .jsonl file, or 'hf:NAME' (Hugging Face)"""
-    field: str = "text"
-    """the text's key in JSONL records and Hugging Face datasets"""
-    tokenizer: str = "bpe"
-    """'bpe' (trained on the corpus at first use), 'bytes', or the path of a tokenizer.json or GGUF file; with
-    train.start that of the weights, unless given"""
-    validation: Fraction = 0.02
-    """the tail of every document that is kept for validation"""
-    cache: str | None = None
-    """folder for tokenizers and token shards; the user's cache folder unless given"""
 
 
 class OptimConfig(Section):

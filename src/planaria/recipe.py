@@ -16,7 +16,7 @@ from planaria import documents, shipped
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 from planaria.options import CHOICES, NAME
-from planaria.section import DERIVED
+from planaria.section import DERIVED, entry_of, section_of
 
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
@@ -36,10 +36,28 @@ def fields(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[tup
     for name, field in section.model_fields.items():
         if field.json_schema_extra == DERIVED:
             continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from fields(field.annotation, f"{prefix}{name}.")
+        if inner := section_of(field.annotation):
+            yield from fields(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def setting(name: str, section: type[Section] = RunConfig) -> FieldInfo | None:
+    """The setting of this dotted name, also of an entry in a table of any names; None if there is none."""
+    key, _, rest = name.partition(".")
+    field = section.model_fields.get(key)
+    if field is None or field.json_schema_extra == DERIVED:
+        return None
+    if inner := section_of(field.annotation):
+        return setting(rest, inner)
+    if rest and (inner := entry_of(field.annotation)):
+        return setting(rest.partition(".")[2], inner)
+    return None if rest else field
+
+
+def in_table(name: str) -> bool:
+    """Does this dotted name lead into a table of any names?"""
+    return any(name.startswith(f"{table}.") for table, field in fields() if entry_of(field.annotation))
 
 
 def load(
@@ -174,10 +192,18 @@ def refuse_unknown(
             mends = [option, mend] if option and elsewhere else [option or mend]
             raise UserError(f"{place}: {prefix}{key}: unknown key; {'; or '.join(mends)}")
         inner = section.model_fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            if not isinstance(value, Mapping):
-                raise UserError(f"{place}: {prefix}{key}: is a section; write its keys below [{prefix}{key}]")
-            refuse_unknown(value, inner, place, f"{prefix}{key}.", root)
+        if own := section_of(inner):
+            refuse_unknown(_keys(value, place, f"{prefix}{key}"), own, place, f"{prefix}{key}.", root)
+        elif entry := entry_of(inner):
+            for name, found in _keys(value, place, f"{prefix}{key}").items():
+                inside = f"{prefix}{key}.{name}"
+                refuse_unknown(_keys(found, place, inside), entry, place, f"{inside}.", root)
+
+
+def _keys(value: object, place: str, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place}: {name}: is a section; write its keys below [{name}]")
+    return value
 
 
 def as_option(key: str, section: type[Section], prefix: str) -> str:
@@ -211,7 +237,7 @@ def _value(kind: type[Section], name: str, text: object) -> Any:
     if not isinstance(text, str):
         return text  # a program's
     documents.refuse_nul(text, f"--{name}")
-    known = dict(fields(kind)).get(name)
+    known = setting(name, kind)
     annotation = None if known is None else known.annotation  # none: an option, whose type its choice knows
     if text == "none" and type(None) in get_args(annotation):
         return None
@@ -252,6 +278,8 @@ def _explain(error: ValidationError, place: str, flags: Mapping[str, object]) ->
         return f"--{key} {documents.shown(str(flags[key]))[1:-1]}: {_reason(first)}"
     if first["type"] == "value_error":  # a rule about several fields names them itself
         return f"{place}{' with the given flags' if flags else ''}: {_reason(first)}"
+    if first["type"] == "missing":
+        return f"{place}: {key}: is missing; give it"
     return f"{place}: {key} = {documents.shown(first['input'])}: {_reason(first)}"
 
 

@@ -81,6 +81,22 @@ def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: P
     assert again(moved, tmp_path / "elsewhere") == (courses, ["2/2 runs: kept from before"])
 
 
+def test_a_race_reads_a_mixture(tmp_path: Path, dataset: Dataset) -> None:
+    (tmp_path / "other.txt").write_text("0123456789 " * 300)
+    sources = {
+        name: {"source": str(tmp_path / f"{name}.txt"), "weight": weight}
+        for name, weight in (("text", 3), ("other", 1))
+    }
+    plain = config(tmp_path).data.model_dump(exclude={"source"}) | {"mixture": sources}
+    data = type(config(tmp_path).data).model_validate(plain)
+    mixed = prepare(data, 257)
+    given = one(tmp_path, dataset, data=data).model_copy(update={"dataset": str(mixed.folder)})
+    (course,) = run_races([given], tmp_path / "races", Processes(workers=1), Watcher())
+    assert course == race(given.config, mixed, {3: [1]}, lambda tick: None)
+    assert course.points != race(given.config, dataset, {3: [1]}, lambda tick: None).points
+    assert given.identity() != one(tmp_path, dataset, data=data).identity()
+
+
 def again(races: list[Race], folder: Path, *code: type) -> tuple[list[Course], list[str]]:
     watcher = Watcher()
     return run_races(races, folder, Processes(workers=1), watcher, lambda config: code), watcher.lines

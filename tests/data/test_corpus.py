@@ -201,7 +201,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Ro
     class DatasetsError(Exception):
         pass
 
-    def load_dataset(name: str, configuration: str | None, split: str) -> Rows:
+    def load_dataset(name: str, configuration: str | None, split: str, streaming: bool) -> Rows:
+        assert streaming
         if name == "refused":
             raise DatasetsError("no\nsuch thing")
         if (name, configuration, split) not in shelf:
@@ -231,7 +232,33 @@ def test_hub_dataset(hub: dict[tuple[str, str | None, str], Rows]) -> None:
 def test_hub_out_of_reach() -> None:
     assert "cannot load it (Couldn't reach 'owner/other'); check the name and the network" in refusal("hf:owner/other")
     assert "cannot load it (no such thing)" in refusal("hf:refused")
+    assert "cannot load it (Couldn't reach 'owner/other')" in refusal("hf:owner/other:small")
     assert "names no dataset" in refusal("hf:")
+
+
+def test_hub_datasets_stream_and_may_break_off(hub: dict[tuple[str, str | None, str], Rows]) -> None:
+    """Rows come one by one; those of some datasets have no columns that are known before."""
+    taken: list[int] = []
+
+    class Streamed(Rows):
+        column_names = None  # type: ignore[assignment]
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for row in super().__iter__():
+                if row["text"] is None:
+                    raise RuntimeError("connection\nreset")
+                taken.append(len(taken))
+                yield row
+
+    rows = [{"text": f"document {i}"} for i in range(100)]
+    hub["owner/large", None, "train"] = Streamed(rows)
+    assert texts("hf:owner/large") == [row["text"] for row in rows]
+    taken.clear()
+    first = documents(DataConfig(source="hf:owner/large", most=15))
+    assert list(first) == ["document 0", "docum"] and taken == [0, 1]
+    hub["owner/broken", None, "train"] = Streamed([rows[0], {"text": None}])
+    assert "cannot load it (connection reset); check" in refusal("hf:owner/broken")
+    assert "row 0: no field 'body'" in refusal("hf:owner/large", "body")
 
 
 def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_a_run_goes_on_from_its_store_bit_for_bit(tmp_path: Path) -> None:
         run.process.wait()
         assert_no_orphans(run.folder)
     step = int(mirror.names()[-1].removeprefix("step-"))
-    shutil.move(data, tmp_path / "corpus.txt")
+    shutil.move(here / "corpus.txt", tmp_path / "corpus.txt")
     shutil.rmtree(here)
     steps = {"train.steps": str(step + 4), "data.source": str(tmp_path / "corpus.txt"), "network.emulate": "false"}
     on = planaria.train(mirror.url, resume=True, progress=False, settings={"out": str(tmp_path / "there"), **steps})

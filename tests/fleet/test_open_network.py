@@ -147,9 +147,17 @@ def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
 
 
 def test_a_run_of_which_no_worker_is_at_home(tmp_path: Path, hosts: list[Host]) -> None:
-    """Both ends of an edge behind routers, checkpoints by wire; and what was saved so is resumed at home."""
+    """Both ends of an edge behind routers, checkpoints by wire; and what was saved so is resumed at home.
+
+    Its text is a mixture, whose documents are kept apart.
+    """
     home, _, hidden = hosts
-    sections = {"train": {"steps": 12, "eval_every": 0, "eval_microbatches": 2}}
+    mixture = {}
+    for name in ("books", "web"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name} {i}"}}\n' for i in range(2000)))
+        mixture[name] = {"source": str(tmp_path / f"{name}.jsonl"), "weight": 1}
+    data = {"source": "stdlib", "mixture": mixture, "document_mask": True}
+    sections = {"train": {"steps": 12, "eval_every": 0, "eval_microbatches": 2}, "data": data}
     with live(spread(tmp_path / "home", home, own=0, **sections), home.prefix) as run:
         run.wait_until(lambda record: len(facts(record, e.Trouble)) == 1, LONG_S)
         with joined(run, hidden, home, tmp_path / "all") as guest:

@@ -6,8 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import apart, assert_no_orphans, ending, facts, folder_of, losses, resume, tiny, train
+from harness import (
+    apart,
+    assert_no_orphans,
+    ending,
+    facts,
+    folder_of,
+    inline,
+    losses,
+    resume,
+    tiny,
+    train,
+    validation_losses,
+)
 
+from planaria.chaos.trace import Fault
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.store import CheckpointStore
 from planaria.commands import train as command
@@ -17,7 +30,7 @@ from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import runs
 from planaria.engine.inline import InlineEngine
-from planaria.observe.run.ledger import prove_exactly_once
+from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
 from planaria.record import events as e
 from planaria.record.logs import read_run
 
@@ -43,6 +56,36 @@ def test_two_stages_go_on_where_four_stopped_and_one_process_where_those_did(tmp
     record = read_run(folder_of(config))
     assert prove_exactly_once(record) == []
     assert losses(record) == whole(config, 14), "to the last bit"
+
+
+def test_a_mixture_goes_on_at_another_cut_and_with_more_replicas(tmp_path: Path) -> None:
+    """70 and 30 %: every worker finds its samples by their numbers."""
+    texts = {"books": "to be or not to be " * 80, "code": "for i in range(10): print(i) " * 40}
+    mixture = {}
+    for (name, text), weight in zip(texts.items(), (0.7, 0.3), strict=True):
+        (tmp_path / f"{name}.txt").write_text(text)
+        mixture[name] = {"source": str(tmp_path / f"{name}.txt"), "weight": weight}
+    data, recovery = {"source": "stdlib", "mixture": mixture}, {"strategy": "checkpoint"}
+    config = tiny(tmp_path, stages=4, steps=6, data=data, recovery=recovery, optim={"clip": 0.0})
+    train(config, faults=[Fault(step=3, stage=2)])
+    record = resume(folder_of(config), pipeline__stages="2", train__steps="10")
+    assert losses(record) == whole(config, 10), "to the last bit"
+    record = resume(folder_of(config), exchange__replicas="2", pipeline__stages="1", train__steps="14")
+    assert ending(record).outcome == "finished"
+    assert sum(line.samples for line in sample_ledger(record)) == 10 * 8 + 4 * 16
+
+
+def test_documents_are_kept_apart_by_every_worker(tmp_path: Path) -> None:
+    """Each finds out by itself which tokens are of one document: also one that takes over, and in validations."""
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{i} bottles of beer"}}\n' for i in range(400)))
+    data, recovery = {"source": str(tmp_path / "texts.jsonl"), "document_mask": True}, {"strategy": "redundant"}
+    config = tiny(tmp_path, stages=3, steps=6, data=data, recovery=recovery, train={"steps": 6, "eval_every": 3})
+    record = train(config, faults=[Fault(step=3, stage=2)])
+    assert losses(record) == whole(config, 6), "to the last bit"
+    trained, validated = inline(record)
+    assert (losses(record), validation_losses(record)) == (trained, validated)
+    apart_off = config.model_copy(update={"data": config.data.model_copy(update={"document_mask": False})})
+    assert losses(record) != whole(apart_off, 6)
 
 
 def test_two_that_agree_in_every_step_go_on_at_any_cut_and_engine(tmp_path: Path) -> None:

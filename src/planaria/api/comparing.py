@@ -14,12 +14,13 @@ from planaria.compare.race_job import Race, run_races
 from planaria.compare.race_results import Compared, Failures, Run, Scored, curve, score
 from planaria.compare.race_spec import Arm, Comparison, load, traces_for
 from planaria.config import RunConfig
-from planaria.data.shards import Dataset, prepare
+from planaria.data.shards import Data, prepare
 from planaria.engine import runs
 from planaria.engine.best import settle
+from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.own_classes import own_classes
-from planaria.engine.prepare import check
+from planaria.engine.prepare import check, streams
 from planaria.engine.simulate import simulate
 from planaria.errors import UserError
 from planaria.model.families import stage_parameters
@@ -51,6 +52,9 @@ def raced(
     arms, clocks = checked(path, comparison, arms)
     base = arms[0].config
     dataset = prepare(base.data, base.model.vocab, say)
+    for arm in arms:
+        with of_arm(f"{path}: compare.arms.{arm.name}"):
+            tuple(epochs(arm.config, streams(arm.config, dataset)[0], arm.config.train.steps * arm.config.samples))
     most = max(arm.config.exchange.replicas for arm in arms)
     traces = {seed: traces_for(comparison, base, seed, most) for seed in comparison.seeds}
     folder = Path(base.out) / f"{base.name}-compare"
@@ -104,7 +108,7 @@ def _settled(comparison: Comparison, arm: Arm, on_the_clock: RunConfig, clock: C
     return arm.model_copy(update={"config": config.model_copy(update={"checkpoint": checkpoint})})
 
 
-def _race(arm: Arm, seed: int, dataset: Dataset, traces: Sequence[Trace], clocks: Mapping[str, Clock]) -> Race:
+def _race(arm: Arm, seed: int, dataset: Data, traces: Sequence[Trace], clocks: Mapping[str, Clock]) -> Race:
     config = arm.config.model_copy(update={"seed": seed})
     return Race(
         arm=arm.name,

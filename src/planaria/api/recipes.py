@@ -58,7 +58,7 @@ def named(settings: Settings | None, short: Settings) -> dict[str, object]:
     given: dict[str, object] = {}
     for word, value in [*(settings or {}).items(), *short.items()]:
         section, option, _ = word.partition(f".{NAME}.")
-        own = word in known or (option and f"{section}.{NAME}" in known)
+        own = recipes.setting(word) is not None or (option and f"{section}.{NAME}" in known)
         meant = [word] if own else [n for n in known if n.rpartition(".")[2] == word and word in short]
         if not meant:
             raise UserError(f"{word}: unknown setting; {_nearest(word, known)}")

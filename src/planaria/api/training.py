@@ -150,8 +150,10 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         raise UserError(
             f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
         )
-    prepared = prepare(config, told.of_data, begins=False)
+    prepared = prepare(config, told.of_data, begins=False, samples=origin.samples_in_all(config))
     require_same_data(folder, prepared)
+    for line in prepared.notes:
+        told.say(line)
     parent = starting_weights(config) if saved is None and origin.recalled < 0 else None
     mirror = _mirror(config, folder)
     with runs.held(folder):

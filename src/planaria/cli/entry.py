@@ -19,6 +19,7 @@ from planaria.config import Section
 from planaria.errors import RunStopped, UserError, nearest
 from planaria.options import NAME
 from planaria.outlet import ensure, lasting
+from planaria.section import section_of
 from planaria.signals import interrupted
 
 SECOND_WORDS = (
@@ -109,17 +110,17 @@ def run(arguments: list[str]) -> int:
 def _as_option(flag: str, root: type[Section] | None) -> str:
     """How an unknown flag is written if it is an option of its section's choice."""
     head, _, key = flag.removeprefix("--").rpartition(".")
-    section = root.model_fields[head].annotation if root and head in root.model_fields else None
-    if not (isinstance(section, type) and issubclass(section, Section)):
+    section = section_of(root.model_fields[head].annotation) if root and head in root.model_fields else None
+    if section is None:
         return ""
     return recipe.as_option(key, section, f"--{head}.")
 
 
 def _set_options(given: argparse.Namespace, options: Mapping[str, str]) -> None:
-    """As flags of the command, if it has settings and they belong to one that has options."""
+    """As flags of the command, if it has settings and they belong to one that has options, or to a table."""
     for name, text in options.items():
-        setting = f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
-        if given.root is None or setting not in dict(recipe.fields(given.root)):
+        setting = name if recipe.in_table(name) else f"{name.partition(f'.{NAME}.')[0]}.{NAME}"
+        if given.root is None or recipe.setting(setting, given.root) is None:
             raise UserError(f"--{name}: unknown flag; see `planaria {given.command} --help`")
         setattr(given, f"set {name}", text)
 

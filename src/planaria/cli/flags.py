@@ -45,9 +45,10 @@ def add_fields(parser: argparse.ArgumentParser, root: type[Section]) -> None:
 
 
 def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """A command line without the options of choices (``--recovery.options.bits 4``), and those by their dotted names.
+    """A command line without the options of choices (``--recovery.options.bits 4``) and entries of tables
+    (``--data.mixture.books.weight 2``), and those by their dotted names.
 
-    Which there are is known to the choices alone, so no parser can list them.
+    Which there are is known to the choices, or the recipe, alone, so no parser can list them.
 
     :raises UserError: naming an option without a value.
     """
@@ -55,7 +56,8 @@ def take_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     left = iter(words)
     for word in left:
         name, given, value = word.partition("=")
-        if not (name.startswith("--") and f".{options.NAME}." in name):
+        free = f".{options.NAME}." in name or recipe.in_table(name.removeprefix("--"))
+        if not (name.startswith("--") and free):
             rest.append(word)
         elif (said := value if given else next(left, None)) is None:
             raise UserError(f"{name}: has no value; write {name} VALUE")

@@ -9,7 +9,7 @@ from planaria.checkpoint.loading import load_model
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
 from planaria.engine import runs
-from planaria.engine.batches import batches
+from planaria.engine.batches import batches, masks
 from planaria.engine.omission import Omission, omissions
 from planaria.errors import UserError
 from planaria.observe.tables import Table, show
@@ -27,7 +27,9 @@ def evaluate(folder: Path, omit: str, most: int, microbatches: int | None) -> in
     dataset = prepare(config.data, config.model.vocab)
     stream = Stream(dataset, "validation", config.model.context, config.seed)
     count = microbatches or config.train.eval_microbatches
-    found = omissions(model, batches(stream, 0, config.pipeline.microbatch_size), count, shares, most, config.seed)
+    batch = batches(stream, 0, config.pipeline.microbatch_size)
+    apart = masks(config.data, stream, batch)
+    found = omissions(model, batch, count, shares, most, config.seed, apart)
     unfinished = folder / f".{FILE}"
     unfinished.write_text(json.dumps([one.model_dump() for one in found], indent=1))
     unfinished.replace(folder / FILE)

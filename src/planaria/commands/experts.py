@@ -42,6 +42,10 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
     spec, base = load(path, flags)
     if base.engine == "simulate":
         raise UserError("engine = 'simulate': a simulation trains no models; use 'inline' or 'fleet'")
+    if base.data.mixture:
+        raise UserError(f"{path}: data.mixture: each expert reads a domain of its own; leave it out")
+    if base.data.document_mask:
+        raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
     base = placed(base, path)  # each model gets a recipe that lies elsewhere
     check(base)
     read_faults(base)

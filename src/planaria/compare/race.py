@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from planaria.config import RunConfig
-from planaria.data.shards import Dataset
+from planaria.data.shards import Data
 from planaria.data.stream import Stream
 from planaria.documents import Record
 from planaria.engine.inline import InlineEngine
@@ -60,7 +60,7 @@ class Course(Record):
 class _Race:
     """The engine, its last checkpoint, and the book-keeping."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset, behind: int) -> None:
+    def __init__(self, config: RunConfig, dataset: Data, behind: int) -> None:
         self.config, self._behind = config, Behind(behind)
         train, validation = (
             Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")
@@ -123,7 +123,7 @@ class _Race:
 
 def race(
     config: RunConfig,
-    dataset: Dataset,
+    dataset: Data,
     faults: Mapping[int, Sequence[int]],
     told: Callable[[int], None],
     behind: int = 0,

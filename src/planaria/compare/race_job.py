@@ -14,7 +14,7 @@ from planaria import atomic
 from planaria.chaos.trace import Trace
 from planaria.compare.race import Course, race
 from planaria.config import RunConfig
-from planaria.data.shards import Dataset
+from planaria.data.dataset import open_data
 from planaria.documents import Record
 from planaria.errors import RunStopped
 from planaria.routing.replicated import node_of
@@ -50,7 +50,7 @@ class Race(Record):
         """Paths and names are no part of it."""
         asked: dict[str, object] = {
             "config": self.config.model_dump(mode="json", exclude={"name": True, "out": True, "data": {"cache"}}),
-            "data": Dataset.open(self.dataset).meta.model_dump(mode="json"),
+            "data": open_data(self.dataset).meta.model_dump(mode="json"),
             "trace": self.trace.model_dump(mode="json") if self.faults else None,
         }
         further = [trace.model_dump(mode="json") for trace in self.further]
@@ -106,7 +106,7 @@ class _Work(Record):
         with self.file("ticks").open("w") as ticks:
             course = race(
                 given.config,
-                Dataset.open(given.dataset),
+                open_data(given.dataset),
                 given.struck(),
                 lambda tick: print(tick, file=ticks, flush=True),
                 given.behind,

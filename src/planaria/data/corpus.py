@@ -7,8 +7,10 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -17,26 +19,42 @@ from planaria.config import DataConfig
 from planaria.data.cache import cache_folder
 from planaria.data.hub import PREFIX, read_hub
 from planaria.data.records import is_jsonl, read_jsonl
+from planaria.data.remote import RemoteFile, is_url, remote_files
 from planaria.errors import UserError
 
-STDLIB = "stdlib"
+STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})
 """folders below the standard library's that hold tests, other people's code, or no source at all"""
+
+
+@contextmanager
+def of_source(name: str) -> Iterator[None]:
+    """What is wrong with a source is said of that of the mixture; "" is the name of a single one."""
+    try:
+        yield
+    except UserError as error:
+        if not name:
+            raise
+        raise UserError(re.sub(r"\bdata\.(source|field|most)\b", rf"data.mixture.{name}.\1", str(error))) from error
 
 
 def documents(config: DataConfig, on_progress: Callable[[str], None] | None = None) -> Iterator[str]:
     """The texts of ``config.source``; files in the order of their names, records in the order of their file.
 
+    No more than ``config.most`` characters of them; the last one is cut there, and nothing is read beyond it.
     Documents without anything but white space are left out. In a folder, hidden files and folders are passed over;
     files that are not UTF-8 text are too, and ``on_progress`` is told how many. Raises UserError (at the first or a
     later document) for a source that is missing, unreadable or empty, and for bad records.
     """
-    count = 0
+    found, most = 0, config.most
     for text in _texts(config, on_progress):
         if text and not text.isspace():
-            count += 1
-            yield text
-    if not count:
+            part = text if most is None else text[: most - found]
+            found += len(part)
+            yield part
+        if found == most:
+            return
+    if not found:
         raise UserError(f"data.source = {config.source!r} holds no UTF-8 text; name a file or folder that does")
 
 
@@ -49,37 +67,52 @@ def fingerprint(config: DataConfig) -> str:
     """SHA-256 (hex) over what determines the corpus, without reading it.
 
     For files: where they are, their names, sizes and times of change; for the standard library Python's version too.
-    A dataset of the hub counts as unchanging under its name. Raises UserError if the source is missing.
+    For files at a URL: what their file system says that changes with them. A dataset of the hub counts as unchanging
+    under its name. Raises UserError if the source is missing.
     """
     facts: list[object] = [config.source, config.field]
-    if not config.source.startswith(PREFIX):
+    if _is_remote(config.source):
+        facts += [[file.url, *file.version] for file in remote_files(config.source)]
+    elif not config.source.startswith(PREFIX):
         root, names = _listing(config)
         facts = [str(root.resolve()), config.field, platform.python_version() if config.source == STDLIB else ""]
         for name in names:
             status = (root / name).stat()
             facts.append([name, status.st_size, status.st_mtime_ns])
+    if config.most is not None:
+        facts.append(config.most)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _texts(config: DataConfig, on_progress: Callable[[str], None] | None) -> Iterator[str]:
     """All texts, empty ones included."""
-    if config.source.startswith(PREFIX):
+    if not _is_remote(config.source) and config.source.startswith(PREFIX):
         yield from read_hub(config.source, config.field)
         return
-    root, names = _listing(config)
-    skipped = 0
-    for name in names:
-        if (found := _of_file(root / name, config.field)) is not None:
+    files, skipped = _files(config), 0
+    for file in files:
+        if (found := _of_file(file, config.field)) is not None:
             yield from found
         else:
             skipped += 1
-    if skipped and len(names) == 1:
-        raise UserError(f"data.source: {root / names[0]} is not UTF-8 text; convert it, or name a text or .jsonl file")
+    if skipped and len(files) == 1:
+        raise UserError(f"data.source: {files[0]} is not UTF-8 text; convert it, or name a text or .jsonl file")
     if skipped and on_progress:
-        on_progress(f"passed over {skipped} of {len(names)} files that are not UTF-8 text")
+        on_progress(f"passed over {skipped} of {len(files)} files that are not UTF-8 text")
 
 
-def _of_file(path: Path, field: str) -> Iterator[str] | None:
+def _is_remote(source: str) -> bool:
+    return is_url(source) and not source.startswith(LOCAL)
+
+
+def _files(config: DataConfig) -> Sequence[Path | RemoteFile]:
+    if _is_remote(config.source):
+        return remote_files(config.source)
+    root, names = _listing(config)
+    return [root / name for name in names]
+
+
+def _of_file(path: Path | RemoteFile, field: str) -> Iterator[str] | None:
     """A file's texts, empty ones included; None if it is not UTF-8 text."""
     if is_jsonl(path):
         return read_jsonl(path, field)
@@ -87,7 +120,7 @@ def _of_file(path: Path, field: str) -> Iterator[str] | None:
     return None if text is None else iter((text,))
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path | RemoteFile) -> str | None:
     """A file's text; None if it is binary or in another encoding. Line ends stay as they are."""
     try:
         raw = path.read_bytes()
@@ -103,7 +136,7 @@ def _read(path: Path) -> str | None:
 
 def _listing(config: DataConfig) -> tuple[Path, list[str]]:
     """The corpus's files: a folder, and the sorted names of the files below it."""
-    path, cache = Path(config.source).expanduser(), cache_folder(config).resolve()
+    path, cache = Path(config.source.removeprefix(LOCAL)).expanduser(), cache_folder(config).resolve()
     try:
         if config.source == STDLIB:
             path = Path(sysconfig.get_paths()["stdlib"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 
 from planaria.data.records import text_of
 from planaria.errors import UserError, nearest
@@ -13,9 +15,8 @@ PREFIX = "hf:"
 def read_hub(source: str, field: str) -> Iterator[str]:
     """``field`` of every row of the split "train" of ``source``, which is 'hf:NAME' or 'hf:NAME:CONFIG'.
 
-    The dataset is downloaded into its own cache at the first use and mapped from there, never held in memory. Raises
-    UserError when the package is missing, the dataset or its configuration is unknown or unreachable, or the field is
-    not there.
+    The dataset is streamed: nothing of it is stored, and no more downloaded than is read. Raises UserError when the
+    package is missing, the dataset or its configuration is unknown or out of reach, or the field is not there.
     """
     name, _, configuration = source.removeprefix(PREFIX).partition(":")
     if not name:
@@ -26,16 +27,28 @@ def read_hub(source: str, field: str) -> Iterator[str]:
         raise UserError(
             f"data.source = {source!r} needs the package 'datasets'; install it with: pip install -e '.[hub]'"
         ) from error
+    with _loaded(source):
+        rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
+        columns = rows.column_names  # None where only the rows themselves tell
+    if columns is not None and field not in columns:
+        raise UserError(f"data.source = {source!r}: no field {field!r} ({nearest(field, columns)}); set data.field")
+    with _loaded(source):
+        left = iter(rows if columns is None else rows.select_columns([field]))
+    for number in count():
+        with _loaded(source):
+            row = next(left, None)
+        if row is None:
+            return
+        yield text_of(row, field, f"{source}, row {number}")
+
+
+@contextmanager
+def _loaded(source: str) -> Iterator[None]:
+    """The package streams through others, whose failures may be of any kind."""
     try:
-        rows = datasets.load_dataset(name, configuration or None, split="train")
-    # OSError covers the network (ConnectionError and its kin) and datasets that are not there.
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"data.source = {source!r}: cannot load it ({reason}); check the name and the network, or give local files"
         ) from error
-    if field not in rows.column_names:
-        hint = nearest(field, rows.column_names)
-        raise UserError(f"data.source = {source!r}: no field {field!r} ({hint}); set data.field")
-    for number, row in enumerate(rows.select_columns([field])):
-        yield text_of(row, field, f"{source}, row {number}")

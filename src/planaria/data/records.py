@@ -6,14 +6,19 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, cast
 
+from planaria.data.remote import RemoteFile
 from planaria.errors import UserError, nearest
 
+MOST_LINE = 1 << 28
+"""bytes of a record"""
 
-def is_jsonl(path: Path) -> bool:
+
+def is_jsonl(path: Path | RemoteFile) -> bool:
     """Whether a file's name says JSON Lines."""
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
@@ -21,20 +26,23 @@ def is_jsonl(path: Path) -> bool:
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def read_jsonl(path: Path, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
+def read_jsonl(path: Path | RemoteFile, field: str, where: Mapping[str, str] = NONE) -> Iterator[str]:
     """``field`` of every record of a JSON Lines file, in the file's order; blank lines are skipped.
 
     Only of records that have the values of ``where``, such as those with one label.
 
     Raises UserError naming ``file:line`` for lines that are not UTF-8, not JSON or not objects, for records without
-    the field or with something else than text in it, and for files that cannot be read to their end.
+    the field or with something else than text in it, for lines of more than ``MOST_LINE`` bytes, and for files that
+    cannot be read to their end.
     """
     number = 0
     try:
         with _open(path) as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE + 1), b""), start=1):
+                place = f"{path}:{number}"
+                if len(line) > MOST_LINE:
+                    raise UserError(f"{place}: has more than {MOST_LINE >> 20} MiB, too many for a record; cut it")
                 if line.strip():
-                    place = f"{path}:{number}"
                     record = _record(line, place)
                     if all(str(record.get(key)) == value for key, value in where.items()):
                         yield text_of(record, field, place)
@@ -53,8 +61,10 @@ def text_of(record: Mapping[str, object], field: str, place: str) -> str:
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+@contextmanager
+def _open(path: Path | RemoteFile) -> Iterator[BinaryIO]:
+    with path.open("rb") as file:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.name.endswith(".gz") else file
 
 
 def _record(line: bytes, place: str) -> Mapping[str, object]:

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from planaria.data.dataset import Data, Dataset, Split
+from planaria.data.mixture import Turns
 from planaria.data.permutation import permute
-from planaria.data.shards import Dataset, Split
 from planaria.errors import UserError
 
 
 class Stream:
-    """An endless sequence of samples from one split, shuffled anew in every epoch.
+    """An endless sequence of samples from one split, shuffled anew in every epoch of each source.
 
     A sample is a window: ``context`` tokens and the one after them. Windows are consecutive and overlap in that one
-    token only, and an epoch holds each of them once. Raises UserError if the split is shorter than one window.
+    token only, and an epoch holds each of them once. Of a mixture, sample ``n`` is the next window of the source whose
+    turn it is. Raises UserError if a source's split is shorter than one window.
     """
 
-    def __init__(self, dataset: Dataset, split: Split, context: int, seed: int) -> None:
-        self.windows = dataset.windows(split, context)
+    def __init__(self, data: Data, split: Split, context: int, seed: int) -> None:
         self.context = context
-        self._dataset, self._split, self._seed = dataset, split, seed
-        if not self.windows:
-            raise UserError(
-                f"the {split} split has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "
-                f"{context + 1}; use a longer data.source, another data.validation or a smaller model.context"
-            )
+        self.turns = Turns(data.quotas, seed)
+        self.sources = {name: _Source(name, part, split, context, seed) for name, part in data.parts.items()}
+        self._in_order = list(self.sources.values())
+        self.windows = sum(source.windows for source in self._in_order)
+        self._data, self._split = data, split
+
+    @cached_property
+    def separator(self) -> int:
+        """The id between documents, which all sources have in common."""
+        return next(iter(self._data.parts.values())).separator(self._split)
 
     def sample(self, n: int) -> Tensor:
         """Sample ``n`` ≥ 0: int64 [context + 1], a pure function of seed and ``n``."""
@@ -41,8 +47,28 @@ class Stream:
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def _window(self, n: int) -> npt.NDArray[np.int64]:
-        epoch, position = divmod(n, self.windows)
+        source, turn = self.turns.at(n)
+        return self._in_order[source].window(turn)
+
+
+class _Source:
+    """The windows of one source, in the order of its turns."""
+
+    def __init__(self, name: str, dataset: Dataset, split: Split, context: int, seed: int) -> None:
+        self.windows = dataset.windows(split, context)
+        self._dataset, self._split, self._context = dataset, split, context
+        self._seed, self._suffix = seed, f" {name}" if name else ""
+        if not self.windows:
+            of, what = (f" of data.mixture.{name}", "source") if name else ("", "data.source")
+            raise UserError(
+                f"the {split} split{of} has {dataset.tokens(split)} tokens, but one sample takes model.context + 1 = "
+                f"{context + 1}; use a longer {what}, another data.validation or a smaller model.context"
+            )
+
+    def window(self, turn: int) -> npt.NDArray[np.int64]:
+        """int64 [context + 1]."""
+        epoch, position = divmod(turn, self.windows)
         # A key of its own for every epoch: another order each time, and none that follows from the one before.
-        key = hashlib.sha256(f"{self._seed} {epoch}".encode()).digest()
+        key = hashlib.sha256(f"{self._seed} {epoch}{self._suffix}".encode()).digest()
         window = permute(position, self.windows, key)
-        return self._dataset.read(self._split, window * self.context, self.context + 1)
+        return self._dataset.read(self._split, window * self._context, self._context + 1)

@@ -13,7 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from planaria import atomic
 from planaria.config import DataConfig
-from planaria.data.corpus import documents, fingerprint
+from planaria.data.corpus import documents, fingerprint, of_source
+from planaria.data.mixture import quotas
 from planaria.errors import UserError
 from planaria.model.gguf import gguf_tokenizer
 from planaria.model.gguf_file import is_gguf
@@ -181,7 +182,10 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[str], None] | None) -> Tokenizer:
-    key = hashlib.sha256(f"bpe 1 {vocab} {TRAINING} {fingerprint(data)}".encode()).hexdigest()
+    facts = [fingerprint(source) for source in data.sources.values()]
+    if len(facts) > 1:
+        facts += map(str, quotas(data))
+    key = hashlib.sha256(f"bpe 1 {vocab} {TRAINING} {' '.join(facts)}".encode()).hexdigest()
     file = cache / f"tokenizer-{key[:16]}.json"
     if file.exists():
         try:
@@ -189,11 +193,27 @@ def _trained(data: DataConfig, vocab: int, cache: Path, on_progress: Callable[[s
         except UserError:
             file.unlink(missing_ok=True)  # a damaged copy of what can be had again
     if on_progress:
-        on_progress(f"training a tokenizer of {vocab} ids on {data.source}")
-    tokenizer = train_bpe(spread_sample(documents(data), TRAINING), vocab)
+        read = ", ".join(source.source for source in data.sources.values())
+        on_progress(f"training a tokenizer of {vocab} ids on {read}")
+    tokenizer = train_bpe(_by_weight(data), vocab)
     cache.mkdir(parents=True, exist_ok=True)
     tokenizer.save(file)
     return tokenizer
+
+
+def _by_weight(data: DataConfig) -> Iterator[str]:
+    """What a tokenizer for ``data`` is trained on: of a mixture's sources by their shares, short ones several times."""
+    given = quotas(data)
+    shares = dict(zip(data.sources, (quota / sum(given) for quota in given), strict=True))
+    kept: dict[str, list[str]] = {}
+    for name, source in data.sources.items():
+        with of_source(name):
+            kept[name] = spread_sample(documents(source), int(TRAINING * shares[name]))
+    sizes = {name: sum(map(len, texts)) for name, texts in kept.items()}
+    whole = max(sizes[name] / share for name, share in shares.items())
+    for name, texts in kept.items():
+        for _ in range(max(1, round(whole * shares[name] / sizes[name]))):
+            yield from texts
 
 
 def _byte_tokenizer() -> Tokenizer:

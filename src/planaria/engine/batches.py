@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from planaria.config import DataConfig
 from planaria.data.stream import Stream
+from planaria.model.llama import document_mask
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 """microbatch → (tokens, targets), both [microbatch_size, context] int64"""
+Masks = Callable[[int], Tensor]
+"""microbatch → which of its tokens see which, bool [microbatch_size, 1, context, context]"""
 
 
 def batches(stream: Stream, first_sample: int, size: int) -> Batch:
@@ -19,3 +23,11 @@ def batches(stream: Stream, first_sample: int, size: int) -> Batch:
         return stream.batch(first_sample + microbatch * size, size)
 
     return batch
+
+
+def masks(data: DataConfig, stream: Stream, batch: Batch) -> Masks | None:
+    """What keeps the documents of a ``batch`` of ``stream`` apart; None if they are not to be.
+
+    Every stage makes it from the samples themselves: it need not be sent, and follows from the step as they do.
+    """
+    return (lambda microbatch: document_mask(batch(microbatch)[0], stream.separator)) if data.document_mask else None

@@ -14,7 +14,7 @@ from planaria.checkpoint.stage_file import stream_weights
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
 from planaria.control.saving import folder_name
-from planaria.data.shards import Dataset
+from planaria.data.shards import Data
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine.origin import Origin
 from planaria.engine.weights import FIXED, open_weights, require_same
@@ -40,7 +40,7 @@ def starting_weights(config: RunConfig) -> Weights | None:
     return weights
 
 
-def require_tokenizer(weights: Weights, config: RunConfig, dataset: Dataset) -> None:
+def require_tokenizer(weights: Weights, config: RunConfig, dataset: Data) -> None:
     """:raises UserError: when the run's data is in other tokens than the weights know."""
     start, chosen, mend = config.train.start, config.data.tokenizer, "so every id would mean something else; set"
     if weights.tokenizer is None:

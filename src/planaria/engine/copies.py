@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 from torch import Tensor
 
 from planaria.config import RunConfig
+from planaria.engine.batches import Masks
 from planaria.engine.runner import StageRunner
 from planaria.model.families import build_stage
 from planaria.model.state import Shapes, StageState
@@ -51,6 +52,8 @@ class _Original:
     config: RunConfig
     stage: int
     make: MakeRunner
+    masks: Masks | None
+    """of the step under way, for passes that a twin computes too"""
 
     @property
     def shapes(self) -> Shapes:
@@ -59,7 +62,7 @@ class _Original:
 
     def twin(self) -> StageRunner:
         runner = self.make(self.config, self.stage, False)
-        runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches)
+        runner.begin(None, train=True, microbatches=self.config.pipeline.microbatches, masks=self.masks)
         return runner
 
 
@@ -71,6 +74,8 @@ class Keeping:
         self.node, self._stage = node, there.stage
         self._chain = recovery(config.recovery, config.pipeline.stages)
         self._placed = [slot.copy for slot in self._chain.placed(there)]
+        self._masks: Masks | None = None
+        masks = self._mask if config.data.document_mask else None
         self._all_senders: dict[int, Sender] = {}
         self._all_holders: dict[int, Holder] = {}
         for number, (slot, placed) in enumerate(zip(self._chain.slots, self._placed, strict=True)):
@@ -78,7 +83,7 @@ class Keeping:
             if node in placed.sources:
                 self._all_senders[number] = strategy.sender(slot.copy, there.stage[node])
             if node == placed.host:
-                originals = {stage: _Original(config, stage, make) for stage in slot.copy.sources}
+                originals = {stage: _Original(config, stage, make, masks) for stage in slot.copy.sources}
                 self._all_holders[number] = strategy.holder(slot.copy, originals)
         # Those at work; every action asks for them, so they change with the formation only.
         self._senders, self._holders = self._all_senders, self._all_holders
@@ -94,6 +99,14 @@ class Keeping:
             for number, keeper in side.items():
                 if keys[number] & anew:
                     keeper.restart()
+
+    def begin(self, masks: Masks | None) -> None:
+        """A step begins, whose documents are kept apart so."""
+        self._masks = masks
+
+    def _mask(self, microbatch: int) -> Tensor:
+        assert self._masks is not None, "a pass outside of any step"
+        return self._masks(microbatch)
 
     def before(self, step: int, runner: StageRunner) -> Iterator[tuple[int, Parcel, Tensor]]:
         """What to send at the beginning of ``step``: (host, parcel, bytes)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ def train(
 
     :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
-    config, dataset = prepared.config, prepared.dataset.folder
+    config, data = prepared.config, prepared.dataset
     itinerary = Itinerary(config)
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
@@ -51,8 +51,8 @@ def train(
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
-        setup = Setup(config, folder, dataset, place.host, _key(config), started.offset, reach)
-        fleet = ending.enter_context(closing(_opened(place, setup, started.own_workers)))
+        setup = Setup(config, folder, data.folder, place.host, _key(config), started.offset, reach)
+        fleet = ending.enter_context(closing(_opened(place, setup, data.folders, started.own_workers)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         finish = controller.run(asked)
@@ -69,16 +69,19 @@ def _key(config: RunConfig) -> bytes:
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
-def _opened(place: Ground, setup: Setup, workers: int) -> OpenFleet:
-    """The fleet of a place with so many workers, and a door in the run's folder for machines that join."""
+def _opened(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+    """The fleet of a place with so many workers, and a door in the run's folder for machines that join.
+
+    ``data``: the folders of the prepared data.
+    """
     config = setup.config
 
     def home(relay: str) -> Fleet:
         alone = config.fleet.kind == "ray"  # whose nodes all see each other
         here = replace(setup, reach=replace(setup.reach, relay="" if alone else relay))
-        return place.fleet(Work(partial(worker.main, here), PRELOAD, workers, (setup.folder, setup.dataset), setup.key))
+        return place.fleet(Work(partial(worker.main, here), PRELOAD, workers, (setup.folder, *data), setup.key))
 
     theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute(), reach=Reach())
-    files = {RUN: setup.folder, DATA: setup.dataset, CHECKPOINTS: setup.checkpoints}
+    files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}
     told = Told(SETUP.dump_json(theirs).decode(), config.pipeline.stages + 1, files)
     return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
-from planaria.engine.batches import batches
+from planaria.engine.batches import batches, masks
 from planaria.engine.copies import Keeping
 from planaria.engine.inline_replicas import InlineReplicas, Round
 from planaria.engine.itinerary import Itinerary
@@ -263,9 +263,11 @@ class InlineEngine:
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
+        apart = masks(self.config.data, stream, batch)
         own = len(plan.routes) // (self.itinerary.at_once if train else 1)
         for node, runner in self.runners.items():
-            runner.begin(batch if self.stage[node] == 0 else None, train, own)
+            runner.begin(batch if self.stage[node] == 0 else None, train, own, apart)
+            self.keeping[node].begin(apart)
         messages: dict[Key, Tensor] = {}
         for action in topological_order(plan):
             given = messages.pop(action.needs) if action.needs is not None else None

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import torch
 
-from planaria.engine.batches import Batch
+from planaria.engine.batches import Batch, Masks
 from planaria.model.stages import Llama
 from planaria.record.events import Fact
 
@@ -35,33 +35,41 @@ class Omission(Fact):
 
 
 def omissions(
-    model: Llama, batch: Batch, microbatches: int, shares: Sequence[float], most: int, seed: int
+    model: Llama,
+    batch: Batch,
+    microbatches: int,
+    shares: Sequence[float],
+    most: int,
+    seed: int,
+    masks: Masks | None = None,
 ) -> list[Omission]:
     """The model whole, and without every share of its block stages, over all subsets or ``most`` drawn from ``seed``.
 
-    ``batch`` gives the text, so many ``microbatches`` of it. The ends are never left out.
+    ``batch`` gives the text, so many ``microbatches`` of it, and ``masks`` keep its documents apart, if they are to be.
+    The ends are never left out.
     """
     stages = len(model.stages)
-    full = loss(model, batch, microbatches, ())
+    full = loss(model, batch, microbatches, (), masks)
     found = [_summary(0.0, 0, 1, [full], full)]
     for share in shares:
         count = round(share * stages)
         subsets, possible = _subsets(stages, count, most, random.Random(f"{seed} {count}"))
-        losses = [loss(model, batch, microbatches, subset) for subset in subsets]
+        losses = [loss(model, batch, microbatches, subset, masks) for subset in subsets]
         found.append(_summary(share, count, possible, losses, full))
     return found
 
 
 @torch.no_grad()
-def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int]) -> float:
+def loss(model: Llama, batch: Batch, microbatches: int, omitted: Collection[int], masks: Masks | None = None) -> float:
     """Mean cross entropy in nats without the ``omitted`` block stages (1..S)."""
     total = 0.0
     for i in range(microbatches):
         tokens, targets = batch(i)
-        x = model.ends.embed(tokens)
+        mask = None if masks is None else masks(i)
+        x = model.ends.embed(tokens, mask)
         for number, stage in enumerate(model.stages, start=1):
             if number not in omitted:
-                x = stage(x)
+                x = stage(x, mask)
         total += model.ends.loss(x, targets).item()
     return total / microbatches
 

@@ -49,6 +49,10 @@ class Origin:
         """The first step whose faults are still to come."""
         return self.step + 1 if self.struck else self.step
 
+    def samples_in_all(self, config: RunConfig) -> int:
+        """Those of the steps so far, and of those that are left."""
+        return self.sample_offset(config) + config.train.steps * config.samples
+
     def sample_offset(self, config: RunConfig) -> int:
         """What to add to the number of a sample, if all steps before had taken as many as the recipe says."""
         return 0 if self.samples is None else self.samples - self.step * config.samples

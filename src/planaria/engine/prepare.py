@@ -15,11 +15,12 @@ import torch
 from planaria.chaos.trace import Trace
 from planaria.chaos.trace import read as read_trace
 from planaria.config import RunConfig
-from planaria.data.shards import Dataset
+from planaria.data.shards import Data
 from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.engine.best import settle
 from planaria.engine.branch import require_tokenizer, starting_weights, unfit
+from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
@@ -39,21 +40,26 @@ class Prepared:
     """A run about which nothing is left to complain: all that an engine begins with."""
 
     config: RunConfig
-    dataset: Dataset
+    dataset: Data
     trace: Trace
     parent: Weights | None = None
     """what ``train.start`` names, on its disk"""
     notes: tuple[str, ...] = ()
-    """settings that are for other runs than this, a line for each reason"""
+    """what to know before it begins, a line each: settings for other runs than this, epochs of a mixture's sources"""
 
 
 def prepare(
-    config: RunConfig, say: Callable[[str], None] | None = None, trace: Trace | None = None, begins: bool = True
+    config: RunConfig,
+    say: Callable[[str], None] | None = None,
+    trace: Trace | None = None,
+    begins: bool = True,
+    samples: int | None = None,
 ) -> Prepared:
     """Check the recipe, tokenise its text, read its faults and the weights that it starts from. No worker starts.
 
     ``say`` hears of the text's preparation; ``trace`` takes the place of the recipe's. A run that goes on (not
-    ``begins``) may keep settings that it needs no more, and has its weights already.
+    ``begins``) may keep settings that it needs no more, and has its weights already. ``samples``: all that it takes
+    to its end, if not every step takes as many as the recipe says.
 
     :raises UserError: naming the first thing that is wrong, its place and the mend.
     """
@@ -65,13 +71,15 @@ def prepare(
     faults = trace if trace is not None else read_faults(config)
     parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
-    streams(config, dataset)
+    train, _ = streams(config, dataset)
+    read = epochs(config, train, config.train.steps * config.samples if samples is None else samples)
     if parent is not None:
         require_tokenizer(parent, config, dataset)
-    return Prepared(config, dataset, faults, parent, (*idle(config, faults), *unfit(config, parent)))
+    warned = (*idle(config, faults), *unfit(config, parent)) if begins else ()
+    return Prepared(config, dataset, faults, parent, (*warned, *read))
 
 
-def streams(config: RunConfig, dataset: Dataset) -> tuple[Stream, Stream | None]:
+def streams(config: RunConfig, dataset: Data) -> tuple[Stream, Stream | None]:
     """Training and validation samples of a run; a recipe that never validates may have too few of the latter: None.
 
     :raises UserError: when a split is too short for one sample.
@@ -180,6 +188,8 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
             )
     if unlike and itinerary.schedule is not None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
+    if config.data.document_mask and not family(config.model).masks:
+        raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
     if config.train.device == "cuda" and not torch.cuda.is_available():

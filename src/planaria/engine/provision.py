@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder, locked
-from planaria.data.shards import CorruptDataset, Dataset
+from planaria.data.dataset import CorruptDataset, open_data, parts_of
 from planaria.engine import runs
 from planaria.engine.own_classes import own_classes
 from planaria.engine.setup import DATA, RUN, Setup
@@ -52,22 +53,29 @@ def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say)
 
 
 def _dataset(name: str, place: Path, files: Files, say: Say) -> Path:
-    """The prepared token shards ``name``, a name that follows from what they were made of: fetched once.
+    """The prepared data ``name``, a name that follows from what it was made of: each of its folders fetched once.
 
     :raises OSError: when they cannot be fetched or kept.
     """
+    folder = _fetched(name, place, files, say)
+    for part in parts_of(folder):
+        _fetched(part, place, files, say)
+    open_data(folder)
+    return folder
+
+
+def _fetched(name: str, place: Path, files: Files, say: Say) -> Path:
+    """One prepared folder, of a source or of a mixture."""
     folder = place / name
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / f".{name}.lock", lambda: say("waiting for another process that fetches this data")):
-        try:
-            Dataset.open(folder)
+        with suppress(CorruptDataset):
+            open_data(folder)
             return folder
-        except CorruptDataset:
-            pass
-        for file in sorted(files.names(DATA), key=lambda file: file == "meta.json"):  # which makes it whole, last
+        at = f"{DATA}/{name}"
+        for file in sorted(files.names(at), key=lambda file: file == "meta.json"):  # which makes it whole, last
             say(f"fetching {file}")
-            files.fetch(f"{DATA}/{file}", folder / file)
-        Dataset.open(folder)
+            files.fetch(f"{at}/{file}", folder / file)
     return folder
 
 

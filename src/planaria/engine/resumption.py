@@ -12,7 +12,6 @@ from planaria.checkpoint.cut import CUT, Cut, require_alike
 from planaria.checkpoint.loading import check_stages, cut_for, cut_of
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import ChaosConfig, OptimConfig, RunConfig
-from planaria.data.shards import Meta
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
@@ -27,7 +26,8 @@ from planaria.record.logs import EVENTS
 from planaria.record.statefile import read_state
 
 FIXED = ("seed", "model", "data")
-"""what cannot change without making it another run; of the model, how it is cut, and its ``vocab``, can"""
+"""what cannot change without making it another run; how the model is cut, and its ``vocab``, can, how often a
+source may be read, and where the very same text lies"""
 SHAPE = ("model", "pipeline", "routing", "exchange", "network")
 """what a run goes on with otherwise is said to whoever resumes it"""
 
@@ -76,9 +76,11 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
     """The run's own configuration with flags laid over it; UserError where they would make it another run."""
     config = recipe.overlay(_chosen_anew(before, flags), flags)
     recut_model = before.model.model_copy(update={name: getattr(config.model, name) for name in CUT | {"vocab"}})
+    as_before = before.model_copy(update={"model": recut_model, "data": before.data.unplaced})
+    as_changed = config.model_copy(update={"data": config.data.unplaced})
     for name in FIXED:
-        if getattr(config, name) != (recut_model if name == "model" else getattr(before, name)):
-            flag = next(f for f in flags if f.partition(".")[0] == name)
+        if getattr(as_changed, name) != getattr(as_before, name):
+            flag = next(f for f in flags if f.partition(".")[0] == name and not f.endswith(".epochs"))
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
     config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":
@@ -131,10 +133,14 @@ def require_same_data(folder: Path, prepared: Prepared) -> None:
     if not kept.is_file():
         return
     mend = f"bring it back, or remove it and accept that with `planaria accept {folder}`"
-    was, now = documents.model(kept, Meta, mend=mend), prepared.dataset.meta
-    if (was.tokenizer, was.train, was.validation) != (now.tokenizer, now.train, now.validation):
+    now = prepared.dataset.meta
+    was = documents.model(kept, type(now), mend=mend)
+    unlike = any(one != other for one, other in zip(was.digests, now.digests, strict=False) if one and other)
+    if unlike or was.content != now.content:
+        data = prepared.config.data
+        source = "data.mixture" if data.mixture else f"data.source = {data.source!r}"
         raise UserError(
-            f"{folder}: the text of data.source = {prepared.config.data.source!r}, or its tokenizer, is not what this "
+            f"{folder}: the text of {source}, or its tokenizer, is not what this "
             "run began with; bring the old text back, or start a new run"
         )
 

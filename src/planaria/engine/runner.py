@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
-from planaria.engine.batches import Batch
+from planaria.engine.batches import Batch, Masks
 from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
 from planaria.model.families import build_stage
 from planaria.model.state import StageState
@@ -49,12 +49,14 @@ class StageRunner:
         self._targets: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self._batch: Batch | None = None
+        self._masks: Masks | None = None
         self._train, self._microbatches, self._seen = True, 1, 0
 
-    def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
-        """Start a step of so many microbatches; ``batch`` is the ends' data, and a validation does not ``train``."""
+    def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
+        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart."""
         self.drop()
-        self._batch, self._train, self._microbatches, self._seen = batch, train, microbatches, 0
+        self._batch, self._masks = batch, masks
+        self._train, self._microbatches, self._seen = train, microbatches, 0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """One visit's forward pass. At the ends: hop 0 embeds the data, any other hop takes the loss (returns None)."""
@@ -63,12 +65,12 @@ class StageRunner:
                 x = x.to(self.config.train.device).detach().requires_grad_(self._train)
             if self.stage:
                 assert x is not None
-                y = self.module(x)
+                y = self.module(x, *self._mask(microbatch))
             elif hop == 0:
                 assert self._batch is not None
                 tokens, targets = self._batch(microbatch)
                 self._targets[microbatch] = targets.to(self.config.train.device)
-                y = self.module.embed(tokens.to(self.config.train.device))
+                y = self.module.embed(tokens.to(self.config.train.device), *self._mask(microbatch))
             else:
                 assert x is not None
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
@@ -78,6 +80,10 @@ class StageRunner:
             if x is not None:
                 self._inputs[microbatch, hop] = x
         return None if y.ndim == 0 else y.detach()
+
+    def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
+        """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
+        return () if self._masks is None else (self._masks(microbatch).to(self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if any."""

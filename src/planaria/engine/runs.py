@@ -16,7 +16,7 @@ from planaria.chaos.trace import Trace
 from planaria.chaos.trace import text as trace_text
 from planaria.checkpoint.store import CheckpointStore, Saved
 from planaria.config import RunConfig
-from planaria.data.shards import Dataset
+from planaria.data.shards import Data
 from planaria.errors import UserError
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 
@@ -83,7 +83,7 @@ def newest(config: Root) -> Path:
     return folders[-1]
 
 
-def keep(folder: Path, config: RunConfig, dataset: Dataset, trace: Trace) -> None:
+def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
     """Write down all that a later resumption, generation or export needs to know of how the run was started."""
     files = {
         CONFIG: config.model_dump_json(indent=2).encode(),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
-from planaria.engine.batches import Batch
+from planaria.engine.batches import Batch, Masks
 from planaria.engine.runner import StageRunner
 from planaria.network.costs import Prices
 
@@ -50,7 +50,7 @@ class SleepingRunner(StageRunner):
         """From now on, passes take so many times as long."""
         self._times = times
 
-    def begin(self, batch: Batch | None, train: bool, microbatches: int) -> None:
+    def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
         super().begin(None, train, microbatches)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)

@@ -20,6 +20,7 @@ from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
 from planaria.engine.stage_files import StageFiles
+from planaria.model.llama import document_mask
 from planaria.model.packing import pack, unpack
 from planaria.model.stages import stage_layers
 from planaria.model.state import StageState
@@ -73,7 +74,8 @@ def warm_runner(config: RunConfig) -> StageRunner:
     """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
     runner = new_runner(config, 1, initialise=True)
     x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
-    runner.begin(None, train=True, microbatches=1)
+    mask = document_mask(x[..., 0], separator=-1)
+    runner.begin(None, True, 1, (lambda _: mask) if config.data.document_mask else None)
     runner.forward(0, 1, x)
     runner.backward(0, 1, x)
     runner.finish()

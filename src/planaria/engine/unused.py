@@ -38,6 +38,8 @@ SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` mad
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
 FAMILY = "this model.family has no layers whose activations could be computed again"
 RULES: dict[str, tuple[Used, str]] = {
+    "data.source": (lambda c: not c.data.mixture, "data.mixture names the sources"),
+    "data.most": (lambda c: not c.data.mixture, "with data.mixture, each source has its own"),
     "pipeline.in_flight": (
         _admits,
         "a schedule, and replicas that add up gradients or share a process, let in microbatches by their own rule",

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from planaria.checkpoint.store import CheckpointStore
-from planaria.data.shards import Dataset, Split
+from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
-from planaria.engine.batches import Batch, batches
+from planaria.engine.batches import Batch, Masks, batches, masks
 from planaria.engine.blows import SIGNALS, Blows
 from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
@@ -170,11 +170,13 @@ class Worker:
         self.post.patience.expect(sum(map(len, plan.actions.values())))
         if order.mode == "train" and self.desk.blows is not None:
             self.desk.blows.aim(plan.actions.get(self.here.node, ()))
-        batch = self._batch(order) if self.here.stage == 0 else None
+        batch, apart = self._reads(order)
         if isinstance(self.runner, SleepingRunner):
             self.runner.slow_down(straggling(self.config, self.here.replica, self.post.circle.rounds))
         own = len(plan.routes) // (self.itinerary.at_once if order.mode == "train" else 1)
-        self.runner.begin(batch, order.mode == "train", own)
+        self.runner.begin(batch, order.mode == "train", own, apart)
+        if self.keeping is not None:
+            self.keeping.begin(apart)
         spans: list[e.Span] = []
         try:
             norm = (self._train if order.mode == "train" else self._validate)(plan, spans)
@@ -285,10 +287,15 @@ class Worker:
             return self.itinerary.validation(self.here.absent, self.here.replica)
         return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)
 
-    def _batch(self, order: d.RunStep) -> Batch:
+    def _reads(self, order: d.RunStep) -> tuple[Batch | None, Masks | None]:
+        """What this stage needs of the step's samples: the ends their tokens, and all, it may be, their documents."""
+        if self.here.stage and not self.config.data.document_mask:
+            return None, None
         split: Split = "train" if order.mode == "train" else "validation"
         if split not in self._streams:
-            dataset = Dataset.open(self.setup.dataset)
+            dataset = open_data(self.setup.dataset)
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
         first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
-        return batches(self._streams[split], first, self.config.pipeline.microbatch_size)
+        stream = self._streams[split]
+        batch = batches(stream, first, self.config.pipeline.microbatch_size)
+        return None if self.here.stage else batch, masks(self.config.data, stream, batch)

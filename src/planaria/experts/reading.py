@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planaria import atomic, digests
 from planaria.config import DataConfig, RunConfig
-from planaria.data.shards import Dataset, Split, prepare
+from planaria.data.shards import Data, Split, prepare
 from planaria.data.stream import Stream
 from planaria.data.tokenizer import Tokenizer
 from planaria.experts import embedding
@@ -96,7 +96,7 @@ class Texts:
             for part, found in samples.items()
         }
 
-    def _dataset(self, part: str, name: str, validation: float) -> Dataset:
+    def _dataset(self, part: str, name: str, validation: float) -> Data:
         data = DataConfig(
             source=str(self._folder / part / f"{name}.jsonl"),
             tokenizer=str(self._folder / "tokenizer.json"),
@@ -117,7 +117,7 @@ def _kept(file: Path) -> dict[str, Tensor] | None:
         return None
 
 
-def windows(dataset: Dataset, split: Split, context: int, most: int) -> Tensor:
+def windows(dataset: Data, split: Split, context: int, most: int) -> Tensor:
     """At most ``most`` samples of a split, each once, in an order that is always the same: int64 [N, context + 1].
 
     :raises UserError: when the split is shorter than one.

@@ -111,7 +111,7 @@ class FileServer:
     """The controller's end. :meth:`serve` is called in a thread of each caller's own."""
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
-        """``roots``: the first word of a name → the folder that it stands for."""
+        """``roots``: the first word of a name, or first words → the folder that they stand for."""
         self._roots = dict(roots)
 
     def serve(self, line: WorkerLine) -> None:
@@ -139,11 +139,11 @@ class FileServer:
 
     def _path(self, asked: Get | Index | Put) -> Path:
         """:raises OSError: when nothing of a run has such a name."""
-        root, _, rest = asked.name.partition("/")
+        found = (root for root in self._roots if f"{asked.name}/".startswith(f"{root}/"))
         fits = _WRITABLE.fullmatch(asked.name) if isinstance(asked, Put) else _NAME.fullmatch(f"{asked.name}/x")
-        if not fits or root not in self._roots:
+        if not fits or (root := next(found, None)) is None:
             raise PermissionError("no such name in a run")
-        return self._roots[root] / rest
+        return self._roots[root] / asked.name.removeprefix(root).removeprefix("/")
 
 
 class Files:

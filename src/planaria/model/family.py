@@ -33,6 +33,8 @@ class Family(Choice, ABC):
 
     whole: ClassVar[bool] = False
     """can stages be put together as one model, to be exported and to complete texts?"""
+    masks: ClassVar[bool] = False
+    """do block stages, and the ends' ``embed``, take a mask of documents (``data.document_mask``) after their input?"""
 
     @abstractmethod
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from planaria.config import ModelConfig
 
@@ -67,6 +68,18 @@ def to_rotate_half(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
 
 
+def document_mask(tokens: Tensor, separator: int) -> Tensor:
+    """Who sees whom among tokens [B, T] of several documents: bool [B, 1, T, T], of a token and those before it.
+
+    Only tokens of one document see each other (intra-document causal masking, arXiv 2402.13991). A separator is the
+    first token of the document behind it, so that every token is predicted from its own document alone: the first one
+    from the separator, and the next separator from all of them. Positions need not begin anew: rotary attention looks
+    at their differences only.
+    """
+    document = (tokens == separator).cumsum(-1)
+    return (document[:, None, :, None] == document[:, None, None, :]).tril()
+
+
 class Past(NamedTuple):
     """Where a layer keeps keys and values for later tokens; :mod:`planaria.model.decode` makes it."""
 
@@ -89,14 +102,18 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.dim, config.kv * config.head_dim)
         self.o_proj = Linear(config.heads * config.head_dim, config.dim)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None) -> Tensor:
-        """[B, T, D] → [B, T, D]; tables [T, 1, d] or [B, T, 1, d]. ``past`` is filled, and looked at, in place."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables [T, 1, d] or [B, T, 1, d]. ``past`` is filled, and looked at, in place.
+
+        ``mask`` [B, 1, T, T] is true where a token sees another; without it and a past, a token sees those before it.
+        """
         batch, length, _ = x.shape
         q = rotate(self.q_proj(x).view(batch, length, self.heads, self.head_dim), cos, sin)
         k = rotate(self.k_proj(x).view(batch, length, self.kv, self.head_dim), cos, sin)
         v = self.v_proj(x).view(batch, length, self.kv, self.head_dim)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        mask = None
         if past is not None:
             past.keys[:, :, -length:] = k
             past.values[:, :, -length:] = v
@@ -132,8 +149,27 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None) -> Tensor:
-        """[B, T, D] → [B, T, D]; tables and ``past`` as in :class:`Attention`."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, past)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, D] → [B, T, D]; tables, ``past`` and ``mask`` as in :class:`Attention`."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, past, mask)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+def through(
+    layers: nn.ModuleList, x: Tensor, cos: Tensor, sin: Tensor, recompute: bool, mask: Tensor | None = None
+) -> Tensor:
+    """Hidden states [B, T, D] past these decoder layers; tables [context, 1, d], ``mask`` as in ``Attention``.
+
+    With ``recompute``, only what a layer is given is kept for the backward pass, which computes its forward pass again
+    (arXiv 1604.06174): the memory of one layer in place of all, for a third more computing.
+    """
+    cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
+    for layer in layers:
+        if recompute and torch.is_grad_enabled():
+            x = checkpoint(layer, x, cos, sin, None, mask, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x = layer(x, cos, sin, None, mask)
+    return x

@@ -14,28 +14,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.chunked_loss import head_loss
 from planaria.model.family import Family
-from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables
-
-
-def through(layers: nn.ModuleList, x: Tensor, cos: Tensor, sin: Tensor, recompute: bool) -> Tensor:
-    """Hidden states [B, T, D] past these decoder layers; tables [context, 1, d].
-
-    With ``recompute``, only what a layer is given is kept for the backward pass, which computes its forward pass again
-    (arXiv 1604.06174): the memory of one layer in place of all, for a third more computing.
-    """
-    cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
-    for layer in layers:
-        if recompute and torch.is_grad_enabled():
-            x = checkpoint(layer, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
-        else:
-            x = layer(x, cos, sin)
-    return x
+from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables, through
 
 
 class BlockStage(nn.Module):
@@ -53,9 +37,9 @@ class BlockStage(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``."""
-        return through(self.layers, x, self.cos, self.sin, self.recompute)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Hidden states [B, T, D] → [B, T, D], T at most ``config.context``; ``mask`` as in ``Attention``."""
+        return through(self.layers, x, self.cos, self.sin, self.recompute, mask)
 
 
 class Ends(nn.Module):
@@ -89,10 +73,10 @@ class Ends(nn.Module):
         self._tie()
         self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers."""
+    def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Token ids [B, T] → hidden states [B, T, D], past the ends' own layers; ``mask`` as in ``Attention``."""
         hidden: Tensor = self.embed_tokens(tokens)
-        return through(self.layers, hidden, self.cos, self.sin, self.recompute) if len(self.layers) else hidden
+        return through(self.layers, hidden, self.cos, self.sin, self.recompute, mask) if len(self.layers) else hidden
 
     def logits(self, x: Tensor, apart: bool = True) -> Tensor:
         """Hidden states [B, T, D] → logits [B, T, V].
@@ -147,6 +131,7 @@ class LlamaFamily(Family):
     """LLaMA decoders. Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name."""
 
     whole: ClassVar[bool] = True
+    masks: ClassVar[bool] = True
 
     def build_stage(self, config: ModelConfig, stages: int, stage: int) -> Ends | BlockStage:
         """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""

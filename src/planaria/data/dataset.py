@@ -1,0 +1,252 @@
+"""Prepared data, opened: token ids of one source, memory-mapped, or several such sources as a mixture.
+
+A prepared folder of a source holds ``train.bin`` and ``validation.bin`` (little-endian ids; ``train.1.bin`` and so on
+where one shard is full), ``tokenizer.json`` and ``meta.json``. That of a mixture holds ``mixture.json`` alone, which
+names the folders of its sources beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planaria.data.mixture import Quotas
+from planaria.errors import UserError
+
+Split = Literal["train", "validation"]
+Count = Annotated[int, Field(ge=0)]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Meta(BaseModel):
+    """``meta.json``: what the shards are, and what they were made from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1]
+    dtype: Literal["uint16", "uint32"]
+    shard: Annotated[int, Field(gt=0)]
+    """tokens in a full shard"""
+    documents: Count
+    train: Count
+    """tokens of the split, separators included"""
+    validation: Count
+    tokenizer: str
+    """SHA-256 of tokenizer.json"""
+    fingerprint: str
+    """the corpus's"""
+    ids: str = ""
+    """SHA-256 of the two splits' SHA-256; empty where an older planaria made them"""
+
+    def tokens(self, split: Split) -> int:
+        return self.train if split == "train" else self.validation
+
+    @property
+    def content(self) -> object:
+        """What every sample depends on; where the corpus lay is no part of it."""
+        return self.tokenizer, self.train, self.validation
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the ids of each source."""
+        return (self.ids,)
+
+
+class Part(BaseModel):
+    """One source of a mixture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    folder: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+    """its prepared folder, beside the mixture's"""
+    quota: Annotated[int, Field(gt=0)]
+    """samples in every block; see :mod:`planaria.data.mixture`"""
+    meta: Meta
+
+
+class MixtureMeta(BaseModel):
+    """``mixture.json``: the sources, in the order of their names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1]
+    parts: Annotated[dict[str, Part], Field(min_length=1)]
+
+    @property
+    def tokenizer(self) -> str:
+        """SHA-256 of the tokenizer.json that all have in common."""
+        return next(iter(self.parts.values())).meta.tokenizer
+
+    @property
+    def content(self) -> object:
+        return {name: (part.quota, part.meta.content) for name, part in self.parts.items()}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(part.meta.ids for part in self.parts.values())
+
+
+class CorruptDataset(UserError):
+    """A prepared folder that is not what its ``meta.json`` says."""
+
+
+class Dataset:
+    """A prepared corpus. Opening maps files and reads none of the ids, so every worker opens its own."""
+
+    def __init__(self, folder: Path, meta: Meta) -> None:
+        self.folder = folder
+        self.meta = meta
+        self._shards: dict[Split, list[Ids]] = {"train": [], "validation": []}
+        for split, shards in self._shards.items():
+            for start in range(0, meta.tokens(split), meta.shard):
+                count = min(meta.shard, meta.tokens(split) - start)
+                shards.append(_map(shard_file(folder, split, len(shards)), _dtype(meta), count))
+
+    @property
+    def parts(self) -> Mapping[str, Dataset]:
+        """Its only source is itself."""
+        return {"": self}
+
+    @property
+    def quotas(self) -> Quotas:
+        return (1,)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Every folder that :func:`open_data` needs."""
+        return [self.folder]
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Dataset:
+        """Open a prepared folder. Raises CorruptDataset, a UserError, if something in it is missing or damaged."""
+        folder = Path(folder)
+        try:
+            meta = Meta.model_validate_json((folder / "meta.json").read_bytes())
+            dataset = cls(folder, meta)
+            found = hashlib.sha256(dataset.tokenizer_file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            raise _corrupt(folder, f"meta.json: {_first(error)}") from error
+        if found != meta.tokenizer:
+            raise _corrupt(folder, "tokenizer.json is not the one the ids were made with")
+        return dataset
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    def tokens(self, split: Split) -> int:
+        """Ids in a split, separators included."""
+        return self.meta.tokens(split)
+
+    def separator(self, split: Split) -> int:
+        """The id between documents: every split ends with it. Raises IndexError if the split is empty."""
+        return int(self.read(split, self.tokens(split) - 1, 1)[0])
+
+    def windows(self, split: Split, context: int) -> int:
+        """How many stretches of ``context`` tokens, each with one more token after it, a split holds."""
+        return max(0, self.tokens(split) - 1) // context
+
+    def read(self, split: Split, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Ids ``start`` .. ``start + count - 1`` of a split: int64 [count]. Raises IndexError beyond its ends."""
+        if start < 0 or start + count > self.tokens(split):
+            raise IndexError(f"{split} has {self.tokens(split)} tokens, not {start}..{start + count}")
+        ids, done = np.empty(count, dtype=np.int64), 0
+        while done < count:
+            shard, offset = divmod(start + done, self.meta.shard)
+            part = self._shards[split][shard][offset : offset + count - done]
+            ids[done : done + len(part)] = part
+            done += len(part)
+        return ids
+
+
+class Mixture:
+    """Several sources with one tokenizer, each of which keeps its own prepared folder."""
+
+    def __init__(self, folder: Path, meta: MixtureMeta, parts: Mapping[str, Dataset]) -> None:
+        self.folder, self.meta, self.parts = folder, meta, parts
+
+    @classmethod
+    def open(cls, folder: Path) -> Mixture:
+        """Open a mixture's folder and those of its sources. Raises CorruptDataset as :meth:`Dataset.open` does."""
+        meta = _mixture_meta(folder)
+        parts = {name: Dataset.open(folder.parent / part.folder) for name, part in meta.parts.items()}
+        for name, part in meta.parts.items():
+            if parts[name].meta.content != part.meta.content:
+                raise _corrupt(folder, f"{parts[name].folder} is not what {name!r} was")
+        return cls(folder, meta, parts)
+
+    @property
+    def quotas(self) -> Quotas:
+        """Of each of the ``parts``."""
+        return tuple(part.quota for part in self.meta.parts.values())
+
+    @property
+    def folders(self) -> list[Path]:
+        """Every folder that :func:`open_data` needs."""
+        return [self.folder, *(part.folder for part in self.parts.values())]
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return next(iter(self.parts.values())).tokenizer_file
+
+    def windows(self, split: Split, context: int) -> int:
+        """Those of all sources together; 0 where one of them has none, for then no sample of it can be had."""
+        found = [part.windows(split, context) for part in self.parts.values()]
+        return sum(found) if all(found) else 0
+
+
+Data = Dataset | Mixture
+"""prepared data of either kind"""
+MIXTURE = "mixture.json"
+
+
+def open_data(folder: Path | str) -> Data:
+    """Open a prepared folder of either kind. Raises CorruptDataset, a UserError, if something is missing or damaged."""
+    folder = Path(folder)
+    return Mixture.open(folder) if (folder / MIXTURE).exists() else Dataset.open(folder)
+
+
+def parts_of(folder: Path) -> list[str]:
+    """The names of the folders beside ``folder`` that a mixture needs too; of a source, none."""
+    return [part.folder for part in _mixture_meta(folder).parts.values()] if (folder / MIXTURE).exists() else []
+
+
+def _mixture_meta(folder: Path) -> MixtureMeta:
+    try:
+        return MixtureMeta.model_validate_json((folder / MIXTURE).read_bytes())
+    except OSError as error:
+        raise _corrupt(folder, f"{error.filename} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise _corrupt(folder, f"{MIXTURE}: {_first(error)}") from error
+
+
+def shard_file(folder: Path, split: Split, number: int) -> Path:
+    return folder / (f"{split}.{number}.bin" if number else f"{split}.bin")
+
+
+def _dtype(meta: Meta) -> np.dtype[Any]:
+    return np.dtype(meta.dtype).newbyteorder("<")
+
+
+def _map(file: Path, dtype: np.dtype[Any], count: int) -> Ids:
+    size = file.stat().st_size
+    if size != count * dtype.itemsize:
+        raise _corrupt(file.parent, f"{file.name} has {size} bytes, not {count * dtype.itemsize}")
+    return np.memmap(file, dtype, mode="r", shape=(count,))
+
+
+def _corrupt(folder: Path, what: str) -> CorruptDataset:
+    return CorruptDataset(f"prepared data in {folder} is damaged: {what}; delete that folder and start again")
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} {first['msg'].lower()}"

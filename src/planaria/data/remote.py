@@ -1,0 +1,142 @@
+"""Sources at URLs: files of any file system that fsspec knows, read as they stream."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import fsspec.core
+from fsspec import AbstractFileSystem
+
+from planaria.errors import UserError
+
+MOST_FILES = 1_000_000
+MOST_TEXT = 1 << 28
+"""bytes of a text file, which is one document and in memory at once"""
+SILENCE_S = 60.0
+"""longest wait for the next bytes of a web server; other protocols have their own"""
+FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
+_VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
+"""what file systems tell of a file that changes with it; each has some"""
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is a URL, or one behind another (``zip://::https://…``)."""
+    return "://" in source or "::" in source
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """As much of a ``Path`` as it takes to read a corpus."""
+
+    system: AbstractFileSystem
+    path: str
+    url: str
+    version: tuple[str, ...]
+    """another one when the file has changed, as far as its file system tells"""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def open(self, mode: str) -> BinaryIO:
+        """The file as a stream of bytes. Whatever goes wrong in opening or reading it is a UserError."""
+        with reached(self.url):
+            return cast(BinaryIO, io.BufferedReader(_Stream(self.system.open(self.path, mode), self.url), 1 << 20))
+
+    def read_bytes(self) -> bytes:
+        with self.open("rb") as file:
+            found = file.read(MOST_TEXT + 1)
+        if len(found) > MOST_TEXT:
+            raise UserError(
+                f"data.source: {self.url} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "
+                "make a .jsonl of it"
+            )
+        return found
+
+
+def remote_files(source: str) -> list[RemoteFile]:
+    """The file at a URL, or all below that folder but hidden ones, sorted by name.
+
+    :raises UserError: when it cannot be reached, nothing is there, or its protocol needs a package that is missing.
+    """
+    with reached(source):
+        try:
+            system, root = fsspec.core.url_to_fs(source, **FRESH, **_options(source))
+        except (ImportError, ValueError) as error:  # no such protocol, or the package that it needs is missing
+            raise UserError(f"data.source = {source!r}: {_line(error)}") from error
+        info = system.info(root)
+        found = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
+    if len(found) > MOST_FILES:
+        raise UserError(f"data.source = {source!r}: has more than {MOST_FILES} files; name a folder with fewer")
+    alone = list(found) == [root]
+    return [
+        RemoteFile(
+            system,
+            path,
+            source if alone else system.unstrip_protocol(path),
+            tuple(str(info.get(key, "")) for key in _VERSIONS),
+        )
+        for path, info in sorted(found.items())
+    ]
+
+
+@contextmanager
+def reached(what: str) -> Iterator[None]:
+    """Any failure of a file system, which may be of any kind, is the address's, the user's rights or the network's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # of an HTTP server that is out of reach, only the cause says so
+        reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
+        raise UserError(f"data.source: cannot read {what} ({reason}); check the address, access and network") from error
+
+
+def _below(system: AbstractFileSystem, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # Without "raise", a folder that cannot be listed would be passed over, and the corpus would be another one.
+    for folder, _, files in system.walk(root, detail=True, on_error="raise"):
+        if not any(part.startswith(".") for part in folder.removeprefix(root).split("/")):
+            yield from ((info["name"], info) for name, info in files.items() if name and not name.startswith("."))
+
+
+def _options(source: str) -> dict[str, Any]:
+    """A web server is asked once for a whole file, as not every one serves parts; only silence ends that."""
+    if not source.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    patience = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+    return {"block_size": 0, "client_kwargs": {"timeout": patience, "headers": {"Accept-Encoding": "identity"}}}
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Stream(io.RawIOBase):
+    """Bytes of an open file, whose failures name it."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with reached(self._url):
+            found = self._file.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

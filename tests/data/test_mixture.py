@@ -1,0 +1,211 @@
+"""Whose turn it is: exact shares in every block, even at every length, and every source's windows in turn."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.bounds import MIXTURE
+from planaria.config import DataConfig
+from planaria.data import shards, tokenizer
+from planaria.data.dataset import CorruptDataset, Mixture, open_data
+from planaria.data.mixture import Turns, quotas
+from planaria.data.shards import Dataset, prepare
+from planaria.data.stream import Stream
+from planaria.data.tokenizer import load_tokenizer, train_bpe
+from planaria.errors import UserError
+
+CONTEXT = 8
+LETTERS = {"books": "b", "code": "c", "web": "w"}
+Given = dict[str, Any]
+
+
+def mixture(folder: Path, weights: dict[str, float], sizes: dict[str, int] | None = None, **further: Any) -> DataConfig:
+    """Sources of one letter each, that many tokens long."""
+    entries: Given = {}
+    for name, weight in weights.items():
+        text = LETTERS[name] * (sizes or {}).get(name, 400)
+        file = folder / f"{name}.txt"
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        entries[name] = {"source": str(file), "weight": weight}
+    given: Given = {"tokenizer": "bytes", "validation": 0.1, "cache": str(folder / "cache")}
+    return DataConfig.model_validate({"mixture": entries, **given, **further})
+
+
+def weighed(*weights: float) -> tuple[int, ...]:
+    entries = {f"s{i:03}": {"source": "stdlib", "weight": weight} for i, weight in enumerate(weights)}
+    return quotas(DataConfig.model_validate({"mixture": entries}))
+
+
+def test_a_block_is_the_smallest_in_which_the_weights_are_exact() -> None:
+    assert weighed(0.7, 0.2, 0.1) == (7, 2, 1)
+    assert weighed(70, 20, 10) == (7, 2, 1)
+    assert weighed(1.0) == (1,)
+    assert weighed(0.3333, 0.6667) == (3333, 6667)
+    assert quotas(DataConfig()) == (1,)
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=9))
+def test_weights_that_are_never_exact_are_met_to_a_ten_thousandth(weights: list[float]) -> None:
+    found, total = weighed(*weights), sum(weights)
+    assert sum(found) <= MIXTURE and min(found) > 0
+    for quota, weight in zip(found, weights, strict=True):
+        assert abs(quota / sum(found) - weight / total) < 1 / MIXTURE
+
+
+@settings(max_examples=40)
+@given(
+    shares=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    seed=st.integers(0, 2**40),
+    first=st.integers(0, 10**12),
+)
+def test_shares_are_exact_in_every_block_and_even_at_every_length(shares: list[int], seed: int, first: int) -> None:
+    turns, size = Turns(tuple(shares), seed), sum(shares)
+    start = first // size * size
+    found = Counter[int]()
+    for n in range(start, start + 2 * size):
+        before = turns.before(n)
+        assert sum(before) == n
+        assert all(abs(b - n * w / size) < 1 + len(shares) * w / size for b, w in zip(before, shares, strict=True))
+        source, turn = turns.at(n)
+        assert turn == before[source] == start // size * shares[source] + found[source]
+        found[source] += 1
+    assert found == {source: 2 * share for source, share in enumerate(shares)}
+
+
+def test_no_period_keeps_a_source_from_who_reads_every_second_sample() -> None:
+    turns = Turns((5, 4, 1), seed=3)
+    for lane in (0, 1):
+        read = Counter(turns.at(n)[0] for n in range(lane, 20_000, 2))
+        assert all(abs(read[s] / 10_000 - share) < 0.02 for s, share in enumerate((0.5, 0.4, 0.1)))
+
+
+def test_orders_depend_on_seed_and_block() -> None:
+    orders = {
+        tuple(Turns((7, 2, 1), seed).at(10 * block + i)[0] for i in range(10)) for seed in (1, 2) for block in (0, 1, 2)
+    }
+    assert len(orders) > 3
+
+
+def test_every_window_of_a_source_once_in_each_of_its_epochs(tmp_path: Path) -> None:
+    data = mixture(tmp_path, {"books": 0.7, "code": 0.2, "web": 0.1})
+    numbered = np.arange(10_000)
+    stream = Stream(prepare(data, 257), "train", CONTEXT, seed=7)
+    for place, (name, source) in enumerate(stream.sources.items()):
+        assert source.windows == 45 and list(LETTERS)[place] == name
+    # Which window it was is told by where it was read.
+    read: dict[str, list[int]] = {}
+    for name, source in stream.sources.items():
+
+        def at(split: str, start: int, count: int, name: str = name) -> Any:
+            read.setdefault(name, []).append(start // CONTEXT)
+            return numbered[start : start + count]
+
+        source._dataset.read = at  # type: ignore[method-assign, assignment]
+    stream.batch(0, 150)
+    assert {name: len(windows) for name, windows in read.items()} == {"books": 105, "code": 30, "web": 15}
+    for windows in read.values():
+        for epoch in range(0, len(windows), 45):
+            part = windows[epoch : epoch + 45]
+            assert len(set(part)) == len(part)
+    assert sorted(read["books"][:45]) == sorted(read["books"][45:90]) == list(range(45))
+    assert read["books"][:45] != read["books"][45:90] != list(range(45))
+
+
+def test_a_single_source_in_a_mixture_and_who_opens_it(tmp_path: Path) -> None:
+    data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
+    made = prepare(data, 257)
+    assert isinstance(made, Mixture)
+    one, other = (Stream(d, "train", CONTEXT, 5) for d in (made, open_data(made.folder)))
+    for n in (0, 3, 17, 1000):
+        assert one.sample(n).tolist() == other.sample(n).tolist()
+    letters = Counter(chr(int(one.sample(n)[0])) for n in range(40))
+    assert letters == {"b": 20, "c": 20}
+    assert made.windows("validation", CONTEXT) == 10 and made.windows("validation", 50) == 0
+
+
+def test_sources_are_tokenised_once_for_all_mixtures(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = prepare(mixture(tmp_path, {"books": 0.5, "code": 0.5}), 257, said.append)
+    assert len([line for line in said if line.startswith("tokenising")]) == 2
+    said.clear()
+    second = prepare(mixture(tmp_path, {"web": 2, "books": 1}), 257, said.append)
+    assert [line for line in said if line.startswith("tokenising")] == [f"tokenising {tmp_path / 'web.txt'}"]
+    assert first.parts["books"].folder == second.parts["books"].folder
+    alone = prepare(
+        DataConfig(source=str(tmp_path / "web.txt"), tokenizer="bytes", validation=0.1, cache=str(tmp_path / "cache")),
+        257,
+    )
+    assert alone.folder == second.parts["web"].folder
+    assert [folder.exists() for folder in second.folders] == [True] * 3
+
+
+def test_a_damaged_source_is_found(tmp_path: Path) -> None:
+    data = mixture(tmp_path, {"books": 0.5, "code": 0.5})
+    made = prepare(data, 257)
+    (made.parts["code"].folder / "train.bin").write_bytes(b"x")
+    with pytest.raises(CorruptDataset, match=r"train\.bin has 1 bytes"):
+        open_data(made.folder)
+    prepare(data, 257)
+    open_data(made.folder)
+    (made.folder / "mixture.json").write_text('{"format": 1, "parts": {"x": {"folder": "../up", "quota": 1}}}')
+    with pytest.raises(CorruptDataset, match=r"mixture\.json: parts\.x\.folder"):
+        open_data(made.folder)
+    assert open_data(prepare(data, 257).folder).folder == made.folder
+
+
+def test_the_tokenizer_is_trained_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short source counts as its share says, as if it were as long as the others."""
+    texts: list[list[str]] = []
+
+    def trained(given: Any, vocab: int) -> Any:
+        texts.append(list(given))
+        return train_bpe(texts[-1], vocab)
+
+    monkeypatch.setattr(tokenizer, "train_bpe", trained)
+    data = mixture(tmp_path, {"books": 0.75, "code": 0.25}, {"books": 3000, "code": 100}, tokenizer="bpe")
+    load_tokenizer(data, 300, tmp_path / "cache")
+    counted = Counter("".join(texts[0]))
+    assert counted == {"b": 3000, "c": 1000}
+    load_tokenizer(data, 300, tmp_path / "cache")
+    heavier = mixture(tmp_path, {"books": 0.5, "code": 0.5}, {"books": 3000, "code": 100}, tokenizer="bpe")
+    load_tokenizer(heavier, 300, tmp_path / "cache")
+    assert len(texts) == 2 and Counter("".join(texts[1])) == {"b": 3000, "c": 3000}
+
+
+def test_what_is_wrong_with_a_source_names_it(tmp_path: Path) -> None:
+    (tmp_path / "books.jsonl").write_text(json.dumps({"body": "text " * 99}) + "\n")
+    entries: Given = {"books": {"source": str(tmp_path / "books.jsonl"), "weight": 1}}
+    given: Given = {"tokenizer": "bytes", "cache": str(tmp_path / "cache")}
+    with pytest.raises(UserError, match=r"no field 'text' .*; set data\.mixture\.books\.field"):
+        prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+    entries["books"]["field"] = "body"
+    prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+    entries["code"] = {"source": str(tmp_path / "nowhere"), "weight": 1}
+    with pytest.raises(UserError, match=r"data\.mixture\.code\.source = .*nowhere'"):
+        prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
+    short = mixture(tmp_path, {"books": 1, "web": 1}, {"web": 5})
+    with pytest.raises(UserError, match=r"the train split of data\.mixture\.web has 6 tokens.*use a longer source"):
+        Stream(prepare(short, 257), "train", CONTEXT, seed=1)
+
+
+def test_one_source_reads_what_it_always_did(tmp_path: Path) -> None:
+    """The order of a single source must not change: runs go on with it."""
+    (tmp_path / "a.txt").write_bytes(bytes(33 + i % 90 for i in range(900)))
+    data = DataConfig(source=str(tmp_path / "a.txt"), tokenizer="bytes", cache=str(tmp_path / "cache"))
+    made = prepare(data, 257)
+    assert isinstance(made, Dataset)
+    stream = Stream(made, "train", CONTEXT, seed=11)
+    assert [int(stream.sample(n)[0]) for n in (0, 1, 2, 109, 110, 250)] == PINNED
+    assert shards.FORMAT == 1
+
+
+PINNED = [97, 77, 33, 99, 73, 51]
