@@ -153,6 +153,10 @@ class FleetConfig(Section):
     """ray: auto (the cluster of this machine), embedded (one started here), HOST:PORT or ray://HOST:PORT"""
     spares: bounds.Spares = 1
     """idle workers kept ready to become any stage"""
+    threads: bounds.Threads = 1
+    """with which each worker computes on CPUs"""
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """ray, with train.device = 'cuda': the share of a GPU that is reserved for each worker"""
     replace: bool = True
     """start a new worker for each that dies; without, a run makes do with those that are left"""
     heartbeat_s: bounds.Heartbeat = 0.25

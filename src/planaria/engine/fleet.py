@@ -13,6 +13,7 @@ from planaria.control.protocols import Observer
 from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.needs import needs
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
@@ -47,7 +48,8 @@ def train(
         asked = ending.enter_context(stop_asked(stop))
         place = ending.enter_context(ground(config.fleet, started.own_workers))
         setup = Setup(config, folder, dataset, place.host, new_key(), started.offset)
-        work = Work(partial(worker.main, setup), PRELOAD, started.own_workers, (folder, dataset), setup.key)
+        entry, folders = partial(worker.main, setup), (folder, dataset)
+        work = Work(entry, PRELOAD, started.own_workers, folders, setup.key, needs(config))
         fleet = ending.enter_context(closing(_opened(place, work, setup)))
         chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)

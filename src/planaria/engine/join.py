@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -13,9 +14,11 @@ from pydantic import ValidationError
 
 from planaria.engine import worker
 from planaria.engine.fleet import PRELOAD
+from planaria.engine.needs import needs
 from planaria.engine.setup import SETUP
 from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
+from planaria.fleet.devices import require_devices
 from planaria.fleet.door import FILE, read_door
 from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.process_pool import Orders, ProcessPool
@@ -97,8 +100,13 @@ class _Stay:
             raise UserError("the run's setup cannot be read: is it of another version of planaria?") from None
         setup = replace(setup, key=visit.key)
         entry, cwd = partial(worker.main, setup), Path(visit.welcome.cwd)
-        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
+        wanted = needs(setup.config)
+        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset), wanted)
         self._pool = ProcessPool(orders)
+        found = self._pool.facts().found
+        require_devices(
+            f"this machine ({platform.node()})", wanted, found, visit.workers, "join from one that has more"
+        )
         if missing := self._pool.facts().missing:
             raise UserError(
                 f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "

@@ -21,9 +21,12 @@ from planaria.data.stream import Stream
 from planaria.engine.best import settle
 from planaria.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.needs import needs
+from planaria.engine.origin import START, run_started
 from planaria.engine.unused import idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import exchange
+from planaria.fleet.ground import devices_here
 from planaria.model.families import check_shapes, family
 from planaria.model.foreign import Weights
 from planaria.plan.check import require
@@ -127,6 +130,10 @@ def check(config: RunConfig) -> None:
     itinerary = Itinerary(config, together=config.engine == "inline")
     require_sound(config, itinerary)
     require(itinerary.training(0))
+    if config.engine == "inline":
+        require_device(config)
+    elif config.engine == "fleet" and config.fleet.kind == "local":
+        devices_here(needs(config), run_started(itinerary, START).own_workers)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
     if config.exchange.most is not None and config.engine == "inline":
@@ -178,6 +185,13 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
+
+
+def require_device(config: RunConfig) -> None:
+    """What an engine needs that computes in this process.
+
+    :raises UserError: when there is no CUDA device for it.
+    """
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 

@@ -57,6 +57,10 @@ RULES: dict[str, tuple[Used, str]] = {
     "optim.final_lr": (lambda c: c.optim.schedule != "constant", "only optim.schedule = 'cosine' or 'wsd' ends there"),
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
+    "fleet.gpu_share": (
+        lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",
+        "only fleet.kind = 'ray' with train.device = 'cuda' reserves GPUs",
+    ),
     "network.straggle": (_straggles, STRAGGLING),
     "network.straggle_times": (_straggles, STRAGGLING),
 }
