@@ -74,8 +74,10 @@ class DataConfig(Section):
 
 
 class OptimConfig(Section):
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw; muon: matrices of decoder layers by Muon, with beta1 as its momentum, all else by AdamW"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """peak learning rate of AdamW"""
+    """peak learning rate of AdamW, and of Muon scaled to updates of the same size"""
     beta1: Fraction = 0.9
     """decay of the first moment"""
     beta2: Fraction = 0.999
