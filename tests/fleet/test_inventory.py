@@ -159,17 +159,21 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     assert [run[1] for run in asked.runs] == [uuid(0), uuid(1), uuid(1), uuid(0)]
 
 
-def test_what_workers_import_asks_cuda_nothing() -> None:
+def test_what_workers_import_does_not_initialise_cuda() -> None:
     """The fork server imports these; one call that initialises CUDA there would make it useless in every worker."""
     program = (
         "import sys, torch, traceback\n"
         "def caught(*_): traceback.print_stack(); sys.exit('CUDA was asked')\n"
-        "torch.cuda._lazy_init = torch.cuda._lazy_call = torch.cuda.init = caught\n"
-        "torch.cuda.is_available = torch.cuda.device_count = lambda: False  # by NVML\n"
-        "torch.cuda.get_device_properties = torch.cuda.current_device = caught\n"
+        "torch.version.cuda = '13.0'\n"
+        "torch.cuda._is_compiled = lambda: True\n"
+        "torch.cuda._device_count_nvml = lambda: 1\n"
+        "for name in ('getDeviceCount', 'init', 'getDevice', 'getCurrentRawStream'):\n"
+        "    setattr(torch._C, '_cuda_' + name, caught)\n"
         f"for name in {PRELOAD!r}: __import__(name)\n"
+        "assert torch.cuda.is_available(), 'answered without CUDA'\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    environ = {**os.environ, **births._NO_CUDA}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
