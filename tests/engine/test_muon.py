@@ -58,6 +58,24 @@ def test_an_update_is_torchs() -> None:
     assert both.state[ours[0]]["step"] == 3 and not both.state[ours[0]]["exp_avg_sq"].any()
 
 
+def test_matrices_keep_learning_rates_of_their_own() -> None:
+    matrix, other = torch.nn.Parameter(torch.ones(3, 5)), torch.nn.Parameter(torch.ones(3, 5))
+    named = {"layers.0.a": matrix, "layers.0.b": other}
+    both = stage_optimizer(named, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
+    assert {group["scale"]: group["params"] for group in both.param_groups if group["params"]} == {
+        2.0: [matrix],
+        None: [other],
+    }
+    for group in both.param_groups:
+        group["lr"] = 0.1 * (group["scale"] or 1.0)
+    matrix.grad, other.grad = (torch.arange(15.0).reshape(3, 5) for _ in range(2))
+    both.step()
+    moved = [(1 - p.detach()) for p in (matrix, other)]
+    assert torch.allclose(moved[0], 2 * moved[1], atol=1e-6) and moved[1].any()
+    alone = stage_optimizer({"layers.0.a": matrix}, 1, OptimConfig.model_validate(MUON), {matrix: 2.0})
+    alone.step()
+
+
 def test_it_learns_and_no_cut_changes_what(config: Recipe) -> None:
     runs = []
     for stages, ends in ((4, 0), (2, 0), (2, 2)):

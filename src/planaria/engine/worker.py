@@ -89,8 +89,8 @@ class Worker:
         """Report in, then follow orders until told to leave."""
         self.desk.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
-        joined = {"incarnation": incarnation, "pid": os.getpid(), "at": self.port.address, "device": device}
-        self.here.report(e.WorkerJoined, **joined)
+        at = self.port.address
+        self.here.report(e.WorkerJoined, incarnation=incarnation, pid=os.getpid(), at=at, device=device)
         order: d.Order | None = None
         while True:
             try:

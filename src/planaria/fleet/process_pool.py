@@ -85,7 +85,7 @@ class ProcessPool:
     def start(self, worker: str, incarnation: int, device: str = "") -> int:
         """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
 
-        It sees one of the node's devices alone, the given one if there is a choice elsewhere, where it needs one.
+        Where the run needs CUDA, it sees one of the node's devices alone: the given one, or one that is chosen here.
 
         :raises OSError: when nothing can be born here.
         """
