@@ -18,12 +18,14 @@ def uuid(number: int) -> str:
 
 
 def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple[int, str]] = ()) -> str:
-    """A PATH on which GPUs of so many gibibytes are; ``instances`` (GPU, profile) divide some of them."""
+    """A PATH on which GPUs of so many gibibytes are (0: the machine's own memory); ``instances`` (GPU, profile) divide some of them."""
     divided = {gpu for gpu, _ in instances}
     listed, asked = [], []
     for gpu, size in enumerate(gigabytes):
         listed.append(f"GPU {gpu}: NVIDIA Made-up {size}GB (UUID: {uuid(gpu)})")
-        asked.append(f"{gpu}, {uuid(gpu)}, {size << 10}, {'Enabled' if gpu in divided else '[N/A]'}")
+        asked.append(
+            f"{gpu}, {uuid(gpu)}, {size << 10 if size else '[N/A]'}, {'Enabled' if gpu in divided else '[N/A]'}"
+        )
         mine = [(number, profile) for number, (of, profile) in enumerate(instances) if of == gpu]
         listed += [f"  MIG {profile}     Device  {number}: (UUID: MIG-{number:08x})" for number, profile in mine]
     program = folder / "nvidia-smi"

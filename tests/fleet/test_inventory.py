@@ -22,7 +22,7 @@ from planaria.errors import UserError
 from planaria.fleet import births
 from planaria.fleet.base import Said
 from planaria.fleet.devices import Device, Inventory, Needs
-from planaria.fleet.inventory import inventory
+from planaria.fleet.inventory import UNKNOWN, inventory
 from planaria.fleet.local import LocalFleet
 from planaria.fleet.process_pool import Orders, ProcessPool
 
@@ -43,6 +43,10 @@ def found(tmp_path: Path, gigabytes: list[int], *instances: tuple[int, str], **e
 
 def test_all_devices_are_found_by_their_uuids(tmp_path: Path) -> None:
     assert found(tmp_path, [80, 24]) == Inventory((Device(uuid(0), 80 * GIB), Device(uuid(1), 24 * GIB)))
+
+
+def test_a_gpu_that_uses_the_machines_memory_is_believed_to_have_enough(tmp_path: Path) -> None:
+    assert found(tmp_path, [0]).devices == (Device(uuid(0), UNKNOWN),)
 
 
 def test_what_the_user_chose_is_kept_in_order_and_in_its_own_words(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _QUERY = ("--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 _ANSWER_S = 60.0
 """a driver that is not kept loaded takes seconds to begin"""
+UNKNOWN = 1 << 62
+"""bytes of a device that has no memory of its own but the machine's: nobody is refused for it"""
 _GPU = re.compile(r"GPU (\d+):")
 _INSTANCE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+\d+:\s+\(UUID: (MIG-[\w/-]+)\)")
 
@@ -56,7 +58,7 @@ def parse(listed: str, asked: str) -> tuple[dict[int, Device], tuple[Device, ...
     divided: set[int] = set()
     for line in asked.splitlines():
         index, uuid, mebibytes, mode = (cell.strip() for cell in line.split(","))
-        gpus[int(index)] = Device(uuid, int(mebibytes) << 20)
+        gpus[int(index)] = Device(uuid, int(mebibytes) << 20 if mebibytes.isdecimal() else UNKNOWN)
         if mode == "Enabled":
             divided.add(int(index))
     instances: list[Device] = []
