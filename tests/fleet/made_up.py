@@ -18,7 +18,10 @@ def uuid(number: int) -> str:
 
 
 def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple[int, str]] = ()) -> str:
-    """A PATH on which GPUs of so many gibibytes are (0: the machine's own memory); ``instances`` (GPU, profile) divide some of them."""
+    """A PATH on which GPUs of so many gibibytes are; ``instances`` (GPU, profile) divide some of them.
+
+    One of 0 gibibytes uses the machine's own memory.
+    """
     divided = {gpu for gpu, _ in instances}
     listed, asked = [], []
     for gpu, size in enumerate(gigabytes):
