@@ -275,6 +275,8 @@ def test_a_birth_that_is_given_up_before_its_device_is_known_does_not_happen(sce
 
 
 def test_a_node_without_the_devices_that_the_run_needs_is_refused_by_name() -> None:
-    places = Placement(Pretended("a"), Ears(), Needs((1,)))
+    ears = Ears()
+    places = Placement(Pretended("a"), ears, Needs((1,)))
     with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
         places.prepare(1.0)
+    ears.close()
