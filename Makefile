@@ -1,6 +1,7 @@
 # make demo   train the demo recipe: a pipeline of real processes, two of which are killed on the way
 # make demo-swarm   four peers learn to add from each other's completions, without trusting each other
 # make test   lint, types and tests
+# make test-gpu   what needs a CUDA device; skipped, with the reason, where there is none
 # make hunt   the property tests again, with new random examples each time
 # make docs   the documentation as a site, in build/site
 # make bench  every benchmark, one after the other; make bench-edge is one of them
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Modules that can be run; the others in benchmarks/ are what these share.
 BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
 
-.PHONY: demo demo-swarm test hunt docs bench clean
+.PHONY: demo demo-swarm test test-gpu hunt docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/planaria train demo
@@ -28,6 +29,9 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m gpu
 
 hunt: $(VENV)/.installed-dev
 	PLANARIA_EXAMPLES=hunt $(BIN)/pytest -n 2 --dist loadfile $(shell grep -lE "hypothesis" -r tests --include=test_*.py)

@@ -49,6 +49,7 @@ Microbatches = Annotated[int, Field(gt=0), at_most(MOST_PASSES // 2, "each one's
 BatchSize = Annotated[int, Field(gt=0), at_most(1 << 20, "the samples of a microbatch are computed at once")]
 Replicas = Annotated[int, Field(gt=0), at_most(1 << 10, "each replica is a set of processes")]
 Spares = Annotated[int, Field(ge=0), at_most(1 << 10, "each spare is a process that holds a stage")]
+Threads = Annotated[int, Field(gt=0), at_most(1 << 10, "no machine has so many cores for one worker")]
 Peers = Annotated[int, Field(gt=0), at_most(1 << 10, "each peer is a process of this machine")]
 Steps = Annotated[int, Field(gt=0), at_most(1e9, "no run has taken so many")]
 Heartbeat = Annotated[

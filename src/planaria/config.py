@@ -61,8 +61,10 @@ class RoutingConfig(Section):
 
 
 class OptimConfig(Section):
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw; muon: matrices of decoder layers by Muon, with beta1 as its momentum, all else by AdamW"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """peak learning rate of AdamW"""
+    """peak learning rate of AdamW, and of Muon scaled to updates of the same size"""
     beta1: Fraction = 0.9
     """decay of the first moment"""
     beta2: Fraction = 0.999
@@ -148,6 +150,10 @@ class FleetConfig(Section):
     given. The rest is on machines that join; 0: all are"""
     join_s: Annotated[Seconds, Field(gt=0)] = 600.0
     """with own: how long the run waits for machines to join when it lacks workers"""
+    threads: bounds.Threads = 1
+    """with which each worker computes on CPUs"""
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """ray, with train.device = 'cuda': the share of a GPU that is reserved for each worker"""
     replace: bool = True
     """start a new worker for each that dies; without, a run makes do with those that are left"""
     heartbeat_s: bounds.Heartbeat = 0.25

@@ -96,7 +96,7 @@ def test_figures_are_those_of_the_report(recipe: Path) -> None:
         ({"settings": {"steps": 1}}, "steps: unknown setting; did you mean"),
         (
             {"kind": "a"},
-            "kind: could be routing.kind or exchange.kind or fleet.kind; write settings=",
+            "kind: could be routing.kind or optim.kind or exchange.kind or fleet.kind; write settings=",
         ),
         ({"settings": {"recovery.options.bits": 8}}, "recovery.options.bits: no option of 'checkfree'"),
         ({"steps": 1, "settings": {"train.steps": 2}}, "train.steps: is given twice; leave one of them out"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from planaria import __version__
 from planaria.cli import main
@@ -31,9 +33,11 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def door(run: Path) -> Iterator[Path]:
-    """The door of a run whose folder of data is seen nowhere."""
-    setup = SETUP.dump_json(Setup(RunConfig(name="mine"), run, run / "nowhere", "127.0.0.1", new_key())).decode()
+def door(run: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The door of a run whose folder of data is seen nowhere; with ``cuda``, of one on GPUs."""
+    device = getattr(request, "param", "cpu")
+    config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
+    setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
     made: list[Guests] = []
 
     def guests(ears: Ears, board: Switchboard) -> Guests:
@@ -103,6 +107,18 @@ def test_another_version(run: Path, capfd: pytest.CaptureFixture[str], monkeypat
 def test_a_machine_that_does_not_see_the_data(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     err = mistake(capfd, run)
     assert f"this machine has no folder {run / 'nowhere'}" in err and "data.cache" in err
+
+
+@pytest.mark.parametrize("door", ["cuda"], indirect=True)
+@pytest.mark.usefixtures("door")
+def test_a_machine_without_the_devices_of_the_run(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("PATH", str(run))
+    here = f"this machine ({platform.node()})"
+    assert f"{here} has no CUDA device (nvidia-smi, which would tell" in (said := mistake(capfd, run))
+    assert "join from one that has more" in said
 
 
 @pytest.mark.parametrize(

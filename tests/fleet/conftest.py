@@ -49,3 +49,11 @@ def node(on_ray: Any) -> Iterator[Any]:
     yield node
     if node in on_ray.worker_nodes:
         on_ray.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def gpu_node(on_ray: Any) -> Iterator[Any]:
+    """A node with two GPUs that are made up: Ray believes what it is told, and CUDA is not asked."""
+    node = on_ray.add_node(num_cpus=2, num_gpus=2, **STORE)
+    yield node
+    on_ray.remove_node(node, allow_graceful=False)

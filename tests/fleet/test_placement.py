@@ -12,9 +12,11 @@ import pytest
 import planaria
 from planaria.errors import UserError
 from planaria.fleet.base import Leaving
+from planaria.fleet.devices import Needs
 from planaria.fleet.placement import Placement
 from planaria.fleet.process_pool import Facts
 from planaria.fleet.remote import Born, Ears, Lost
+from planaria.fleet.seats import Seat
 
 
 class Dead(Exception):
@@ -28,6 +30,7 @@ class Nest:
         self.node, self.alive = node, True
         self.watch: Future[int] = Future()
         self.signals: list[tuple[str, int, int]] = []
+        self.started: list[tuple[Any, ...]] = []
 
 
 class Pretended:
@@ -43,6 +46,8 @@ class Pretended:
         self.dead: set[str] = set()
         self.hangs: set[str] = set()
         self.old: set[str] = set()
+        self.reserved: dict[tuple[Seat, str], Future[str]] = {}
+        """the devices of seats, where the test has some"""
 
     def reserve(self, seats: int) -> int:
         number = max(self.groups) + 1
@@ -58,6 +63,9 @@ class Pretended:
 
     def give_back(self, group: int) -> None:
         del self.groups[group]
+
+    def device(self, seat: Seat, node: str) -> Future[str] | None:
+        return self.reserved.get((seat, node))
 
     def open(self, node: str) -> Nest:
         self.nests.append(Nest(node))
@@ -77,6 +85,8 @@ class Pretended:
         else:
             if method == "signal":
                 pool.signals.append(arguments)
+            if method == "start":
+                pool.started.append(arguments)
             answer.set_result(None)
         return answer
 
@@ -230,3 +240,43 @@ def test_seats_that_were_asked_for_in_need_are_given_back(scene: Scene, monkeypa
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert list(scene.machines.groups) == [0]
+
+
+def test_a_worker_starts_on_the_device_that_was_reserved_with_its_seat(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    nest = next(nest for nest in scene.machines.nests if nest.node == "a")
+    assert not nest.started, "nobody knows yet which one it is"
+    given.set_result("GPU-7")
+    scene.until(lambda heard: Born("w0", 1) in heard)
+    assert nest.started == [("w0", 1, "GPU-7")]
+
+
+def test_a_node_that_dies_before_it_has_told_of_the_device_costs_no_worker(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    scene.machines.lose("a")
+    given.set_exception(Dead("the task's node has died"))
+    assert Born("w0", 1) in scene.until(lambda heard: Born("w0", 1) in heard)
+    assert [nest.started for nest in scene.machines.nests if nest.node == "b"] == [[("w0", 1)]]
+
+
+def test_a_birth_that_is_given_up_before_its_device_is_known_does_not_happen(scene: Scene) -> None:
+    scene.machines.reserved[Seat(0, 0), "a"] = given = Future()
+    scene.places.start("w0", 1)
+    time.sleep(0.1)
+    scene.places.give_back("w0", 1)
+    time.sleep(0.1)
+    given.set_result("GPU-7")
+    time.sleep(0.1)
+    assert not any(nest.started for nest in scene.machines.nests)
+
+
+def test_a_node_without_the_devices_that_the_run_needs_is_refused_by_name() -> None:
+    ears = Ears()
+    places = Placement(Pretended("a"), ears, Needs((1,)))
+    with pytest.raises(UserError, match=r"Ray node the node a has no CUDA device"):
+        places.prepare(1.0)
+    ears.close()

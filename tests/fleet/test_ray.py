@@ -29,6 +29,8 @@ from harness import (
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
+from planaria.config import FleetConfig
+from planaria.fleet.seats import Seat
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
@@ -232,3 +234,24 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.usefixtures("gpu_node")
+@pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), (0.5, {"0"})])
+def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:
+    import ray
+
+    from planaria.fleet import ray as ours
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        config = FleetConfig(kind="ray", gpu_share=share)
+        machines = ours._Ray(None, 2, ours.bundle(config, cuda=True))  # type: ignore[arg-type]
+        nodes = machines.where()[0]
+        for _ in range(2):
+            found = [machines.device(Seat(0, seat), str(nodes[seat])) for seat in range(2)]
+            assert {device.result(60) for device in found if device is not None} == expected
+            machines._devices.clear()
+        assert ours._Ray(None, 1, ours.bundle(config, cuda=False)).device(Seat(0, 0), "") is None  # type: ignore[arg-type]
+    finally:
+        ray.shutdown()

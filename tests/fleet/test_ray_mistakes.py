@@ -8,16 +8,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import STORE, folder_of, tiny, train
 
 import planaria
 from planaria import recipe
 from planaria.errors import UserError
 from planaria.fleet import cluster_errors
+from planaria.fleet.devices import Device, Inventory, Needs
 from planaria.fleet.process_pool import Facts, facts
 
 
@@ -99,11 +102,36 @@ def test_a_node_with_another_planaria_or_without_the_runs_folders_is_named(tmp_p
     cluster_errors.refuse_unfit("10.0.0.7 (abc)", facts((tmp_path,)))
 
 
+def test_a_node_whose_devices_are_too_small_is_named() -> None:
+    mine = replace(facts(), found=Inventory((Device("GPU-0", 80 * 10**9), Device("GPU-1", 8 * 10**9))))
+    cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((8 * 10**9, 10**9)))
+    with pytest.raises(
+        UserError, match=r"Ray node 10\.0\.0\.7.* has 8\.0 GB on device GPU-1, and a worker may need 9\.0"
+    ):
+        cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine, Needs((9 * 10**9, 10**9)))
+
+
+def test_what_a_cluster_has_too_little_of_is_counted() -> None:
+    told = cluster_errors.no_room(6, {"CPU": 2, "GPU": 0.5}, {"CPU": 16.0}, {"CPU": 3.0})
+    assert "has 16 CPUs, 3 of them free, 0 GPUs, 0 of them free; this run needs 12 CPUs and 3 GPUs" in told
+    assert "fleet.gpu_share" in told and "fleet.gpu_share" not in cluster_errors.no_room(6, {"CPU": 1}, {}, {})
+
+
+@pytest.mark.usefixtures("gpu_node")
+def test_a_cluster_whose_gpus_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch might use them")
+    with pytest.raises(UserError, match=r"^train.device = 'cuda': Ray node .* has no CUDA device \(its torch is built"):
+        train(tiny(tmp_path, stages=1, fleet={"spares": 0}, train={"device": "cuda"}))
+
+
 def test_a_cluster_without_room_for_the_crew_is_refused(
     tmp_path: Path, on_ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("planaria.fleet.ray._ROOM_S", 1)
-    with pytest.raises(UserError, match=r"has 16 CPUs, 16 of them free; this run needs 35, one a stage and"):
+    with pytest.raises(
+        UserError, match=r"has \d+ CPUs, \d+ of them free; this run needs 35 CPUs, as much for each stage and"
+    ):
         train(tiny(tmp_path, fleet={"spares": 30}))
 
 

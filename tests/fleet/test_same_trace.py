@@ -36,6 +36,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "checkpoint": {"checkpoint": {"every": 4}},
     "copy": {},
 }
+MUON: dict[str, Any] = {"optim": {"kind": "muon"}}
 BURST = [(6, 2), (6, 3)]
 
 
@@ -76,6 +77,16 @@ def test_three_blows_are_met_alike_every_time(tmp_path: Path, strategy: str) -> 
         found.append(shas(record.folder))
     assert found[0] == found[1]
     assert found[0] == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+
+
+@pytest.mark.parametrize("strategy", ["redundant", pytest.param("checkfree", marks=pytest.mark.slow)])
+def test_muons_state_survives_three_blows_as_adamws_does(tmp_path: Path, strategy: str) -> None:
+    sections = MUON | {"recovery": {"strategy": strategy}}
+    record = train(tiny(tmp_path / "fleet", steps=STEPS, **sections), BLOWS)
+    assert ending(record).outcome == "finished" and len(outcomes(record)) == 4
+    assert shas(record.folder) == in_one_process(tiny(tmp_path / "inline", steps=STEPS, **sections))
+    untroubled = in_one_process(tiny(tmp_path / "untroubled", steps=STEPS, **sections), ())
+    assert (shas(record.folder) == untroubled) == (strategy == "redundant")
 
 
 @pytest.mark.parametrize(

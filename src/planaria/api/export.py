@@ -51,6 +51,11 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None)
     config, saved = runs.config_of(folder), saved or runs.newest_whole(folder)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to}: exists and is not an empty folder; remove it or export elsewhere")
+    if config.optim.kind != "adamw":
+        raise UserError(
+            f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} has AdamW's moments; export the weights "
+            "(--format hf)"
+        )
     manifest, sums = saved.manifest, dict[str, str]()
     atoms = [Summed(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)]
     step, samples = saved.step, manifest.samples

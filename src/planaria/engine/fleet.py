@@ -14,6 +14,7 @@ from planaria.control.protocols import Observer
 from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.needs import needs
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
@@ -79,7 +80,8 @@ def _opened(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> 
     def home(relay: str) -> Fleet:
         alone = config.fleet.kind == "ray"  # whose nodes all see each other
         here = replace(setup, reach=replace(setup.reach, relay="" if alone else relay))
-        return place.fleet(Work(partial(worker.main, here), PRELOAD, workers, (setup.folder, *data), setup.key))
+        entry, folders = partial(worker.main, here), (setup.folder, *data)
+        return place.fleet(Work(entry, PRELOAD, workers, folders, setup.key, needs(config)))
 
     theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute(), reach=Reach())
     files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}

@@ -14,7 +14,7 @@ from planaria.engine.batches import batches, masks
 from planaria.engine.copies import Keeping
 from planaria.engine.inline_replicas import InlineReplicas, Round
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.prepare import require_sound
+from planaria.engine.prepare import require_device, require_sound
 from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner, added
 from planaria.model.packing import pack, unpack
@@ -59,6 +59,7 @@ class InlineEngine:
         """added to the numbers of all training samples: earlier steps took more, or fewer"""
         self.itinerary = Itinerary(config, together=True)
         require_sound(config, self.itinerary)
+        require_device(config)
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: self._nothing_kept(node) for node in self.stage}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from pydantic import ValidationError
 
 from planaria.engine import worker
 from planaria.engine.fleet import PRELOAD
+from planaria.engine.needs import needs
 from planaria.engine.provision import provide
 from planaria.engine.setup import SETUP, Setup
 from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
+from planaria.fleet.devices import require_devices
 from planaria.fleet.door import FILE, Door, read_door, read_key
 from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.process_pool import Orders, ProcessPool
@@ -169,8 +172,11 @@ class _Stay:
         self._setup = setup
         entry = partial(worker.main, replace(setup, host=visit.own_address, reach=visit.reach))
         cwd = setup.folder if setup.files else Path(visit.welcome.cwd)
-        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset))
+        wanted = needs(setup.config)
+        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset), wanted)
         self._pool = ProcessPool(orders)
+        found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
+        require_devices(f"this machine ({platform.node()})", wanted, found, workers, "join from one that has more")
         if missing := self._pool.facts().missing:
             raise UserError(
                 f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "

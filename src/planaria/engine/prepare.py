@@ -22,11 +22,13 @@ from planaria.engine.best import settle
 from planaria.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.needs import needs
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
 from planaria.engine.unused import idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import exchange
+from planaria.fleet.ground import devices_here
 from planaria.model.families import check_shapes, family
 from planaria.model.foreign import Weights
 from planaria.plan.check import require
@@ -137,6 +139,10 @@ def check(config: RunConfig) -> None:
     itinerary = Itinerary(config, together=config.engine == "inline")
     require_sound(config, itinerary)
     require(itinerary.training(0))
+    if config.engine == "inline":
+        require_device(config)
+    elif config.engine == "fleet" and config.fleet.kind == "local":
+        devices_here(needs(config), run_started(itinerary, START).own_workers)
     if config.exchange.replicas > 1:
         _check_replicas(config, itinerary)
     if config.engine == "fleet":
@@ -192,6 +198,13 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
+
+
+def require_device(config: RunConfig) -> None:
+    """What an engine needs that computes in this process.
+
+    :raises UserError: when there is no CUDA device for it.
+    """
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device = 'cuda': this machine has no CUDA device; use 'cpu'")
 

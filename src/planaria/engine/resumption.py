@@ -82,6 +82,11 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
         if getattr(as_changed, name) != getattr(as_before, name):
             flag = next(f for f in flags if f.partition(".")[0] == name and not f.endswith(".epochs"))
             raise UserError(f"--{flag} {flags[flag]}: cannot change when {folder} is resumed; start a new run for that")
+    if config.optim.kind != before.optim.kind:
+        raise UserError(
+            f"--optim.kind {config.optim.kind}: the moments of {folder} are {before.optim.kind}'s; begin a run with "
+            f"its weights: --train.start {folder}"
+        )
     config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.config import RunConfig
 from planaria.engine.batches import Batch, Masks
-from planaria.engine.optimizer import clip_gradients, learning_rate, make_optimizer
+from planaria.engine.optimizer import clip_gradients, learning_rate, stage_optimizer
 from planaria.model.families import build_stage
 from planaria.model.state import StageState
 
@@ -38,7 +38,7 @@ class StageRunner:
         if config.train.compile:
             _compile(self.module, stage)
         self.parameters = dict(self.module.named_parameters())
-        self.optimizer = make_optimizer(self.parameters.values(), config.optim)
+        self.optimizer = stage_optimizer(self.parameters, stage, config.optim)
         self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
@@ -232,7 +232,7 @@ class StageRunner:
         self.put(state.weights)
         self.lr_scale, self.scales = state.lr_scale, dict(state.scales)
         scales = {self.parameters[name]: scale for name, scale in self.scales.items()}
-        self.optimizer = make_optimizer(self.parameters.values(), self.config.optim, scales)
+        self.optimizer = stage_optimizer(self.parameters, self.stage, self.config.optim, scales)
         for name, (first, second) in state.moments.items():
             parameter = self.parameters[name]
             self.optimizer.state[parameter] = {

@@ -60,6 +60,10 @@ RULES: dict[str, tuple[Used, str]] = {
     "optim.decay": (lambda c: c.optim.schedule == "wsd", "only optim.schedule = 'wsd' decays so"),
     "fleet.join_s": (lambda c: c.fleet.own is not None, "only a run with fleet.own waits for machines to join"),
     "fleet.address": (lambda c: c.fleet.kind == "ray", "only fleet.kind = 'ray' has one"),
+    "fleet.gpu_share": (
+        lambda c: c.fleet.kind == "ray" and c.train.device == "cuda",
+        "only fleet.kind = 'ray' with train.device = 'cuda' reserves GPUs",
+    ),
     "network.straggle": (_straggles, STRAGGLING),
     "network.straggle_times": (_straggles, STRAGGLING),
 }

@@ -34,6 +34,7 @@ from planaria.engine.stage_files import StageFiles
 from planaria.engine.takeover import MemoryDamaged, donate, take_state, warm_runner
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
+from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.switchboard import WorkerLine
 from planaria.model.packing import pack
 from planaria.model.state import StageState
@@ -47,11 +48,12 @@ from planaria.transport.port import Port
 def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
     """Entry point of a worker process."""
     _settle(setup, worker)
+    torch.set_num_threads(setup.config.fleet.threads)
     Worker(setup, connection, worker).run(incarnation)
 
 
 def _settle(setup: Setup, worker: str) -> None:
-    """Write to a log of one's own; compute with one thread: workers share the machine's cores."""
+    """Write to a log of one's own."""
     log = setup.folder / "workers" / f"{worker}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +62,6 @@ def _settle(setup: Setup, worker: str) -> None:
         handle = os.open(os.devnull, os.O_WRONLY)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    torch.set_num_threads(1)
 
 
 class Worker:
@@ -89,7 +90,9 @@ class Worker:
     def run(self, incarnation: int) -> NoReturn:
         """Report in, then follow orders until told to leave."""
         self.desk.open()
-        self.here.report(e.WorkerJoined, incarnation=incarnation, pid=os.getpid(), at=self.port.address)
+        device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
+        at = self.port.address
+        self.here.report(e.WorkerJoined, incarnation=incarnation, pid=os.getpid(), at=at, device=device)
         order: d.Order | None = None
         while True:
             try:

@@ -37,6 +37,8 @@ _LOOK_S = 0.5
 _TRIES = 3
 _PAUSE_S = 0.1
 _JOIN_LOOK_S = 0.005
+_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""a module that asks, when it is imported, whether there is CUDA must not initialise it: forks could not use it then"""
 _PROGRAM = (
     "import socket, sys; door, preload, *sys.path = sys.argv[1:]; from planaria.fleet.forkserver import main; "
     "main(socket.socket(fileno=int(door)), preload.split())"
@@ -142,7 +144,9 @@ class _Server:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it ignores them by itself
         try:
             with theirs:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**os.environ, **_NO_CUDA}
+                )
         except OSError:
             self._door.close()
             raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 from planaria.errors import UserError
+from planaria.fleet.devices import ON_CPUS, Needs, require_devices
 from planaria.fleet.process_pool import Facts, facts
 
 _CLIENT_PORT = 10001
@@ -56,8 +58,9 @@ def explain(error: Exception, address: str) -> UserError:
     return UserError(f"{called}: Ray says: {text[:300]}")
 
 
-def refuse_unfit(node: str, theirs: Facts) -> None:
-    """:raises UserError: when a node's planaria is another one than this process's, or it lacks the run's folders."""
+def refuse_unfit(node: str, theirs: Facts, needs: Needs = ON_CPUS) -> None:
+    """:raises UserError: when a node's planaria is another one than this process's, or it lacks the run's folders,
+    or devices of which each can hold a worker."""
     mine = facts()
     if theirs.version != mine.version:
         raise UserError(
@@ -68,6 +71,20 @@ def refuse_unfit(node: str, theirs: Facts) -> None:
             f"Ray node {node} has no folder {theirs.missing[0]}: put `out` and `data.cache` where all nodes see them "
             "under one path"
         )
+    crowd = max(1, len(theirs.found.devices))
+    require_devices(f"Ray node {node}", needs, theirs.found, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
+
+
+def no_room(workers: int, bundle: Mapping[str, float], have: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Why a cluster cannot reserve a ``bundle`` for each of so many workers."""
+    there = ", ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free" for kind in bundle)
+    each = " and ".join(f"{workers * share:g} {kind}s" for kind, share in bundle.items())
+    mends = {"CPU": "choose fewer fleet.spares", "GPU": "a smaller fleet.gpu_share"}
+    mend = " or ".join(mends[kind] for kind in bundle)
+    return (
+        f"the Ray cluster has {there}; this run needs {each}, as much for each stage and spare: add nodes (or say `ray "
+        f"start --num-cpus` more), or {mend}"
+    )
 
 
 def cannot_serve(node: str, error: Exception) -> UserError:

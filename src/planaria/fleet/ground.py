@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from planaria.config import FleetConfig
 from planaria.fleet.base import Fleet
+from planaria.fleet.devices import NOT_ASKED, Inventory, Needs, require_devices
+from planaria.fleet.inventory import inventory
 from planaria.fleet.local import LocalFleet
 from planaria.fleet.request import Ground, Work
 
@@ -21,7 +23,19 @@ class _Here:
         return self.config.host
 
     def fleet(self, work: Work) -> Fleet:
-        return LocalFleet(work.entry, work.preload, self.config.heartbeat_s, self.config.missed)
+        found = devices_here(work.needs, work.workers).devices
+        return LocalFleet(work.entry, work.preload, self.config.heartbeat_s, self.config.missed, found)
+
+
+def devices_here(needs: Needs, workers: int) -> Inventory:
+    """This machine's CUDA devices, where a run needs some.
+
+    :raises UserError: when it cannot have so many workers of that run.
+    """
+    found = inventory() if needs.cuda else NOT_ASKED
+    mend = "use 'cpu', machines that join (fleet.own = 0), or fleet.kind = 'ray' with nodes that have more"
+    require_devices("this machine", needs, found, workers, mend)
+    return found
 
 
 @contextmanager

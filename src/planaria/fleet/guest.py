@@ -71,7 +71,7 @@ class Visit:
         """
         name = f"{platform.node()}, pid {os.getpid()}"
         self.address, self.key = door.at, bytes.fromhex(door.key)
-        self._speaking = threading.Lock()
+        self.workers, self._speaking = workers, threading.Lock()
         try:
             self._line = call(self.address, self.key, name[:100], VISITOR, _CALL_S)
             with _probed(self._line.own_address, self.key, reach) as at:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import Pipe
@@ -19,6 +20,8 @@ from typing import Literal
 from planaria.fleet.activity import activity
 from planaria.fleet.base import Entry, Gone, Notice, Said
 from planaria.fleet.births import Child, births
+from planaria.fleet.devices import Device, device_of
+from planaria.fleet.inventory import see_only
 from planaria.fleet.silence import Silence
 
 MAX_REPORT_BYTES = 1 << 24
@@ -31,6 +34,8 @@ class _Process:
     incarnation: int
     process: Child
     connection: Connection
+    device: str = ""
+    """empty where workers compute on CPUs"""
     heard: float = field(default_factory=time.monotonic)
     awaited: bool = False
     """it has been born, or has spoken: from then on it must not be silent"""
@@ -40,8 +45,11 @@ class _Process:
 class LocalFleet:
     """The fleet protocol on one machine. ``entry`` must be importable (it is called in the worker process)."""
 
-    def __init__(self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int) -> None:
-        self._entry, self._preload = entry, preload
+    def __init__(
+        self, entry: Entry, preload: list[str], heartbeat_s: float, missed: int, devices: Sequence[Device] = ()
+    ) -> None:
+        """With ``devices``, each worker sees one of them alone."""
+        self._entry, self._preload, self._devices = entry, preload, devices
         self._silence: Silence[_Process] = Silence(heartbeat_s, missed)
         self._births = births()
         self._births.prepare(preload)
@@ -51,11 +59,18 @@ class LocalFleet:
     def spawn(self, worker: str, incarnation: int) -> None:
         self._bury()
         ours, theirs = Pipe()
-        run, fd = partial(_enter, self._entry, worker, incarnation), os.dup(theirs.fileno())
+        device = self._device(worker)
+        run, fd = partial(_enter, self._entry, device, worker, incarnation), os.dup(theirs.fileno())
         theirs.close()
         process = self._births.bear(f"planaria {worker}.{incarnation}", run, self._preload, [fd])
-        self._workers[worker] = _Process(worker, incarnation, process, ours)
+        self._workers[worker] = _Process(worker, incarnation, process, ours, device)
         self._everyone.append(self._workers[worker])
+
+    def _device(self, worker: str) -> str:
+        """Empty where there are none."""
+        living = [p for p in self._everyone if p.process.exitcode is None]
+        homes = {(p.worker, p.incarnation): p.device for p in living}
+        return device_of(worker, self._devices, homes) if self._devices else ""
 
     def send(self, worker: str, text: bytes) -> None:
         with contextlib.suppress(OSError):  # poll sees the closed connection and says so once
@@ -143,6 +158,8 @@ class LocalFleet:
             process.process.join(1.0)
 
 
-def _enter(entry: Entry, worker: str, incarnation: int, fd: int) -> None:
+def _enter(entry: Entry, device: str, worker: str, incarnation: int, fd: int) -> None:
     """What a new process runs."""
+    if device:
+        see_only(device)
     entry(Connection(fd), worker, incarnation)

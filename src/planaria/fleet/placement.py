@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from planaria.errors import UserError
 from planaria.fleet.base import Leaving
 from planaria.fleet.cluster_errors import cannot_serve, refuse_unfit, why
+from planaria.fleet.devices import ON_CPUS, Needs
 from planaria.fleet.process_pool import Facts
 from planaria.fleet.remote import Born, Ears, Lost
 from planaria.fleet.seats import Seat, Seats
@@ -50,6 +51,10 @@ class Machines(Protocol):
 
     def give_back(self, group: int) -> None: ...
 
+    def device(self, seat: Seat, node: str) -> Future[str] | None:
+        """The device that is reserved with a seat on a node; None where none is needed. Fails as ``ask`` does."""
+        ...
+
     def open(self, node: str) -> Any:
         """A process pool (:class:`planaria.fleet.process_pool.ProcessPool`) on a node, as something to ``ask``."""
         ...
@@ -79,9 +84,9 @@ class _Birth:
 class Placement:
     """Seats and nurseries of one run. But for ``signal``, all is done by one thread, job by job."""
 
-    def __init__(self, machines: Machines, ears: Ears) -> None:
+    def __init__(self, machines: Machines, ears: Ears, needs: Needs = ON_CPUS) -> None:
         """Start with the seats that ``machines`` has reserved already."""
-        self._machines, self._ears = machines, ears
+        self._machines, self._ears, self._needs = machines, ears, needs
         self._seats = Seats()
         self._nodes: dict[str, _Node] = {}
         self._seated: dict[Name, tuple[Seat, str]] = {}
@@ -104,7 +109,7 @@ class Placement:
         for node, home in opened.items():
             found = self._machines.ask(home.pool, "facts")
             try:
-                refuse_unfit(self._machines.called(node), found.result(patience_s))
+                refuse_unfit(self._machines.called(node), found.result(patience_s), self._needs)
             except cannot_tell as error:
                 raise cannot_serve(self._machines.called(node), error) from None
         self._thread.start()
@@ -163,8 +168,22 @@ class Placement:
             return
         self._seated[birth.name], node = found, found[1]
         self._homes[birth.name] = node
+        given = self._machines.device(*found)
+        if given is None:
+            self._start(birth, found[0], node)
+        else:
+            given.add_done_callback(lambda future: self._jobs.put(partial(self._given, birth, *found, future)))
+
+    def _given(self, birth: _Birth, seat: Seat, node: str, future: Future[str]) -> None:
+        """The seat's device is known."""
+        if future.exception() is not None:
+            self._begun(birth, seat, future)
+        elif self._seated.get(birth.name, (None, ""))[0] == seat:
+            self._start(birth, seat, node, future.result())
+
+    def _start(self, birth: _Birth, seat: Seat, node: str, *device: str) -> None:
         home = self._nodes.get(node) or self._open(node)
-        self._ask(home, "start", *birth.name, then=partial(self._begun, birth, found[0]))
+        self._ask(home, "start", *birth.name, *device, then=partial(self._begun, birth, seat))
 
     def _begun(self, birth: _Birth, seat: Seat, future: Future[Any]) -> None:
         if self._seated.get(birth.name, (None, ""))[0] != seat:
@@ -204,7 +223,7 @@ class Placement:
         if future.exception() is not None:
             return  # whoever was to be born there waits for another
         try:
-            refuse_unfit(self._machines.called(node), future.result())
+            refuse_unfit(self._machines.called(node), future.result(), self._needs)
         except UserError as error:
             self._seats.shunned.add(node)
             self._lose_all(node, str(error))

@@ -17,6 +17,8 @@ from pathlib import Path
 import planaria
 from planaria.fleet.base import Entry
 from planaria.fleet.births import Child, births
+from planaria.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of
+from planaria.fleet.inventory import inventory, see_only
 from planaria.fleet.switchboard import call
 from planaria.transport.secure import StrangerError
 
@@ -34,6 +36,7 @@ class Orders:
     """where the controller runs; relative paths of the run start there"""
     folders: tuple[Path, ...]
     """what the workers read and write"""
+    needs: Needs = ON_CPUS
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ class Facts:
     python: str
     missing: tuple[Path, ...]
     """folders of the run that the node cannot see"""
+    found: Inventory = NOT_ASKED
+    """its CUDA devices, where the run needs some"""
 
 
-def facts(folders: tuple[Path, ...] = ()) -> Facts:
+def facts(folders: tuple[Path, ...] = (), found: Inventory = NOT_ASKED) -> Facts:
     """This process's facts."""
     missing = tuple(folder for folder in folders if not folder.is_dir())
-    return Facts(planaria.__version__, platform.python_version(), missing)
+    return Facts(planaria.__version__, platform.python_version(), missing, found)
 
 
 class ProcessPool:
@@ -57,7 +62,10 @@ class ProcessPool:
 
     def __init__(self, orders: Orders) -> None:
         self._orders, self._guarded = orders, threading.Lock()
-        self._children: dict[tuple[str, int], Child] = {}
+        self._children: dict[Name, Child] = {}
+        self._homes: dict[Name, str] = {}
+        """on which device each of them is"""
+        self._found = inventory() if orders.needs.cuda else NOT_ASKED
         self._births = births()
         if not self.facts().missing:
             os.chdir(orders.cwd)
@@ -65,7 +73,7 @@ class ProcessPool:
 
     def facts(self) -> Facts:
         """What this node has."""
-        return facts((self._orders.cwd, *self._orders.folders))
+        return facts((self._orders.cwd, *self._orders.folders), self._found)
 
     def ping(self) -> None:
         """Answer: this node is well."""
@@ -74,17 +82,22 @@ class ProcessPool:
         """Return when births are quick: the fork server has imported all that workers need."""
         self._births.bear("planaria nobody", _do_nothing, self._orders.preload).join()
 
-    def start(self, worker: str, incarnation: int) -> int:
+    def start(self, worker: str, incarnation: int, device: str = "") -> int:
         """Have a worker forked, which calls the controller by itself, and wait for the birth; its process id.
+
+        Where the run needs CUDA, it sees one of the node's devices alone: the given one, or one that is chosen here.
 
         :raises OSError: when nothing can be born here.
         """
         orders = self._orders
-        run = partial(_enter, orders.entry, orders.address, orders.key, worker, incarnation)
         with self._guarded:
             self._children = {name: child for name, child in self._children.items() if child.exitcode is None}
+            self._homes = {name: home for name, home in self._homes.items() if name in self._children}
+            if self._found.devices:
+                device = device or device_of(worker, self._found.devices, self._homes)
+            run = partial(_enter, orders.entry, device, orders.address, orders.key, worker, incarnation)
             child = self._births.bear(f"planaria {worker}.{incarnation}", run, orders.preload)
-            self._children[worker, incarnation] = child
+            self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
         return child.born()
 
     def signal(self, worker: str, incarnation: int, number: int) -> None:
@@ -109,8 +122,10 @@ class ProcessPool:
 def _do_nothing() -> None: ...
 
 
-def _enter(entry: Entry, address: str, key: bytes, worker: str, incarnation: int) -> None:
+def _enter(entry: Entry, device: str, address: str, key: bytes, worker: str, incarnation: int) -> None:
     """What a new process runs: call the controller, then be a worker like any other."""
+    if device:
+        see_only(device)
     try:
         connection = call(address, key, worker, incarnation)
     except (OSError, StrangerError):

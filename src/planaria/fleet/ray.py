@@ -1,9 +1,9 @@
 """Workers on the nodes of a Ray cluster.
 
-Ray decides where workers are (placement groups: one CPU each, spread over the nodes), holds one actor on every node
-that has some (its process pool, which forks them), and tells of nodes that come, drain and die. Nothing that a step
-waits for goes through Ray: orders and reports travel on lines of their own (``fleet/switchboard.py``), tensors on
-edges.
+Ray decides where workers are (placement groups, spread over the nodes) and on which of a node's GPUs, holds one actor
+on every node that has some (its process pool, which forks them), and tells of nodes that come, drain and die. Nothing
+that a step waits for goes through Ray: orders and reports travel on lines of their own (``fleet/switchboard.py``),
+tensors on edges.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from typing import Any, cast
 from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.fleet.birth import die_with_parent
-from planaria.fleet.cluster_errors import explain, reach
+from planaria.fleet.cluster_errors import explain, no_room, reach
+from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.placement import LOOK_S, Placement
 from planaria.fleet.process_pool import Orders, ProcessPool
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.request import Work
+from planaria.fleet.seats import Seat
 from planaria.fleet.switchboard import Switchboard
 from planaria.signals import STOPS
 
@@ -33,7 +35,7 @@ try:
     import ray
     from ray.exceptions import RayError
     from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise UserError(
         f"fleet.kind = 'ray': Ray cannot be imported ({error}); install it with `pip install -e '.[ray]'`"
@@ -54,6 +56,9 @@ SETTINGS = {
 }
 """for a cluster that is started here; by Ray's own values workers give way to all else on a busy machine, and a minute
 passes until a node is known to be gone"""
+_ALL_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""an actor without a GPU of its own is to see all of the node's, of which each child gets one; some versions of Ray
+would show it none"""
 _OBJECT_STORE_BYTES = 80 << 20
 """about the least that Ray allows: nothing of ours goes there"""
 
@@ -68,7 +73,7 @@ class Cluster:
         self.host = config.host
         try:
             if config.address == "embedded":
-                _start(workers)
+                _start(workers * config.threads)
             else:
                 ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
                 if config.host in ("127.0.0.1", "localhost"):  # the workers may be elsewhere
@@ -78,14 +83,14 @@ class Cluster:
 
     def fleet(self, work: Work) -> RayFleet:
         """:raises UserError: when a node is not fit, or the cluster too small."""
-        return RayFleet(self.host, self._config.heartbeat_s, self._config.missed, work)
+        return RayFleet(self.host, self._config, work)
 
     def leave(self) -> None:
         """Actors and reservations that are left go with this process's job."""
         ray.shutdown()
 
 
-def _start(workers: int) -> None:
+def _start(cpus: int) -> None:
     """Start Ray on this machine. It dies with this process, and like its workers it is deaf to what service managers
     and terminals send to all processes of a run: only the controller is to act on it. (Ray itself sees to Ctrl-C.)
     """
@@ -94,7 +99,7 @@ def _start(workers: int) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=workers,
+            num_cpus=cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -108,17 +113,22 @@ def _start(workers: int) -> None:
 class RayFleet(RemoteFleet):
     """The fleet protocol on a Ray cluster."""
 
-    def __init__(self, host: str, heartbeat_s: float, missed: int, work: Work) -> None:
+    def __init__(self, host: str, config: FleetConfig, work: Work) -> None:
         """:raises UserError: when a node is not fit, or the cluster too small; no worker has started then."""
 
         def places(ears: Ears, board: Switchboard) -> Placement:
             folders = tuple(folder.absolute() for folder in work.folders)
-            orders = Orders(work.entry, work.preload, board.address, board.key, Path.cwd(), folders)
-            found = Placement(_Ray(orders, work.workers), ears)
+            orders = Orders(work.entry, work.preload, board.address, board.key, Path.cwd(), folders, work.needs)
+            found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
             found.prepare(_READY_S)
             return found
 
-        super().__init__(host, 0, work.key, heartbeat_s, missed, places)
+        super().__init__(host, 0, work.key, config.heartbeat_s, config.missed, places)
+
+
+def bundle(config: FleetConfig, cuda: bool) -> dict[str, float]:
+    """What Ray reserves for one worker."""
+    return {"CPU": config.threads} | ({"GPU": config.gpu_share} if cuda else {})
 
 
 class _DrainAware(ProcessPool):
@@ -143,24 +153,22 @@ class _Ray:
 
     errors: tuple[type[Exception], ...] = (RayError,)
 
-    def __init__(self, orders: Orders, workers: int) -> None:
-        """Reserve seats for the workers.
+    def __init__(self, orders: Orders, workers: int, bundle: dict[str, float]) -> None:
+        """Reserve seats for the workers, each with this ``bundle`` of resources.
 
         :raises UserError: when there is no room for it.
         """
-        self._orders = orders
+        self._orders, self._bundle = orders, bundle
+        self._devices: dict[tuple[Seat, str], Future[str]] = {}
+        """of every seat, at the node where it was then"""
         self._groups: dict[int, PlacementGroup] = {}
         self._numbers = count()
         if not self._groups[self.reserve(workers)].wait(_ROOM_S):
-            have, free = (all_of().get("CPU", 0) for all_of in (ray.cluster_resources, ray.available_resources))
-            raise UserError(
-                f"the Ray cluster has {have:g} CPUs, {free:g} of them free; this run needs {workers}, one a stage "
-                "and spare: add nodes (or say `ray start --num-cpus` more), or choose fewer fleet.spares"
-            )
+            raise UserError(no_room(workers, bundle, ray.cluster_resources(), ray.available_resources()))
 
     def reserve(self, seats: int) -> int:
         number = next(self._numbers)
-        self._groups[number] = placement_group([{"CPU": 1}] * seats, strategy="SPREAD")
+        self._groups[number] = placement_group([self._bundle] * seats, strategy="SPREAD")
         return number
 
     def where(self) -> Mapping[int, Mapping[int, str | None]]:
@@ -170,10 +178,25 @@ class _Ray:
     def give_back(self, group: int) -> None:
         remove_placement_group(self._groups.pop(group))
 
+    def device(self, seat: Seat, node: str) -> Future[str] | None:
+        """A bundle keeps its GPU for as long as it is on a node; a task in it sees which one that is."""
+        if "GPU" not in self._bundle:
+            return None
+        known = self._devices.get((seat, node))
+        if known is None or (known.done() and known.exception() is not None):
+            where = PlacementGroupSchedulingStrategy(self._groups[seat.group], placement_group_bundle_index=seat.bundle)
+            options = {"num_cpus": 0, "num_gpus": self._bundle["GPU"], "max_retries": 0, "scheduling_strategy": where}
+            known = cast("Future[str]", ray.remote(_given).options(**options).remote().future())
+            self._devices[seat, node] = known
+        return known
+
     def open(self, node: str) -> Any:
         """An actor on the node. No restarts: who is born again, and where, is the controller's to decide."""
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS, "scheduling_strategy": where}
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": _CALLS}
+        if "GPU" in self._bundle:
+            options["runtime_env"] = {"env_vars": _ALL_DEVICES}
+        options["scheduling_strategy"] = where
         return ray.remote(_DrainAware).options(**options).remote(self._orders)
 
     def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
@@ -186,3 +209,8 @@ class _Ray:
         """Its address, and the beginning of Ray's name for it."""
         address = next((n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == node), "unknown")
         return f"{address} ({node[:8]})"
+
+
+def _given() -> str:
+    """The device that Ray lets the task see that calls this; empty where it chooses none."""
+    return os.environ.get(VISIBLE, "")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from planaria.fleet.base import Entry, Fleet
+from planaria.fleet.devices import ON_CPUS, Needs
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Work:
     """what they read and write"""
     key: bytes = field(repr=False)
     """the run's"""
+    needs: Needs = ON_CPUS
 
 
 class Ground(Protocol):

@@ -23,6 +23,8 @@ class WorkerJoined(Fact):
     pid: int
     at: str = ""
     """HOST:PORT, where others call for edges to it"""
+    device: str = ""
+    """the CUDA device that it sees, as its machine names it; empty on CPUs"""
 
 
 class Linked(Fact):

@@ -191,6 +191,12 @@ class SwarmConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_is_known(self) -> Self:
+        if self.optim.kind != "adamw":
+            raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
+        return self
+
+    @model_validator(mode="after")
     def _margin_fits(self) -> Self:
         if self.loss.overlong > self.sampling.max_new:
             raise ValueError(

@@ -1,0 +1,48 @@
+"""An ``nvidia-smi`` of the test's own making, and workers that say what they see of its devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+SEEN = ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")
+
+
+def uuid(number: int) -> str:
+    return f"GPU-{number:08x}-0000-4000-8000-000000000000"
+
+
+def nvidia_smi(folder: Path, gigabytes: Sequence[int], instances: Sequence[tuple[int, str]] = ()) -> str:
+    """A PATH on which GPUs of so many gibibytes are; ``instances`` (GPU, profile) divide some of them.
+
+    One of 0 gibibytes uses the machine's own memory.
+    """
+    divided = {gpu for gpu, _ in instances}
+    listed, asked = [], []
+    for gpu, size in enumerate(gigabytes):
+        listed.append(f"GPU {gpu}: NVIDIA Made-up {size}GB (UUID: {uuid(gpu)})")
+        asked.append(
+            f"{gpu}, {uuid(gpu)}, {size << 10 if size else '[N/A]'}, {'Enabled' if gpu in divided else '[N/A]'}"
+        )
+        mine = [(number, profile) for number, (of, profile) in enumerate(instances) if of == gpu]
+        listed += [f"  MIG {profile}     Device  {number}: (UUID: MIG-{number:08x})" for number, profile in mine]
+    program = folder / "nvidia-smi"
+    said = {"-L": "\n".join(listed), "--query-gpu=index,uuid,memory.total,mig.mode.current": "\n".join(asked)}
+    program.write_text(f"#!{sys.executable}\nimport sys\nprint({said!r}[sys.argv[1]])\n")
+    program.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def worker(connection: Connection, worker: str, incarnation: int) -> None:
+    """Say what it sees, then do nothing until the fleet hangs up."""
+    import torch
+
+    asked = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()  # type: ignore[attr-defined]
+    connection.send_bytes(json.dumps([*(os.environ.get(name) for name in SEEN), asked]).encode())
+    while not connection.poll(60.0):
+        time.sleep(0.0)

@@ -1,0 +1,158 @@
+"""Each worker gets a device of its own while there are enough, on machines that are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from planaria.config import RunConfig
+from planaria.engine.needs import needs
+from planaria.errors import UserError
+from planaria.fleet.devices import Device, Inventory, Name, Needs, device_of, lacking, require_devices
+from planaria.model.families import stage_parameters
+
+GB = 10**9
+
+
+def gpus(*gigabytes: int) -> tuple[Device, ...]:
+    return tuple(Device(f"GPU-{number}", size * GB) for number, size in enumerate(gigabytes))
+
+
+def settled(workers: int, devices: tuple[Device, ...]) -> dict[Name, str]:
+    """Where so many workers are that came one after the other."""
+    homes: dict[Name, str] = {}
+    for number in range(workers):
+        homes[f"w{number}", 1] = device_of(f"w{number}", devices, homes)
+    return homes
+
+
+def test_eight_workers_have_eight_devices_in_order() -> None:
+    assert list(settled(8, gpus(*[80] * 8)).values()) == [f"GPU-{number}" for number in range(8)]
+
+
+def test_the_device_with_most_memory_comes_first() -> None:
+    assert list(settled(3, gpus(24, 80, 24)).values()) == ["GPU-1", "GPU-0", "GPU-2"]
+
+
+def test_more_workers_than_devices_share_them_evenly() -> None:
+    assert sorted(Counter(settled(7, gpus(80, 80, 80)).values()).values()) == [2, 2, 3]
+
+
+def test_a_worker_that_is_started_again_gets_the_device_that_is_free() -> None:
+    homes = settled(8, gpus(*[80] * 8))
+    free = homes.pop(("w5", 1))
+    assert device_of("w5", gpus(*[80] * 8), homes) == free
+
+
+def test_it_also_does_while_its_dead_process_is_still_there() -> None:
+    """The kernel may take a moment to end it; to share a living worker's device would be for good."""
+    homes = settled(3, gpus(80, 80, 80))
+    assert device_of("w1", gpus(80, 80, 80), homes) == homes["w1", 1]
+
+
+def test_a_device_nobody_is_on_is_better_than_that_of_a_frozen_predecessor() -> None:
+    homes = settled(2, gpus(80, 80, 80))
+    assert device_of("w1", gpus(80, 80, 80), homes) == "GPU-2"
+
+
+def test_spares_have_devices_too_and_two_machines_of_eight_hold_sixteen() -> None:
+    devices = gpus(*[80] * 8)
+    machines: list[dict[Name, str]] = [{}, {}]
+    for number in range(16):
+        machine = machines[number % 2]
+        machine[f"w{number}", 1] = device_of(f"w{number}", devices, machine)
+    assert all(sorted(machine.values()) == sorted(d.name for d in devices) for machine in machines)
+    for number in range(1, 16, 2):  # the second machine is lost
+        machines[0][f"w{number}", 2] = device_of(f"w{number}", devices, machines[0])
+    assert set(Counter(machines[0].values()).values()) == {2}
+
+
+class Machine(RuleBasedStateMachine):
+    """One machine: workers start, die, freeze and are started again, in any order. No more at once than ``most``."""
+
+    @initialize(sizes=st.lists(st.sampled_from([8, 24, 80]), min_size=1, max_size=8), more=st.integers(0, 3))
+    def begin(self, sizes: list[int], more: int) -> None:
+        self.devices = gpus(*sizes)
+        self.most = len(sizes) + more
+        self.processes: dict[Name, str] = {}
+        self.newest: dict[str, int] = {}
+        self.dead: set[str] = set()
+        self.crowded = False
+        """have there ever been more workers than devices?"""
+
+    def living(self) -> dict[str, str]:
+        """Worker → device."""
+        return {w: self.processes[w, n] for w, n in self.newest.items() if w not in self.dead}
+
+    def start(self, worker: str) -> None:
+        homes = dict(self.processes)
+        device = device_of(worker, self.devices, homes)
+        load = Counter({d.name: 0 for d in self.devices})
+        load.update(home for (other, _), home in homes.items() if other != worker)
+        assert load[device] == min(load.values())
+        assert device == device_of(worker, self.devices, dict(reversed(homes.items()))), "the order tells nothing"
+        self.newest[worker] = self.newest.get(worker, 0) + 1
+        self.processes[worker, self.newest[worker]] = device
+        self.dead.discard(worker)
+        self.crowded |= len({name for name, _ in self.processes}) > len(self.devices)
+
+    @precondition(lambda self: len(self.newest) < self.most)
+    @rule()
+    def a_worker_starts(self) -> None:
+        self.start(f"w{len(self.newest)}")
+
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), lingers=st.booleans())
+    def one_dies(self, data: st.DataObject, lingers: bool) -> None:
+        """It may be frozen, or the kernel slow to end it: its process is there, but nobody reckons with it."""
+        worker = data.draw(st.sampled_from(sorted(self.living())))
+        self.dead.add(worker)
+        if not lingers:
+            del self.processes[worker, self.newest[worker]]
+
+    @precondition(lambda self: self.dead)
+    @rule(data=st.data())
+    def one_is_started_again(self, data: st.DataObject) -> None:
+        self.start(data.draw(st.sampled_from(sorted(self.dead))))
+
+    @precondition(lambda self: self.processes)
+    @rule()
+    def what_lingered_ends(self) -> None:
+        living = {(worker, self.newest[worker]) for worker in self.living()}
+        self.processes = {name: home for name, home in self.processes.items() if name in living}
+
+    @precondition(lambda self: hasattr(self, "devices"))
+    @invariant()
+    def no_two_share_a_device_while_there_are_enough(self) -> None:
+        if not self.crowded:
+            assert max(Counter(self.living().values()).values(), default=0) <= 1
+
+
+TestMachine = Machine.TestCase
+
+
+def test_needs_are_sixteen_bytes_a_parameter_of_each_stage() -> None:
+    config = RunConfig.model_validate({"train": {"device": "cuda"}, "model": {"layers": 8}})
+    counts = [stage_parameters(config.model, 4, stage) for stage in range(5)]
+    assert needs(config).stages == tuple(16 * count for count in counts)
+    assert not needs(RunConfig()).cuda
+
+
+def test_a_device_must_hold_the_largest_stage_and_others_that_share_it() -> None:
+    wants = Needs((30 * GB, 10 * GB, 10 * GB))
+    assert lacking(wants, Inventory(gpus(32)), 1) == ""
+    assert "40.0 GB" in lacking(wants, Inventory(gpus(32)), 2) and "2 workers" in lacking(wants, Inventory(gpus(32)), 2)
+    assert lacking(wants, Inventory(gpus(32, 32)), 2) == ""
+    assert "on device GPU-1" in lacking(wants, Inventory(gpus(32, 24)), 2), "it may become the largest stage's"
+    assert lacking(wants, Inventory(gpus(32, 24)), 1) == ""
+    assert lacking(Needs(), Inventory(lacks="of course"), 9) == ""
+
+
+def test_what_is_missing_is_one_line_with_the_machine_and_a_mend() -> None:
+    with pytest.raises(UserError, match=r"^train.device = 'cuda': node n1 has no CUDA device \(none\): use another$"):
+        require_devices("node n1", Needs((1,)), Inventory(lacks="none"), 1, "use another")
+    with pytest.raises(UserError, match=r"node n1 has 8.0 GB .*: use another; more pipeline.stages make each smaller"):
+        require_devices("node n1", Needs((9 * GB,)), Inventory(gpus(8)), 1, "use another")
