@@ -59,7 +59,7 @@ places = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_else(
     story: list[tuple[str, int, int]],
 ) -> None:
-    mail, sent = Mail(SHAPE), set[tuple[int, int]]()
+    mail, sent = Mail(SHAPE, torch.float32), set[tuple[int, int]]()
     now = (0, 0)
     for what, generation, step in story:
         if what == "turn":
@@ -81,7 +81,7 @@ def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_
 
 @pytest.mark.parametrize("wrong", [{"shape": (2, 32, 31)}, {"dtype": torch.bfloat16}], ids=str)
 def test_mail_refuses_what_is_no_activation(wrong: dict[str, Any]) -> None:
-    mail = Mail(SHAPE)
+    mail = Mail(SHAPE, torch.float32)
     with pytest.raises(WireError, match=r"sent .* for step 0; activations here are torch\.float32 \[2, 32, 32\]"):
         mail.put(1, *frame(first_visit(0, 0), **wrong))
     assert Awaited(1, first_visit(0, 0)) not in mail

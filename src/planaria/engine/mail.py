@@ -25,9 +25,9 @@ class Mail:
     follows. Frames of the past are dropped. A state is of the present, as is the edge over which it comes.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        """``shape``: that of one microbatch's activation, in fp32."""
-        self._shape = shape
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """``shape`` and ``dtype``: those of one microbatch's activation, as it travels."""
+        self._activation = shape, dtype
         self._held: dict[Awaited, tuple[tuple[int, int], Tensor]] = {}
         """with the generation and step that each is of"""
         self._now = 0, 0
@@ -51,10 +51,11 @@ class Mail:
                 raise WireError(f"sent {label}, which nobody here waits for")
         if when < self._now:
             return
-        if isinstance(label, Activation) and (header.shape, header.dtype) != (self._shape, torch.float32):
+        if isinstance(label, Activation) and (header.shape, header.dtype) != self._activation:
+            shape, dtype = self._activation
             raise WireError(
                 f"sent {label.content.name} {header.dtype} {list(header.shape)} for step {label.step}; "
-                f"activations here are torch.float32 {list(self._shape)}"
+                f"activations here are {dtype} {list(shape)}"
             )
         self._held[Awaited(sender, label)] = when, payload
 

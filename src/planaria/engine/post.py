@@ -48,7 +48,7 @@ class Post:
         self.circle = RoundMember(setup.config.exchange)
         self.links = Links(setup, itinerary, port, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
-        self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
+        self.mail = Mail((pipeline.microbatch_size, model.context, model.dim), wire.ACTIVATIONS[pipeline.wire])
         self.patience = Patience(setup.config.fleet.timeout_s)
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
