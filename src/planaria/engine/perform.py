@@ -44,9 +44,15 @@ def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
     found: list[Task] = []
 
     def late() -> list[int]:
-        begins = [task for task in todo if done.issuperset(task.action.after)]
-        found[:] = [task for task in begins if task.input is None or task.input in post.mail][:1]
-        return [] if found else [task.input.sender for task in begins if task.input is not None][:1]
+        senders: list[int] = []
+        for task in todo:
+            if not done.issuperset(task.action.after):
+                continue
+            if task.input is None or task.input in post.mail:
+                found.append(task)
+                return []
+            senders = senders or [task.input.sender]
+        return senders
 
     first = todo[0].action
     post.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")

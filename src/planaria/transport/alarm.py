@@ -19,7 +19,7 @@ class _Times(ctypes.Structure):
 
 
 class Alarm:
-    """Goes off once, ``after_s`` seconds after it was :meth:`set` last. One thread waits for it; setting it is cheap."""
+    """Goes off once, ``after_s`` seconds after it was :meth:`set` last. One thread waits; setting it is cheap."""
 
     def __init__(self, after_s: float) -> None:
         self._handle = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
