@@ -59,7 +59,7 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tu
     """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norm before and after that.
 
     By layer, each decoder layer is bounded by itself, and so is each parameter outside of layers (embedding, norm,
-    head). No cut divides these, so none changes what is clipped. Gradients within their bound are not passed over again.
+    head). No cut divides these, so none changes what is clipped. Gradients within their bound are left as they are.
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -72,8 +72,8 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tu
     each = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups.values()]
     norm = torch.stack([norm.to(each[0].device) for norm in each])
     excess = (bound / (norm + _EPS) < 1).tolist()  # as torch computes by what to multiply
-    for group, own, beyond in zip(groups.values(), each, excess, strict=True):
+    for group, length, beyond in zip(groups.values(), each, excess, strict=True):
         if beyond:
-            nn.utils.clip_grads_with_norm_(group, bound, own)
+            nn.utils.clip_grads_with_norm_(group, bound, length)
     norms = norm.tolist()
     return math.hypot(*norms), math.hypot(*(min(norm, bound) for norm in norms))
