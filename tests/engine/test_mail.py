@@ -110,6 +110,23 @@ def test_what_is_not_in_the_type_that_the_recipe_has_travel_is_refused() -> None
     assert Awaited(1, FORWARD) in mail
 
 
+def test_activations_that_are_kept_land_as_they_arrive_and_others_stay_as_they_are() -> None:
+    landed: list[torch.Tensor] = []
+
+    def land(payload: torch.Tensor) -> torch.Tensor:
+        landed.append(payload)
+        return payload + 1
+
+    mail, past = Mail(SHAPE, torch.float32, land), FORWARD._replace(step=8)
+    mail.turn(5, 9)
+    for label in (FORWARD, past, GradientShare(5, 9)):
+        mail.put(1, header(label), torch.zeros(SHAPE))
+    with pytest.raises(WireError, match="activations here are"):
+        mail.put(1, header(FORWARD._replace(hop=2), shape=(3, 2)), torch.zeros(3, 2))
+    assert len(landed) == 1 and mail.take(Awaited(1, FORWARD)).sum() == 6
+    assert mail.take(Awaited(1, GradientShare(5, 9))).sum() == 0
+
+
 @pytest.mark.parametrize("label", [OfferPart(1, Content.BLOCKING), Ping(1, Content.PING), Goodbye()], ids=str)
 def test_what_nobody_takes_out_is_refused(label: Label, mail: Mail) -> None:
     with pytest.raises(WireError, match="which nobody here waits for"):

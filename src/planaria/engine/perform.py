@@ -64,10 +64,10 @@ def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> 
     post.desk.at(action.kind, post.here.step, action.microbatch, action.hop)
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
-    out = work(action.microbatch, action.hop, None if task.input is None else post.mail.take(task.input))
+    out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
     if action.target is not None:
         assert out is not None
-        post.send(action, out.cpu())
+        post.send(action, out)
         if passed is not None:
             passed(action, out)
     return Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=time.monotonic())
