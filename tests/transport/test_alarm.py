@@ -66,6 +66,15 @@ def test_the_thread_that_stands_in_for_an_owner_is_not_woken_while_the_owner_wai
     assert not thread.is_alive()
 
 
+def test_nothing_is_left_of_an_alarm_that_is_gone() -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
+    alarm = Alarm(0.1)
+    alarm.set()
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(before) + 1
+    del alarm
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
 class Idle:
     """Has a descriptor on which nothing ever happens."""
 

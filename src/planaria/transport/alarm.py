@@ -39,3 +39,7 @@ class Alarm:
     def wait(self) -> None:
         """Wait until it has gone off."""
         os.read(self._handle, 8)
+
+    def __del__(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
