@@ -65,8 +65,7 @@ class Post:
 
     def move(self, node: int, form: Form) -> None:
         """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
-        if self.staging is not None:
-            self.staging.drop()
+        self._drop_copies()
         self.here.move(node, form)
         self.links.part()
         self.circle.drop()
@@ -84,9 +83,15 @@ class Post:
 
     def leave(self) -> None:
         """Stand nowhere any more."""
+        self._drop_copies()
         self.links.close()
         self.circle.drop()
         self.here.node = self.here.stage = -1
+
+    def _drop_copies(self) -> None:
+        """What is being copied from a device is for edges that go."""
+        if self.staging is not None:
+            self.staging.drop()
 
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
