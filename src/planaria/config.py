@@ -31,6 +31,8 @@ class PipelineConfig(Section):
     """what a worker prefers when several microbatches are ready: backward first (1f1b) or forward first (gpipe)"""
     in_flight: Positive | None = None
     """most microbatches under way at once; two for each worker under 1f1b, all under gpipe unless given"""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """how activations and their gradients travel between stages; bf16 rounds them and takes half the bytes"""
 
     @property
     def samples(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planaria.compare.clock import clock_of, exchanged_bytes, waiting_s
-from planaria.config import RunConfig
+from planaria.config import NetworkConfig, RunConfig
 from planaria.model.families import stage_parameters
 
 NETWORK = {"latency_s": 0.5, "bandwidth": 1000.0, "forward_s": [1.0], "backward_s": [2.0]}
@@ -26,6 +26,14 @@ def recipe(replicas: int = 4, kind: str = "allreduce", **options: Any) -> RunCon
 
 def largest(config: RunConfig) -> int:
     return max(stage_parameters(config.model, 2, stage) for stage in range(3))
+
+
+def test_where_links_are_all_that_takes_time_half_the_bytes_take_half_of_it() -> None:
+    """The clock of comparisons and of advice; latencies stay."""
+    links = {"latency_s": 0.0, "bandwidth": 1000.0}
+    alone = recipe(1).model_copy(update={"network": NetworkConfig.model_validate(links)})
+    half = alone.model_copy(update={"pipeline": alone.pipeline.model_copy(update={"wire": "bf16"})})
+    assert clock_of(half).step_s == pytest.approx(clock_of(alone).step_s / 2)
 
 
 def test_one_replica_waits_for_nobody() -> None:

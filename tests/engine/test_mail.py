@@ -28,7 +28,7 @@ def header(label: Label = FORWARD, shape: tuple[int, ...] = SHAPE, dtype: torch.
 
 @pytest.fixture
 def mail() -> Mail:
-    made = Mail(SHAPE)
+    made = Mail(SHAPE, torch.float32)
     made.turn(5, 9)
     return made
 
@@ -99,6 +99,32 @@ def test_what_is_no_activation_of_this_model_is_refused(odd: Header, mail: Mail)
     with pytest.raises(WireError, match=r"for step 9; activations here are torch.float32 \[2, 3\]"):
         mail.put(1, odd, torch.zeros(odd.shape, dtype=odd.dtype))
     assert Awaited(1, FORWARD) not in mail
+
+
+def test_what_is_not_in_the_type_that_the_recipe_has_travel_is_refused() -> None:
+    mail = Mail(SHAPE, torch.bfloat16)
+    mail.turn(5, 9)
+    with pytest.raises(WireError, match=r"activations here are torch.bfloat16 \[2, 3\]"):
+        mail.put(1, header(), torch.zeros(SHAPE))
+    mail.put(1, header(dtype=torch.bfloat16), torch.zeros(SHAPE, dtype=torch.bfloat16))
+    assert Awaited(1, FORWARD) in mail
+
+
+def test_activations_that_are_kept_land_as_they_arrive_and_others_stay_as_they_are() -> None:
+    landed: list[torch.Tensor] = []
+
+    def land(payload: torch.Tensor) -> torch.Tensor:
+        landed.append(payload)
+        return payload + 1
+
+    mail, past = Mail(SHAPE, torch.float32, land), FORWARD._replace(step=8)
+    mail.turn(5, 9)
+    for label in (FORWARD, past, GradientShare(5, 9)):
+        mail.put(1, header(label), torch.zeros(SHAPE))
+    with pytest.raises(WireError, match="activations here are"):
+        mail.put(1, header(FORWARD._replace(hop=2), shape=(3, 2)), torch.zeros(3, 2))
+    assert len(landed) == 1 and mail.take(Awaited(1, FORWARD)).sum() == 6
+    assert mail.take(Awaited(1, GradientShare(5, 9))).sum() == 0
 
 
 @pytest.mark.parametrize("label", [OfferPart(1, Content.BLOCKING), Ping(1, Content.PING), Goodbye()], ids=str)

@@ -60,3 +60,25 @@ def test_each_layer_and_each_other_parameter_has_a_bound_of_its_own() -> None:
         assert before == pytest.approx(math.sqrt(29.61)) and after == pytest.approx(expected[1])
         assert [float(p.grad) for p in named.values() if p.grad is not None] == pytest.approx(expected[0], rel=1e-5)
     assert clip_gradients({}, OptimConfig()) == (0.0, 0.0)
+
+
+@given(st.integers(0, 99), st.floats(0.25, 4.0) | st.sampled_from([1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1e-30, math.inf]))
+def test_gradients_are_clipped_to_the_bit_as_torch_does(seed: int, part: float) -> None:
+    """Also where the bound is about the norm, and those within it are not touched."""
+    draw = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(5, 3, generator=draw), torch.randn(7, generator=draw)]
+    bound = part * torch.nn.utils.get_total_norm(grads).item()
+    ours, torchs = ([torch.nn.Parameter(torch.zeros_like(g)) for g in grads] for _ in range(2))
+    for parameters in (ours, torchs):
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad.clone()
+    kept = [parameter.grad._version for parameter in ours if parameter.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(torchs, bound).item()
+    named = dict(zip("ab", ours, strict=True))
+    assert clip_gradients(named, OptimConfig(clip=0.0 if math.isinf(bound) else bound))[0] == norm
+    for one, other in zip(ours, torchs, strict=True):
+        assert one.grad is not None and other.grad is not None and torch.equal(one.grad, other.grad)
+    if part > 1.5:
+        assert [parameter.grad._version for parameter in ours if parameter.grad is not None] == kept, (
+            "a pass for nothing"
+        )

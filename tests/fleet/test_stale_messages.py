@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fake_device import FakeCopier
 from planaria.engine import links
+from planaria.engine import post as post_office
 from planaria.engine.desk import Desk
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.mail import Awaited, Mail
@@ -59,7 +62,7 @@ places = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_else(
     story: list[tuple[str, int, int]],
 ) -> None:
-    mail, sent = Mail(SHAPE), set[tuple[int, int]]()
+    mail, sent = Mail(SHAPE, torch.float32), set[tuple[int, int]]()
     now = (0, 0)
     for what, generation, step in story:
         if what == "turn":
@@ -81,7 +84,7 @@ def test_mail_hands_over_what_was_sent_for_this_generation_and_step_and_nothing_
 
 @pytest.mark.parametrize("wrong", [{"shape": (2, 32, 31)}, {"dtype": torch.bfloat16}], ids=str)
 def test_mail_refuses_what_is_no_activation(wrong: dict[str, Any]) -> None:
-    mail = Mail(SHAPE)
+    mail = Mail(SHAPE, torch.float32)
     with pytest.raises(WireError, match=r"sent .* for step 0; activations here are torch\.float32 \[2, 32, 32\]"):
         mail.put(1, *frame(first_visit(0, 0), **wrong))
     assert Awaited(1, first_visit(0, 0)) not in mail
@@ -114,11 +117,19 @@ def form(generation: int, links: dict[tuple[int, int], str], sources: dict[int, 
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Post, Connection]]:
+def device(request: pytest.FixtureRequest) -> str:
+    """Where stages compute."""
+    return getattr(request, "param", "cpu")
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[tuple[Post, Connection]]:
     """The post of the worker at stage 2, and the controller's end of its line."""
     monkeypatch.setattr(links, "Edge", DeadEdge)
+    monkeypatch.setattr(post_office, "Cuda", FakeCopier)
+    monkeypatch.setattr(post_office, "take_from", lambda take: None)
     ours, theirs = Pipe()
-    setup = Setup(tiny(tmp_path), tmp_path, tmp_path, "127.0.0.1", new_key())
+    setup = Setup(tiny(tmp_path, train={"device": device}), tmp_path, tmp_path, "127.0.0.1", new_key())
     port = Port("127.0.0.1", setup.key)
     itinerary, desk = Itinerary(setup.config), Desk(theirs, heartbeat_s=1.0)
     here = Position("w2", itinerary, desk.report)
@@ -218,3 +229,52 @@ def test_a_gradient_of_a_wrong_shape_is_no_use_and_is_waited_for_again(office: t
     assert taken.shape == (4,)
     report = REPORT.validate_json(controller.recv_bytes())
     assert isinstance(report, EdgeBroken) and "its gradient is not [4] numbers" in report.detail
+
+
+# ---- stages that compute on a device
+
+
+class OnDevice(Tensor):
+    """Says that it is on a device."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_what_a_device_has_computed_is_sent_once_it_is_on_the_host_unless_a_generation_has_begun_meanwhile(
+    office: tuple[Post, Connection],
+) -> None:
+    post, _ = office
+    assert post.staging is not None
+    copier, sent = cast(FakeCopier, post.staging._copier), list[tuple[Label, float]]()
+    edge: Any = post.links.edges[3]
+    edge.send = lambda label, payload: sent.append((label, payload.sum().item()))
+    first = Action("forward", 0, 2, node=2, source=1, target=3)
+    for number, generation in ((1.0, 1), (2.0, 2)):
+        post.send(first, torch.full((3,), number).as_subclass(OnDevice))
+        assert not sent, "it is being copied"
+        if generation == 1:  # a neighbour is killed; this edge stays
+            post.move(2, form(2, {(1, 2): "g1:1-2", (2, 3): "g1:2-3"}))
+    for event in copier.events:
+        event.happen()
+    deadline = time.monotonic() + 20.0
+    while post.staging.under_way:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert sent == [(first_visit(2, 7)._replace(hop=2), 6.0)]
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_what_arrives_goes_on_to_the_device_at_once_and_is_waited_for_when_it_is_taken(
+    office: tuple[Post, Connection],
+) -> None:
+    post, _ = office
+    assert post.staging is not None
+    copier, (header, payload) = cast(FakeCopier, post.staging._copier), frame(first_visit(1, 7))
+    post.hear(Arrived(post.links.edges[1], header, payload.as_subclass(OnDevice)))
+    (event,) = copier.events
+    assert not copier.joined
+    taken = post.take(Awaited(1, first_visit(1, 7)))
+    assert len(copier.joined) == 1 and copier.joined[0] is taken
+    event.happen()
+    assert torch.equal(taken.as_subclass(Tensor), payload)

@@ -4,7 +4,8 @@ import pytest
 
 from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
 from planaria.errors import UserError
-from planaria.network.costs import Costs, Prices, message_bytes
+from planaria.network.costs import WIRE_BYTES, Costs, Prices, message_bytes
+from planaria.transport.wire import ACTIVATIONS
 
 
 def test_one_number_is_every_stages_and_the_embedding_is_free() -> None:
@@ -41,8 +42,12 @@ def test_prices_are_whole_nanoseconds() -> None:
     assert prices.seconds(3 * prices.compute("forward", 1, 1)) == 0.3
 
 
-def test_message_is_one_fp32_activation() -> None:
-    assert message_bytes(ModelConfig(dim=64, heads=4, context=32), PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4
+def test_message_is_one_activation_as_it_travels() -> None:
+    model = ModelConfig(dim=64, heads=4, context=32)
+    assert message_bytes(model, PipelineConfig(microbatch_size=3)) == 3 * 32 * 64 * 4
+    assert message_bytes(model, PipelineConfig(microbatch_size=3, wire="bf16")) == 3 * 32 * 64 * 2
+    for wire, dtype in ACTIVATIONS.items():
+        assert WIRE_BYTES[wire] == dtype.itemsize
 
 
 def test_a_shadow_costs_the_next_stages_forward_where_a_worker_hands_on() -> None:

@@ -219,6 +219,29 @@ def test_frames_larger_than_any_buffer_keep_their_order(ends: tuple[End, End]) -
         assert low.next(Arrived).header.label.number == number
 
 
+def test_several_threads_may_send(ends: tuple[End, End]) -> None:
+    """Frames that do not fit at once, from a thread that hands over copies of a device and from the main one."""
+    low, high = ends
+    frames = [torch.full((50_000 + number,), float(number)) for number in range(40)]
+
+    def send(first: int) -> None:
+        for number in range(first, len(frames), 2):
+            low.send(frames[number], number)
+
+    other = threading.Thread(target=send, args=(1,))
+    other.start()
+    send(0)
+    other.join(SOON_S)
+    arrived = [high.next(Arrived) for _ in frames]
+    numbers = [item.header.label.number for item in arrived]
+    assert sorted(numbers) == list(range(40)) and all(
+        torch.equal(item.payload, frames[number]) for item, number in zip(arrived, numbers, strict=True)
+    )
+    for parity in (0, 1):
+        assert [number for number in numbers if number % 2 == parity] == list(range(parity, 40, 2))
+    assert low.edge.sent_bytes == sum(frame.nbytes for frame in frames)
+
+
 def test_what_was_sent_arrives_although_the_other_end_goes_on_sending(ends: tuple[End, End]) -> None:
     """To close a connection while something lies unread would take back what was sent and has not arrived."""
     low, high = ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -25,9 +25,14 @@ class Mail:
     follows. Frames of the past are dropped. A state is of the present, as is the edge over which it comes.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        """``shape``: that of one microbatch's activation, in fp32."""
-        self._shape = shape
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, land: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """``shape`` and ``dtype``: those of one microbatch's activation, as it travels.
+
+        ``land`` is given each that is kept, and makes of it what is handed over.
+        """
+        self._activation, self._land = (shape, dtype), land
         self._held: dict[Awaited, tuple[tuple[int, int], Tensor]] = {}
         """with the generation and step that each is of"""
         self._now = 0, 0
@@ -51,11 +56,14 @@ class Mail:
                 raise WireError(f"sent {label}, which nobody here waits for")
         if when < self._now:
             return
-        if isinstance(label, Activation) and (header.shape, header.dtype) != (self._shape, torch.float32):
+        if isinstance(label, Activation) and (header.shape, header.dtype) != self._activation:
+            shape, dtype = self._activation
             raise WireError(
                 f"sent {label.content.name} {header.dtype} {list(header.shape)} for step {label.step}; "
-                f"activations here are torch.float32 {list(self._shape)}"
+                f"activations here are {dtype} {list(shape)}"
             )
+        if isinstance(label, Activation) and self._land is not None:
+            payload = self._land(payload)
         self._held[Awaited(sender, label)] = when, payload
 
     def __contains__(self, frame: Awaited) -> bool:

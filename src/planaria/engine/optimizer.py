@@ -14,6 +14,8 @@ from torch import nn
 from planaria.config import OptimConfig
 
 NONE: Mapping[nn.Parameter, float] = MappingProxyType({})
+_EPS = 1e-6
+"""that torch's clipping adds to a norm"""
 _LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 
 
@@ -108,14 +110,21 @@ def clip_gradients(named: Mapping[str, nn.Parameter], config: OptimConfig) -> tu
     """Bound the gradients of a stage's parameters (or a whole model's) in place; their L2 norm before and after that.
 
     By layer, each decoder layer is bounded by itself, and so is each parameter outside of layers (embedding, norm,
-    head). No cut divides these, so none changes what is clipped.
+    head). No cut divides these, so none changes what is clipped. Gradients within their bound are left as they are.
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named.items():
         layer = _LAYER.match(name)
         own = "" if config.clip_by == "stage" else layer[0] if layer else name
         groups.setdefault(own, []).append(parameter)
+    if not groups:
+        return 0.0, 0.0
     bound = config.clip or math.inf
-    each = [nn.utils.clip_grad_norm_(group, bound) for group in groups.values()]
-    norms = torch.stack([norm.to(each[0].device) for norm in each]).tolist() if each else []
+    each = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups.values()]
+    norm = torch.stack([norm.to(each[0].device) for norm in each])
+    excess = (bound / (norm + _EPS) < 1).tolist()  # as torch computes by what to multiply
+    for group, length, beyond in zip(groups.values(), each, excess, strict=True):
+        if beyond:
+            nn.utils.clip_grads_with_norm_(group, bound, length)
+    norms = norm.tolist()
     return math.hypot(*norms), math.hypot(*(min(norm, bound) for norm in norms))

@@ -44,9 +44,15 @@ def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
     found: list[Task] = []
 
     def late() -> list[int]:
-        begins = [task for task in todo if done.issuperset(task.action.after)]
-        found[:] = [task for task in begins if task.input is None or task.input in post.mail][:1]
-        return [] if found else [task.input.sender for task in begins if task.input is not None][:1]
+        senders: list[int] = []
+        for task in todo:
+            if not done.issuperset(task.action.after):
+                continue
+            if task.input is None or task.input in post.mail:
+                found.append(task)
+                return []
+            senders = senders or [task.input.sender]
+        return senders
 
     first = todo[0].action
     post.wait_for(late, f"the {first.kind} of microbatch {first.microbatch} from {{}}")
@@ -58,10 +64,10 @@ def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> 
     post.desk.at(action.kind, post.here.step, action.microbatch, action.hop)
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
-    out = work(action.microbatch, action.hop, None if task.input is None else post.mail.take(task.input))
+    out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
     if action.target is not None:
         assert out is not None
-        post.send(action, out.cpu())
+        post.send(action, out)
         if passed is not None:
             passed(action, out)
     return Span(action=action.kind, microbatch=action.microbatch, hop=action.hop, start=start, end=time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,8 +24,10 @@ from planaria.record import events as e
 from planaria.record.decisions import Donate, Form, Introduce, Meet
 from planaria.recovery.base import Moment
 from planaria.transport import wire
+from planaria.transport.buffers import take_from
 from planaria.transport.edge import Arrived, Broken, Edge, Opened
 from planaria.transport.port import Port
+from planaria.transport.staging import Cuda, Staging, pinned
 from planaria.transport.wire import Content, WireError
 
 _PASSES: dict[Kind, wire.Pass] = {"forward": Content.FORWARD, "backward": Content.BACKWARD}
@@ -48,13 +51,21 @@ class Post:
         self.circle = RoundMember(setup.config.exchange)
         self.links = Links(setup, itinerary, port, desk.inbox)
         model, pipeline = setup.config.model, setup.config.pipeline
-        self.mail = Mail((pipeline.microbatch_size, model.context, model.dim))
+        self.staging: Staging | None = None
+        """where stages compute on a device"""
+        if setup.config.train.device == "cuda":
+            self.staging = Staging(Cuda())
+            take_from(pinned)
+        shape = pipeline.microbatch_size, model.context, model.dim
+        land = None if self.staging is None else self.staging.receive
+        self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
 
     def move(self, node: int, form: Form) -> None:
         """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
+        self._drop_copies()
         self.here.move(node, form)
         self.links.part()
         self.circle.drop()
@@ -72,9 +83,15 @@ class Post:
 
     def leave(self) -> None:
         """Stand nowhere any more."""
+        self._drop_copies()
         self.links.close()
         self.circle.drop()
         self.here.node = self.here.stage = -1
+
+    def _drop_copies(self) -> None:
+        """What is being copied from a device is for edges that go."""
+        if self.staging is not None:
+            self.staging.drop()
 
     def hear(self, item: Any) -> None:
         """Take in what the edges bring. Orders of an older generation may come too; nobody obeys them here."""
@@ -164,9 +181,18 @@ class Post:
         return Awaited(action.source, self._activation(action.needs))
 
     def send(self, action: Action, out: Tensor) -> None:
-        """Hand an action's output to the node that needs it."""
+        """Hand an action's output to the node that needs it, from a device once it is on the host."""
         assert action.target is not None
-        self.links.edges[action.target].send(self._activation(action.key), out)
+        send = partial(self.links.edges[action.target].send, self._activation(action.key))
+        if self.staging is not None and out.is_cuda:
+            self.staging.send(out, send)
+        else:
+            send(out)
+
+    def take(self, frame: Awaited) -> Tensor:
+        """An action's input, which is here."""
+        payload = self.mail.take(frame)
+        return self.staging.join(payload) if self.staging is not None and payload.is_cuda else payload
 
     def _activation(self, key: Key) -> wire.Activation:
         return wire.Activation(self.here.generation, self.here.step, key.microbatch, key.hop, _PASSES[key.kind])

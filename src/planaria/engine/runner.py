@@ -18,6 +18,7 @@ from planaria.engine.batches import Batch, Masks
 from planaria.engine.optimizer import clip_gradients, learning_rate, stage_optimizer
 from planaria.model.families import build_stage
 from planaria.model.state import StageState
+from planaria.transport.wire import ACTIVATIONS
 
 
 class NonFinite(Exception):
@@ -42,6 +43,7 @@ class StageRunner:
         self.lr_scale, self.scales = 1.0, dict[str, float]()
         self.grad_norm: float | None = None
         self.clipped_norm: float | None = None
+        self._travels = ACTIVATIONS[config.pipeline.wire]
         self._pending: tuple[float, float] | None = None
         self._before: StageState | None = None
         self._inputs: dict[tuple[int, int], Tensor] = {}
@@ -59,10 +61,13 @@ class StageRunner:
         self._train, self._microbatches, self._seen = train, microbatches, 0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
-        """One visit's forward pass. At the ends: hop 0 embeds the data, any other hop takes the loss (returns None)."""
+        """One visit's forward pass: the activation as it travels, in any engine, of one that has travelled.
+
+        At the ends: hop 0 embeds the data, any other hop takes the loss (returns None).
+        """
         with torch.set_grad_enabled(self._train), self._precision():
             if x is not None:
-                x = x.to(self.config.train.device).detach().requires_grad_(self._train)
+                x = x.to(self.config.train.device, torch.float32).detach().requires_grad_(self._train)
             if self.stage:
                 assert x is not None
                 y = self.module(x, *self._mask(microbatch))
@@ -79,19 +84,19 @@ class StageRunner:
             self._outputs[microbatch, hop] = y
             if x is not None:
                 self._inputs[microbatch, hop] = x
-        return None if y.ndim == 0 else y.detach()
+        return None if y.ndim == 0 else y.detach().to(self._travels)
 
     def _mask(self, microbatch: int) -> tuple[Tensor, ...]:
         """What the stage takes beside hidden states or tokens: nothing, unless documents are kept apart."""
         return () if self._masks is None else (self._masks(microbatch).to(self.config.train.device),)
 
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
-        """One visit's backward pass: adds to the gradients; returns the gradient of the visit's input, if any."""
+        """One visit's backward pass: adds to the gradients; that of the visit's input, if any, as it travels."""
         y = self._outputs.pop((microbatch, hop))
         self._seen += 1
-        torch.autograd.backward(y, None if grad is None else grad.to(y.device))
+        torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
         x = self._inputs.pop((microbatch, hop), None)
-        return None if x is None else x.grad
+        return None if x is None or x.grad is None else x.grad.to(self._travels)
 
     def finish(self) -> float | None:
         """All microbatches are through: the gradient's L2 norm (None in a validation), clipped and ready to commit.

@@ -35,7 +35,8 @@ class SleepingRunner(StageRunner):
         super().__init__(config, stage, initialise)
         self._prices: tuple[int, Prices] | None = None
         self._times = 1.0
-        self._activation = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
+        shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
+        self._activation = torch.zeros(shape, dtype=self._travels)
 
     def stand_at(self, node: int, prices: Prices) -> None:
         """From now on, passes take what they cost at ``node``; nothing until this is said."""

@@ -11,6 +11,8 @@ from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
 from planaria.errors import UserError
 
 FP32_BYTES = 4
+WIRE_BYTES = {"fp32": FP32_BYTES, "bf16": 2}
+"""of one number of an activation, by ``pipeline.wire``"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
 
 
 def message_bytes(model: ModelConfig, pipeline: PipelineConfig) -> int:
-    """Bytes of the fp32 activation (microbatch_size, context, dim) that one stage hands to the next."""
-    return pipeline.microbatch_size * model.context * model.dim * FP32_BYTES
+    """Bytes of the activation (microbatch_size, context, dim) that one stage hands to the next, as it travels."""
+    return pipeline.microbatch_size * model.context * model.dim * WIRE_BYTES[pipeline.wire]
 
 
 class Prices:

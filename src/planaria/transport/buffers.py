@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ _LARGE = 256 << 10
 _NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64, torch.uint8: np.uint8}
 
 
-_POOL = MemoryPool(64 << 20)
+_take: Callable[[int], Tensor] = MemoryPool(64 << 20).take
+
+
+def take_from(take: Callable[[int], Tensor]) -> None:
+    """From now on, receive large frames into what this gives for a size: uint8 [size]."""
+    global _take
+    _take = take
 
 
 def receive_buffer(header: Header) -> Tensor:
@@ -28,7 +34,7 @@ def receive_buffer(header: Header) -> Tensor:
 def buffer(dtype: torch.dtype, shape: Sequence[int], size: int) -> Tensor:
     """An uninitialised tensor of ``size`` bytes, to be filled at once."""
     if size >= _LARGE:
-        return _POOL.take(size).view(dtype).view(tuple(shape))
+        return _take(size).view(dtype).view(tuple(shape))
     if dtype in _NUMPY:  # a frame's worth of time quicker than torch's own
         return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
     return torch.empty(tuple(shape), dtype=dtype)

@@ -160,8 +160,16 @@ class Secured:
                 view = view[sent:]
 
     def write_some(self, view: memoryview, then: memoryview) -> int:
-        """As :meth:`Channel.write_some`, but not all of a large one: encrypting takes its time."""
+        """As :meth:`Channel.write_some`, but not all of a large one: encrypting takes its time.
+
+        A header and what follows it go out as one record: two would take twice the system calls of a small frame.
+        """
         sent = 0
+        if 0 < len(view) < _RECORD and then:
+            sent = self._write_some(memoryview(b"".join((view, then[: _RECORD - len(view)]))))
+            if not sent:
+                return 0
+            view, then = view[sent:], then[max(0, sent - len(view)) :]
         for rest in (view, then):
             while rest and sent < _AT_ONCE:
                 sent += (size := self._write_some(rest))

@@ -71,7 +71,7 @@ class Broken:
 
 
 class Edge:
-    """A full-duplex edge. The inbox serves it; all else is called by the worker's main thread."""
+    """A full-duplex edge. The inbox serves it; all else is called by the worker's main thread, :meth:`send` by any."""
 
     def __init__(self, spec: EdgeSpec, port: Port, inbox: Inbox) -> None:
         self.spec = spec
@@ -101,8 +101,8 @@ class Edge:
 
         :raises WireError: when such a tensor or label does not fit a frame.
         """
-        self.sent_bytes += payload.nbytes
         with self._sending:
+            self.sent_bytes += payload.nbytes
             if self._over:
                 return
             begun = bool(self._unsent)

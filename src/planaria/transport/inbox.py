@@ -19,10 +19,10 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any, NamedTuple, Protocol
 
+from planaria.transport.alarm import Alarm
+
 _GRACE_S = 0.002
 """how long the owner may be busy before the inbox's own thread takes over, which takes longer than a small frame"""
-_LOOKS = 25
-"""so often that thread finds the owner waiting before it goes to sleep"""
 
 
 class Served(Protocol):
@@ -55,11 +55,10 @@ class Inbox:
         self._serving = threading.Lock()
         """held by who serves the edges"""
         self._waiting, self._closed = False, False
-        self._visits = 0
-        """how often the owner has waited"""
         self.rounds = 0
         """how often somebody has looked after the edges"""
-        self._busy, self._asleep = threading.Event(), False
+        self._busy = Alarm(_GRACE_S)
+        """goes off when the owner has been busy for a while"""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         """serves while the owner is busy; there is none before there are edges"""
@@ -115,6 +114,7 @@ class Inbox:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve_meanwhile, name="edges", daemon=True)
                 self._thread.start()
+                self._busy.set()
         self._served[served.fileno()] = served
         self._epoll.register(served.fileno(), select.EPOLLIN)
 
@@ -133,12 +133,13 @@ class Inbox:
     def close(self) -> None:
         """End the inbox's own thread."""
         self._closed = True
-        self._busy.set()
         self._wake()
+        self._busy.set()
 
     def _wait(self, until: float) -> None:
         """Serve the edges until there is an item, or it is ``until``."""
         self._waiting = True  # from here on who puts an item wakes it
+        self._busy.clear()
         try:
             if not self._serving.acquire(blocking=False):
                 self._wake()
@@ -152,34 +153,18 @@ class Inbox:
                 self._serving.release()
         finally:
             self._waiting = False
-            self._visits += 1
-            if self._asleep:
+            if self._thread is not None:
                 self._busy.set()
 
     def _serve_meanwhile(self) -> None:
         """Serve the edges whenever the owner has been busy for a while."""
-        idle = 0
         while not self._closed:
-            visits = self._visits
-            # Looking now and then is cheaper than being woken whenever the owner begins or ends something.
-            time.sleep(_GRACE_S)
-            if self._waiting:
-                idle += 1
-                if idle > _LOOKS:
-                    self._sleep()
-            elif self._visits == visits:
-                idle = 0
+            # Looking every now and then whether it is would cost more than all else that a small step does.
+            self._busy.wait()
+            if not self._waiting:
                 with self._serving:
                     while not self._waiting and not self._closed:
                         self._serve(math.inf)
-
-    def _sleep(self) -> None:
-        """Wait until the owner is busy again."""
-        self._asleep = True
-        if self._waiting and not self._closed:
-            self._busy.wait()
-        self._asleep = False
-        self._busy.clear()
 
     def _serve(self, patience_s: float) -> None:
         """Wait for something to do, at most so long, and do it."""

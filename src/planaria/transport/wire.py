@@ -21,6 +21,8 @@ _LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d B 55x")
 _MAGIC = b"PLNR"
 _VERSION = 3
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
+ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""what activations and their gradients travel as, by ``pipeline.wire``"""
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _ZEROS = [(0,) * count for count in range(max(MAX_DIMS, _NUMBERS) + 1)]
 

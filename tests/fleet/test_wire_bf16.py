@@ -1,0 +1,63 @@
+"""With ``pipeline.wire = "bf16"`` half the bytes travel; real processes learn what one does, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import apart, ending, facts, inline, losses, outcomes, tiny, train, validation_losses
+
+from planaria.chaos.trace import Fault
+from planaria.network.costs import message_bytes
+from planaria.record import decisions as d
+from planaria.record.logs import RunRecord
+from schedules import on_schedule, shape
+
+BF16 = {"wire": "bf16"}
+RECIPES: dict[str, dict[str, Any]] = {
+    "redundant": {"recovery": {"strategy": "redundant"}},
+    "swapped": {"routing": {"kind": "swapped"}, "recovery": {"strategy": "checkfree_plus"}},
+    "skipping": {"routing": {"kind": "skipping", "skip": 0.5, "swaps": 1}},
+}
+
+
+def carried(record: RunRecord) -> int:
+    return sum(sum(work.sent_bytes.values()) for _, work in record.worked)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_processes_learn_what_one_process_learns_through_a_recovery(tmp_path: Path, name: str) -> None:
+    config = tiny(tmp_path, steps=8, pipeline=BF16, train={"eval_every": 4}, **RECIPES[name])
+    record = train(config, [Fault(step=3, stage=2, moment="backward", offset=0.5)])
+    assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
+    trained, validated = inline(record)
+    assert losses(record) == trained and validation_losses(record) == validated, "not equal to the last bit"
+
+
+def test_replicas_and_schedules_learn_what_one_process_learns(tmp_path: Path) -> None:
+    for name, config in (
+        ("replicas", tiny(tmp_path / "replicas", stages=1, steps=4, pipeline=BF16, exchange={"replicas": 2})),
+        ("schedule", scheduled(tmp_path / "schedule")),
+    ):
+        record = train(config)
+        assert ending(record).outcome == "finished", name
+        assert losses(record) == inline(record)[0], name
+
+
+def scheduled(folder: Path) -> Any:
+    settings = shape(0.5)
+    settings["pipeline"] = {**settings.get("pipeline", {}), **BF16}
+    return on_schedule(tiny(folder, stages=4, steps=4, **settings), folder, True)
+
+
+def test_half_the_bytes_travel_as_the_planner_counts_them(tmp_path: Path) -> None:
+    """And the losses are near those of whole numbers, but not the same: both engines round."""
+    records = [train(tiny(tmp_path / wire, stages=2, steps=4, pipeline={"wire": wire})) for wire in ("fp32", "bf16")]
+    whole, half = records
+    assert carried(whole) == 2 * carried(half) > 0
+    # Each of 4 microbatches crosses 3 edges forward and backward, in 4 steps.
+    assert carried(half) == 4 * 4 * 6 * message_bytes(half.config.model, half.config.pipeline)
+    assert len(facts(half, d.Commit)) == 4
+    assert 0 < apart(losses(half), losses(whole)) < 1e-2
+    assert losses(whole) == inline(whole)[0]
