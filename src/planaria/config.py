@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive, Seconds
 from planaria.data_config import DataConfig as DataConfig
+from planaria.fleet_config import FleetConfig as FleetConfig
 from planaria.model_config import ModelConfig as ModelConfig
 from planaria.options import Options
 from planaria.section import Section as Section
@@ -135,49 +136,6 @@ class ExchangeConfig(Section):
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0
     """how long a replica waits for the others of its group; then it goes on with those that are there, or by itself"""
-
-
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class FleetConfig(Section):
-    kind: Literal["local", "ray"] = "local"
-    """where the workers are: local (processes of this machine) or ray (on the nodes of a Ray cluster)"""
-    address: str = "auto"
-    """ray: auto (the cluster of this machine), embedded (one started here), HOST:PORT or ray://HOST:PORT"""
-    spares: bounds.Spares = 1
-    """idle workers kept ready to become any stage"""
-    own: Natural | None = None
-    """workers that this machine, or the Ray cluster, has room for; all that the run needs, and its spares, unless
-    given. The rest is on machines that join; 0: all are"""
-    join_s: Annotated[Seconds, Field(gt=0)] = 600.0
-    """with own: how long the run waits for machines to join when it lacks workers"""
-    threads: bounds.Threads = 1
-    """with which each worker computes on CPUs"""
-    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """ray, with train.device = 'cuda': the share of a GPU that is reserved for each worker"""
-    replace: bool = True
-    """start a new worker for each that dies; without, a run makes do with those that are left"""
-    heartbeat_s: bounds.Heartbeat = 0.25
-    """seconds between a worker's heartbeats"""
-    missed: Positive = 4
-    """heartbeats a worker may miss before it counts as dead"""
-    timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
-    """longest wait for one message from a neighbour, and longest that one action or order may take a worker; more
-    where this run's own steps have shown that they take long"""
-    disk_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
-    """longest that reading or writing one stage may take a worker; more where this run's own saves have taken long"""
-    host: str = "127.0.0.1"
-    """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """port at which machines call the controller to join; 0 takes any free one"""
-    advertise: str = ""
-    """address or name under which other machines find this one, where that is not fleet.host: behind a router, or
-    where the controller listens at 0.0.0.0"""
-    ports: Annotated[tuple[Port, Port] | None, Field(strict=False)] = None
-    """first and last port at which this machine's workers listen, such as [7002, 7050]; any free ones unless given"""
-    key: str | None = None
-    """file of the key that machines prove to join; made if it is not there. Every start makes a new key unless given"""
 
 
 class CheckpointConfig(Section):

@@ -13,8 +13,8 @@ from planaria.errors import UserError
 
 
 def is_url(text: str) -> bool:
-    """Is this a URL, and not a path?"""
-    return "://" in text
+    """Whether this is a URL, or one behind another (``zip://::https://…``), and no path."""
+    return "://" in text or "::" in text
 
 
 def shown(url: str) -> str:

@@ -17,6 +17,7 @@ from planaria.control import controller as module
 from planaria.control.controller import Controller
 from planaria.control.replay import replay
 from planaria.control.saving import LAST_TRIES
+from planaria.control.waits import AGAIN_S
 from planaria.fleet.base import Gone, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -263,7 +264,7 @@ def test_a_full_disk_ends_the_run_in_words(scene: Scene, monkeypatch: pytest.Mon
     assert ending.outcome == "failed"
     assert "step-00000002" in ending.reason and "No space left on device" in ending.reason
     assert len(scene.log.all(e.SaveFailed)) == LAST_TRIES
-    assert scene.clock.now - begun >= (LAST_TRIES - 1) * module.AGAIN_S, "somebody may make room meanwhile"
+    assert scene.clock.now - begun >= (LAST_TRIES - 1) * AGAIN_S, "somebody may make room meanwhile"
     assert not replay(scene.log.facts).problems
     assert not [path for path in (scene.folder / "checkpoints").iterdir() if "00000002" in path.name]
 
@@ -274,8 +275,8 @@ def test_who_begins_another_wait_because_somebody_lost_patience_waits_for_that_i
     work_until(made, lambda run: len(made.impatient()) == 2, without=[2])
     controller = Controller(CONFIG, made.started, scene.fleet, scene.folder, scene.log, NoChaos())
     controller.state = made.run
-    controller._impatient = {number: (scene.clock.now, (number, 0, False)) for number in (0, 1)}
+    controller._waits.impatient = {number: (scene.clock.now, (number, 0, False)) for number in (0, 1)}
     controller._look_at_the_clock(scene.clock.now)
     until = scene.clock.now + CONFIG.exchange.patience_s
-    assert controller._impatient == {number: (until, (number, 0, True)) for number in (0, 1)}
+    assert controller._waits.impatient == {number: (until, (number, 0, True)) for number in (0, 1)}
     assert len(scene.log.all(e.PatienceOver)) == 1

@@ -17,9 +17,7 @@ from planaria.control.deadlines import Deadlines
 from planaria.control.decide import decide
 from planaria.control.exposure import exposed
 from planaria.control.protocols import FaultSource, Observer, Planner
-from planaria.control.rounds import waiting
-from planaria.control.saving import resting
-from planaria.control.staffing import lacking
+from planaria.control.waits import Waits
 from planaria.fleet.base import Asked, Elastic, Gone, Joined, Leaving, Left, Notice, Said
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -28,9 +26,6 @@ from planaria.record.decisions import state_link
 from planaria.record.fold import decided
 from planaria.record.state import RunState
 from planaria.record.statefile import STATE, StateWriter
-
-AGAIN_S = 2.0
-"""after the last save of a run has failed, until it is tried again"""
 
 PLANNING_S = 0.02
 """between two looks whether new routes have been found"""
@@ -59,15 +54,10 @@ class Controller:
         self._cadence = Cadence(config.network.hourly, len(started.stage_of)) if measure else None
         self._ending: d.Finish | None = None
         self._broken_edges = BrokenEdges()
-        self._impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
-        """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
+        self._waits = Waits(config)
         self._state_file = StateWriter(folder / STATE, lambda: time.monotonic())
         self._stated = True
         """could the state file be written the last time?"""
-        self._retry = math.inf
-        """when a last save that failed is tried again"""
-        self._lacking: tuple[float, int] | None = None
-        """since when (monotonic seconds) the run stands still for want of how many workers"""
         self._zombies: set[tuple[str, int]] = set()
         self._exposed: dict[str, str] = {}
 
@@ -93,22 +83,12 @@ class Controller:
         """Tell of waits that have been long enough."""
         for blamed in self._broken_edges.blamed(now, self.state):
             self._happened(blamed)
-        if self._lacking is not None and now >= self._lacking[0] + self._config.fleet.join_s:
-            self._happened(e.NobodyJoined(lacking=self._lacking[1]))
-        if now >= self._retry and (step := resting(self.state)) is not None:
-            self._happened(e.RetryDue(step=step))
-        for number, wait in list(self._impatient.items()):
-            until, who = wait
-            if now < until or self._impatient.get(number) is not wait:  # the one before may have begun another
-                continue
-            del self._impatient[number]
-            if who == waiting(self.state, self.state.replicas[number]):
-                self._happened(e.PatienceOver(replica=who[0], round=who[1], meeting=who[2]))
+        for event in self._waits.over(now, lambda: self.state):
+            self._happened(event)
 
     def _patience(self) -> float:
         """How long to listen: until the next thing that is due by the clock."""
-        joins = math.inf if self._lacking is None else self._lacking[0] + self._config.fleet.join_s
-        due = [self._retry, joins, *self._broken_edges.due, *(until for until, _ in self._impatient.values())]
+        due = [*self._waits.due, *self._broken_edges.due]
         strike = self._chaos.next_due()
         until_due = min([*due, *([] if strike is None else [strike])], default=math.inf) - time.monotonic()
         planning = any(replica.phase == "replan" for replica in self.state.replicas.values())
@@ -188,10 +168,11 @@ class Controller:
                 chosen = chosen or self._cadence.on_decision(time.monotonic(), decision)
         for next_event in [*further, *([chosen] if chosen else [])]:
             self._happened(next_event)
-        self._await_others()
-        self._await_machines()
+        trouble = self._waits.note(time.monotonic(), self.state)
         self.state = decided(self.state)
-        self._retry = min(self._retry, time.monotonic() + AGAIN_S) if resting(self.state) is not None else math.inf
+        self._waits.note_save(time.monotonic(), self.state)
+        if trouble is not None:
+            self._happened(trouble)
         self._tell_state()
 
     def _warnings(self) -> list[e.Event]:
@@ -200,27 +181,6 @@ class Controller:
         told = [text for host, text in now.items() if self._exposed.get(host) != text]
         self._exposed = now
         return [e.Trouble(detail=text) for text in told]
-
-    def _await_others(self) -> None:
-        """Note who waits for others in a round now, of the replicas that have changed."""
-        changed, until = self.state.undecided, time.monotonic() + self._config.exchange.patience_s
-        for number in self.state.replicas if changed is None else changed:
-            who = waiting(self.state, self.state.replicas[number])
-            if who is None:
-                self._impatient.pop(number, None)
-            elif number not in self._impatient or self._impatient[number][1] != who:
-                self._impatient[number] = until, who
-
-    def _await_machines(self) -> None:
-        """Note since when the run lacks workers that only another machine can have, and say so."""
-        wanted = lacking(self.state)
-        if not wanted:
-            self._lacking = None
-        elif self._lacking is None or self._lacking[1] != wanted:
-            self._lacking = time.monotonic(), wanted
-            limit = f"for {self._config.fleet.join_s:g} s (fleet.join_s)"
-            told = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
-            self._happened(e.Trouble(detail=told))
 
     def _tell_state(self) -> None:
         """For other terminals; without it, the run itself lacks nothing."""

@@ -19,8 +19,9 @@ from planaria.config import DataConfig
 from planaria.data.cache import cache_folder
 from planaria.data.hub import PREFIX, read_hub
 from planaria.data.records import is_jsonl, read_jsonl
-from planaria.data.remote import RemoteFile, is_url, remote_files
+from planaria.data.remote import RemoteFile, remote_files
 from planaria.errors import UserError
+from planaria.filesystems import is_url
 
 STDLIB, LOCAL = "stdlib", "file://"
 NOT_STDLIB = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"})

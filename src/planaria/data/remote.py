@@ -23,11 +23,6 @@ _VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "
 """what file systems tell of a file that changes with it; each has some"""
 
 
-def is_url(source: str) -> bool:
-    """Whether a source is a URL, or one behind another (``zip://::https://…``)."""
-    return "://" in source or "::" in source
-
-
 @dataclass(frozen=True)
 class RemoteFile:
     """As much of a ``Path`` as it takes to read a corpus."""

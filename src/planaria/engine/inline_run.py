@@ -15,9 +15,9 @@ from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
-from planaria.control.controller import AGAIN_S
 from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name
+from planaria.control.waits import AGAIN_S
 from planaria.engine.inline import InlineEngine
 from planaria.engine.inline_replicas import Round
 from planaria.engine.origin import START, Origin, run_started

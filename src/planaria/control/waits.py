@@ -1,0 +1,77 @@
+"""How long a run has waited for what may never come: others in a round, machines that join, a disk with room.
+
+Pure but for what it remembers; moments are monotonic seconds, and the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from planaria.config import RunConfig
+from planaria.control.rounds import waiting
+from planaria.control.saving import resting
+from planaria.control.staffing import lacking
+from planaria.record import events as e
+from planaria.record.state import RunState
+
+AGAIN_S = 2.0
+"""after the last save of a run has failed, until it is tried again"""
+
+
+class Waits:
+    """The waits of one run that the clock ends."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._patience_s, self._join_s = config.exchange.patience_s, config.fleet.join_s
+        self._retry = math.inf
+        """when a last save that failed is tried again"""
+        self.impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
+        """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
+        self._lacking: tuple[float, int] = math.inf, 0
+        """until when machines that join are waited for, and how many workers the run stands still for"""
+
+    @property
+    def due(self) -> list[float]:
+        """When these waits end."""
+        return [self._retry, self._lacking[0], *(until for until, _ in self.impatient.values())]
+
+    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
+        """What is to be told of waits that have been long enough; each may change the ``state``, and other waits."""
+        if now >= self._lacking[0]:
+            yield e.NobodyJoined(lacking=self._lacking[1])
+        if now >= self._retry and (step := resting(state())) is not None:
+            yield e.RetryDue(step=step)
+        for number, wait in list(self.impatient.items()):
+            until, who = wait
+            if now < until or self.impatient.get(number) is not wait:  # the one before may have begun another
+                continue
+            del self.impatient[number]
+            if who == waiting(state(), state().replicas[number]):
+                yield e.PatienceOver(replica=who[0], round=who[1], meeting=who[2])
+
+    def note(self, now: float, run: RunState) -> e.Trouble | None:
+        """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
+        changed = run.undecided
+        for number in run.replicas if changed is None else changed:
+            who = waiting(run, run.replicas[number])
+            if who is None:
+                self.impatient.pop(number, None)
+            elif number not in self.impatient or self.impatient[number][1] != who:
+                self.impatient[number] = now + self._patience_s, who
+        return self._note_lacking(now, run)
+
+    def note_save(self, now: float, run: RunState) -> None:
+        """Take down whether a last save that failed is to be tried again."""
+        self._retry = min(self._retry, now + AGAIN_S) if resting(run) is not None else math.inf
+
+    def _note_lacking(self, now: float, run: RunState) -> e.Trouble | None:
+        wanted = lacking(run)
+        if wanted == self._lacking[1]:
+            return None
+        self._lacking = now + self._join_s if wanted else math.inf, wanted
+        if not wanted:
+            return None
+        limit = f"for {self._join_s:g} s (fleet.join_s)"
+        told = f"{wanted} workers are lacking; waiting {limit} for machines to join (`planaria join`)"
+        return e.Trouble(detail=told)
