@@ -26,6 +26,8 @@ LEVELS = (
         "outlet",
         "options",
         "data_config",
+        "fleet_config",
+        "filesystems",
         "registry",
         "model",
         "data",
