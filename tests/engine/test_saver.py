@@ -11,11 +11,17 @@ import pytest
 import torch
 
 from planaria.checkpoint.stage_file import read_stage
-from planaria.engine import saver
+from planaria.config import RunConfig
+from planaria.engine import saver, stage_files
 from planaria.engine.saver import Buffer, Part, Saver
+from planaria.engine.setup import Setup
+from planaria.engine.stage_files import StageFiles
 from planaria.model.packing import pack
 from planaria.model.state import StageState
 from planaria.record import events as e
+
+FILES = StageFiles(Setup(RunConfig(), Path("run"), Path("data"), "127.0.0.1"), "w3")
+"""of a worker that sees the run's folder"""
 
 
 class Desk:
@@ -70,15 +76,15 @@ def spoil(of: StageState) -> None:
 
 def test_the_copy_is_of_the_moment_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, own, go = Desk(), state(), threading.Event()
-    write = saver.write_stage
+    write = stage_files.write_stage
 
     def slow(*given: Any) -> object:
         assert go.wait(30)
         return write(*given)
 
-    monkeypatch.setattr(saver, "write_stage", slow)
+    monkeypatch.setattr(stage_files, "write_stage", slow)
     expected = pack(own).numpy().tobytes()
-    span = Saver(desk).save_beside(part(tmp_path), own)  # type: ignore[arg-type]
+    span = Saver(desk, FILES).save_beside(part(tmp_path), own)  # type: ignore[arg-type]
     assert span.action == "save" and desk.writing is not None and desk.writing[0] == 8
     assert [type(fact).__name__ for fact in desk.said] == ["StageCopied"], "the file is not written yet"
     spoil(own)
@@ -105,7 +111,7 @@ def test_memory_is_used_again_unless_the_state_has_another_shape() -> None:
 
 def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, running = Desk(), []
-    write = saver.write_stage
+    write = stage_files.write_stage
 
     def slow(folder: Path, *given: Any) -> object:
         running.append(folder)
@@ -114,8 +120,8 @@ def test_the_next_part_is_not_begun_before_the_last_is_written(tmp_path: Path, m
         running.clear()
         return write(folder, *given)
 
-    monkeypatch.setattr(saver, "write_stage", slow)
-    one = Saver(desk)  # type: ignore[arg-type]
+    monkeypatch.setattr(stage_files, "write_stage", slow)
+    one = Saver(desk, FILES)  # type: ignore[arg-type]
     one.save_beside(part(tmp_path / "a"), state(1))
     one.save_beside(part(tmp_path / "b", 9), state(2))
     one.save(part(tmp_path / "c", 10), state(3))
@@ -131,8 +137,8 @@ def test_an_error_of_the_thread_is_told(
         raise error
 
     desk = Desk()
-    monkeypatch.setattr(saver, "write_stage", fail)
-    Saver(desk).save_beside(part(tmp_path), state())  # type: ignore[arg-type]
+    monkeypatch.setattr(stage_files, "write_stage", fail)
+    Saver(desk, FILES).save_beside(part(tmp_path), state())  # type: ignore[arg-type]
     assert desk.wait(2)[1] == told
 
 
@@ -142,7 +148,7 @@ def test_too_little_memory_for_a_copy_costs_the_save(tmp_path: Path, monkeypatch
 
     desk, one = Desk(), state()
     monkeypatch.setattr(saver.torch, "empty", none)
-    Saver(desk).save_beside(part(tmp_path), one)  # type: ignore[arg-type]
+    Saver(desk, FILES).save_beside(part(tmp_path), one)  # type: ignore[arg-type]
     (failed,) = desk.said
     assert isinstance(failed, e.SaveFailed) and "no memory for a copy of stage 2" in failed.detail
     assert desk.writing is None and not list(tmp_path.iterdir())

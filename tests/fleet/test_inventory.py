@@ -192,7 +192,9 @@ def test_a_local_fleet_asks_this_machine_and_a_ray_cluster_asks_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"has no CUDA device .nvidia-smi.*: use 'cpu', or fleet.kind = 'ray'"):
+    with pytest.raises(
+        UserError, match=r"has no CUDA device .nvidia-smi.*: use 'cpu', .*fleet.own = 0.*or fleet.kind = 'ray'"
+    ):
         check(on_cuda())
     check(on_cuda(fleet={"kind": "ray"}))
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [8]))

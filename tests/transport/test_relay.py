@@ -21,12 +21,14 @@ from planaria.transport.secure import new_key
 
 KEY = new_key()
 NEVER = lambda: False  # noqa: E731
+RELAYS: list[Relay] = []
 
 
 @pytest.fixture
 def relay() -> Iterator[str]:
     """The address of a relay."""
     meeting = Relay()
+    RELAYS.append(meeting)
 
     def heard(words: bytes, tls: ssl.SSLSocket) -> None:
         wanted, number, _ = json.loads(words)
@@ -37,12 +39,21 @@ def relay() -> Iterator[str]:
     yield listener.address
     listener.close()
     meeting.close()
+    RELAYS.clear()
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+def until_known(end: str) -> None:
+    """An end that has called is known to the relay."""
+    until = time.monotonic() + 20
+    while (end, "edge") not in RELAYS[0]._waiting:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def hidden(machine: str, relay: str) -> Port:
@@ -122,7 +133,7 @@ def test_giving_up_ends_the_wait(pool: ThreadPoolExecutor, relay: str) -> None:
 def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -> None:
     """A worker that died while it waited is called for again by its successor."""
     before = connect(relay, KEY, greeting("edge", "waits"), 5.0)
-    time.sleep(0.2)
+    until_known("waits")
     one, other = met(pool, relay)
     write(one, b"to the right one")
     assert read(other, 16) == b"to the right one"
@@ -133,8 +144,9 @@ def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -
 
 
 def test_an_end_that_has_gone_is_not_connected(pool: ThreadPoolExecutor, relay: str) -> None:
-    connect(relay, KEY, greeting("edge", "calls"), 5.0).close()
-    time.sleep(0.2)
+    gone = connect(relay, KEY, greeting("edge", "calls"), 5.0)
+    until_known("calls")
+    gone.close()
     one, other = met(pool, relay)
     write(other, b"here")
     assert read(one, 4) == b"here"

@@ -36,11 +36,12 @@ from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.decisions import Finish
 from planaria.record.logs import EVENTS, read_run
 from planaria.record.reserve import Reserve
+from planaria.record.statefile import STATE
 from planaria.registry import blame
 from planaria.shipped import find
 
 Say = Callable[[str], None]
-MIRRORED = (*runs.KEPT, ID, EVENTS, digests.FILE)
+MIRRORED = (*runs.KEPT, ID, STATE, EVENTS, digests.FILE)
 """of a run's folder, what goes into a store with its checkpoints"""
 
 

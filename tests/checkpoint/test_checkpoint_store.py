@@ -16,7 +16,7 @@ from planaria.checkpoint.mirror import ID, Mirror, mirrored
 from planaria.checkpoint.stage_file import read_stage
 from planaria.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.errors import UserError
-from planaria.model.packing import pack
+from planaria.model.packing import entries
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -62,11 +62,12 @@ def train(config: planaria.RunConfig) -> planaria.Run:
     return planaria.train(config, progress=False)
 
 
-def states(run: Path) -> list[bytes]:
-    """Everything of each stage in the newest checkpoint, byte by byte."""
+def states(run: Path) -> list[dict[str, bytes]]:
+    """Every tensor of each stage in the newest checkpoint, with moments and clocks, byte by byte."""
     saved = CheckpointStore(run / "checkpoints").newest(whole_only=True)
     assert saved is not None
-    return [pack(read_stage(saved.folder, stage)).numpy().tobytes() for stage in saved.manifest.stages]
+    found = [entries(read_stage(saved.folder, stage)) for stage in saved.manifest.stages]
+    return [{name: tensor.numpy().tobytes() for name, tensor in stage.items()} for stage in found]
 
 
 def test_a_run_whose_machine_is_lost_goes_on_elsewhere_bit_for_bit(tmp_path: Path, bucket: str) -> None:
