@@ -110,7 +110,7 @@ def arm(given: argparse.Namespace, weights: Path, name: str, strategy: str, exac
         ),
         Row(
             f"{name}: loss above the run without a fault, nats",
-            [record.validated[-1].val_loss - exact],
+            [[*record.validated][-1].val_loss - exact],
             "",
             Claim(high=0.01),
         ),
@@ -133,7 +133,7 @@ def main() -> int:
     from planaria.record.logs import read_run
 
     whole, _ = train(given, weights, "unbroken", STRATEGIES["echo"], struck=False)
-    exact = read_run(whole).validated[-1].val_loss
+    exact = [*read_run(whole).validated][-1].val_loss
     rows = [row for name in given.strategies for row in arm(given, weights, name, STRATEGIES[name], exact)]
     notes = [f"the run without a fault: {exact:.4f} nats"]
     if (said := greedy(whole / "model", given.tokens)) is not None:
