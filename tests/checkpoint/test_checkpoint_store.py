@@ -195,3 +195,15 @@ def test_damage_in_the_store_is_noticed(tmp_path: Path, ordered: str) -> None:
         planaria.train(
             f"{ordered}/mine", resume=True, progress=False, settings={"out": str(tmp_path / "new"), "train.steps": "12"}
         )
+
+
+def test_a_step_that_is_made_again_takes_the_place_of_the_one_before(tmp_path: Path, ordered: str) -> None:
+    """The run is resumed from an earlier checkpoint, and comes to a step of the same name with other weights."""
+    run, mirror = train(settings(tmp_path / "runs", ordered)), Mirror(ordered, "mine")
+    other = train(settings(tmp_path / "other", None, seed=1))
+    last = "step-00000010"
+    shutil.rmtree(run.folder / "checkpoints" / last)
+    shutil.copytree(other.folder / "checkpoints" / last, run.folder / "checkpoints" / last)
+    mirror.update(run.folder, [])
+    held = next(Ordered.store[name].getvalue() for name in Ordered.store if f"{last}/stage-0001" in name)
+    assert held == (run.folder / "checkpoints" / last / "stage-0001.safetensors").read_bytes()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from planaria import digests
@@ -26,8 +26,10 @@ ID = "run.id"
 _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-MOST_BYTES = 1 << 20
-"""of a run's own files but its log"""
+MOST_BYTES = 1 << 24
+"""of a mark or a manifest"""
+_LAST_S = 600.0
+"""how long the end of a run waits for its last checkpoint to be copied"""
 
 Say = Callable[[str], None]
 
@@ -75,11 +77,18 @@ class Mirror:
 
         :raises OSError: when the store cannot be reached, or is full.
         """
-        there, here = set(self.names()), CheckpointStore(folder / _CHECKPOINTS).list()
+        here = CheckpointStore(folder / _CHECKPOINTS).list()
         for saved in here:
-            if saved.folder.name not in there:
-                self._put_own(folder, own)
-                self._put(saved)
+            name = saved.folder.name
+            with reached(self.url, f"read {name}"):
+                there = self._read(f"{_CHECKPOINTS}/{name}/{MANIFEST}")
+            if there == (saved.folder / MANIFEST).read_bytes():
+                continue
+            if there is not None:  # of a history that was left when the run was resumed from an earlier state
+                with reached(self.url, f"replace {name}"):
+                    self._remove(name)
+            self._put_own(folder, own)
+            self._put(saved)
         if here:  # in a folder without checkpoints, something is amiss
             kept = {saved.folder.name for saved in here}
             with reached(self.url, "remove old checkpoints"):
@@ -176,21 +185,32 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Sequence[str], say: Say) 
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(_LAST_S)
+        if thread.is_alive():
+            say(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
 
 
 def _follow(mirror: Mirror, folder: Path, own: Sequence[str], say: Say, over: threading.Event) -> None:
-    pause, seen = _LOOK_S, set[str]()
+    pause, seen = _LOOK_S, set[tuple[str, int]]()
     while True:
         last = over.wait(pause)
-        names = {path.name for path in (folder / _CHECKPOINTS).glob("step-*") if (path / MANIFEST).is_file()}
-        if names != seen:
+        found = _sealed(folder)
+        if found != seen:
             try:
                 mirror.update(folder, own)
-                seen, pause = names, _LOOK_S
+                seen, pause = found, _LOOK_S
             except (OSError, UserError) as error:  # a checkpoint that was dropped meanwhile is among them
                 if pause == _LOOK_S or last:
                     say(f"checkpoint.store: {error}" + ("" if last else "; will be tried again"))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         if last:
             return
+
+
+def _sealed(folder: Path) -> set[tuple[str, int]]:
+    """The checkpoints of a run's folder, by name and the time of their manifests: a name may come again."""
+    found = set[tuple[str, int]]()
+    for manifest in (folder / _CHECKPOINTS).glob(f"step-*/{MANIFEST}"):
+        with suppress(FileNotFoundError):  # dropped meanwhile
+            found.add((manifest.parent.name, manifest.stat().st_mtime_ns))
+    return found
