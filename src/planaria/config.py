@@ -168,6 +168,11 @@ class NetworkConfig(Section):
     """one-way latency between neighbouring workers"""
     bandwidth: bounds.Bandwidth | None = None
     """bytes per second between neighbouring workers; unlimited unless given"""
+    staging_bandwidth: bounds.Bandwidth | None = None
+    """planning and predictions: bytes per second between a device and its host's memory, through which all passes that
+    is sent between stages; unlimited unless given"""
+    overlap: bool = True
+    """planning and predictions: these copies go on beside computing; false: a stage computes nothing meanwhile"""
     store_bandwidth: bounds.Bandwidth | None = None
     """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
     memory_bandwidth: bounds.Bandwidth | None = None
@@ -184,6 +189,23 @@ class NetworkConfig(Section):
     emulate: bool | Literal["links"] = False
     """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
     'links', stages sleep instead of computing"""
+
+    @model_validator(mode="after")
+    def _copies_count(self) -> Self:
+        if self.staging_bandwidth is None:
+            if not self.overlap:
+                raise ValueError("network.overlap = false: copies take no time; give network.staging_bandwidth")
+            return self
+        why = ""
+        if self.emulate:
+            why = "an emulated fleet has no devices; leave it or network.emulate out"
+        elif self.topology is not None:
+            why = "on a topology, `planaria plan` weighs links alone; leave it out"
+        elif not (self.forward_s or self.backward_s):
+            why = "copies go on beside passes, which take no time; give network.forward_s and network.backward_s"
+        if why:
+            raise ValueError(f"network.staging_bandwidth = {self.staging_bandwidth:g}: {why}")
+        return self
 
 
 class ChaosConfig(Section):
@@ -261,6 +283,8 @@ class RunConfig(Section):
                     f"network.{field} has {given} numbers; give one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
+        if self.network.staging_bandwidth is not None and self.routing.schedule is not None:
+            raise ValueError("network.staging_bandwidth: a schedule has times of its own for messages; leave it out")
         if self.exchange.most is not None and self.exchange.most < self.exchange.replicas:
             raise ValueError(
                 f"exchange.most = {self.exchange.most} is less than exchange.replicas = {self.exchange.replicas}"
