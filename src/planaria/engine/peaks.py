@@ -23,5 +23,6 @@ class Peaks(NamedTuple):
 
 def peaks() -> Peaks:
     """Since the process began. Takes microseconds: one system call, and torch's own count."""
-    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.max_memory_allocated() if used else 0
     return Peaks(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT, device)
