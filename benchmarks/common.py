@@ -83,24 +83,26 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     """Keeps the docstring's lines and shows defaults."""
 
 
-def conclude(name: str, given: argparse.Namespace, rows: Sequence[Row], notes: Sequence[str] = ()) -> int:
+def conclude(
+    name: str, given: argparse.Namespace, rows: Sequence[Row], notes: Sequence[str] = (), column: str = "measured"
+) -> int:
     """Print the rows, save them if asked, and return the exit code: 1 when a claim does not hold."""
-    show(name, rows, notes)
+    show(name, rows, notes, column)
     if given.save:
         flags = {k: v for k, v in vars(given).items() if k != "save"}
         print(f"saved {save(name, flags, rows, notes).relative_to(ROOT)}")
     return int(any(row.verdict == "FAIL" for row in rows))
 
 
-def show(name: str, rows: Sequence[Row], notes: Sequence[str]) -> None:
+def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "measured") -> None:
     """The table on the terminal; a pipe or file gets it 180 columns wide."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{name}: {machine_line()}", title_justify="left")
     extra = list(dict.fromkeys(key for row in rows for key in row.beside))
-    for column in ["", *extra, "measured", "spread", "limit", "claim", ""]:
-        table.add_column(column, justify="left" if column in ("", "limit") else "right")
+    for head in ["", *extra, column, "spread", "limit", "claim", ""]:
+        table.add_column(head, justify="left" if head in ("", "limit") else "right")
     for row in rows:
         shown = f"{row.value:.3f}" + (" (worst)" if row.judged == "worst" else "")
         spread = f"{min(row.values):.3f} … {max(row.values):.3f} of {len(row.values)}" if row.values else "none"

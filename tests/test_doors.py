@@ -27,6 +27,7 @@ LEVELS = (
         "options",
         "data_config",
         "fleet_config",
+        "network_config",
         "filesystems",
         "registry",
         "model",

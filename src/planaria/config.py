@@ -15,6 +15,7 @@ from planaria.bounds import Fraction, Natural, Positive, Seconds
 from planaria.data_config import DataConfig as DataConfig
 from planaria.fleet_config import FleetConfig as FleetConfig
 from planaria.model_config import ModelConfig as ModelConfig
+from planaria.network_config import NetworkConfig as NetworkConfig
 from planaria.options import Options
 from planaria.section import Section as Section
 
@@ -151,41 +152,6 @@ class CheckpointConfig(Section):
     waited for"""
 
 
-class NetworkConfig(Section):
-    forward_s: list[Seconds] = Field(default_factory=list)
-    """seconds of one microbatch's forward at stages 0..S (one number: all alike); simulate's costs"""
-    backward_s: list[Seconds] = Field(default_factory=list)
-    """seconds of one microbatch's backward at stages 0..S (one number: all alike)"""
-    entry_forward_s: Seconds = 0.0
-    """planning: seconds of one microbatch's forward at its data node, before it sets out"""
-    entry_backward_s: Seconds = 0.0
-    """planning: seconds of the backward with which it ends there"""
-    topology: str | None = None
-    """planning: TOML file of sites, links and nodes, beside the recipe or at this path"""
-    scale: bounds.Scale = 1.0
-    """times on the topology's links are multiplied by this"""
-    latency_s: Seconds = 0.0
-    """one-way latency between neighbouring workers"""
-    bandwidth: bounds.Bandwidth | None = None
-    """bytes per second between neighbouring workers; unlimited unless given"""
-    store_bandwidth: bounds.Bandwidth | None = None
-    """bytes per second between each worker and the store of checkpoints; unlimited unless given"""
-    memory_bandwidth: bounds.Bandwidth | None = None
-    """bytes per second at which a worker copies its own state (for checkpoint.background, and for the best
-    interval between snapshots); unlimited unless given"""
-    replacement_s: Seconds = 0.0
-    """seconds from a worker's death until its replacement is ready for a state"""
-    hourly: Fraction = 0.1
-    """probability that one worker fails within an hour; for advice, and for the best interval between checkpoints"""
-    straggle: Fraction = 0.0
-    """emulated: chance that a replica is slow between one round of its exchange and the next"""
-    straggle_times: Annotated[float, Field(ge=1)] = 5.0
-    """emulated: how many times as long its passes take then"""
-    emulate: bool | Literal["links"] = False
-    """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
-    'links', stages sleep instead of computing"""
-
-
 class ChaosConfig(Section):
     trace: str | None = None
     """file of faults to inject while the fleet trains (see `planaria trace`)"""
@@ -261,6 +227,8 @@ class RunConfig(Section):
                     f"network.{field} has {given} numbers; give one, or one for each of the "
                     f"{self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
+        if self.network.staging_bandwidth is not None and self.routing.schedule is not None:
+            raise ValueError("network.staging_bandwidth: a schedule has times of its own for messages; leave it out")
         if self.exchange.most is not None and self.exchange.most < self.exchange.replicas:
             raise ValueError(
                 f"exchange.most = {self.exchange.most} is less than exchange.replicas = {self.exchange.replicas}"

@@ -29,6 +29,7 @@ class Log:
 
     def __init__(self) -> None:
         self.facts: list[e.Event | d.Decision] = []
+        self.worked: list[e.Worked] = []
 
     def on_event(self, t: float, event: e.Event) -> None:
         self.facts.append(event)
@@ -37,7 +38,7 @@ class Log:
         self.facts.append(decision)
 
     def on_worked(self, t: float, worked: e.Worked) -> None:
-        raise AssertionError("inline has no workers")
+        self.worked.append(worked)
 
     def losses(self) -> dict[int, float]:
         reports = [fact for fact in self.facts if isinstance(fact, e.StageReady)]
@@ -104,6 +105,9 @@ def test_a_run_tells_what_a_fleet_would(config: Recipe, tmp_path: Path) -> None:
     assert [f.step for f in validations] == [0, 2, 4]
     reborn = read_stage(tmp_path / "checkpoints" / "step-00000004", 2)
     assert (set(reborn.clocks.values()), reborn.lr_scale) == ({1}, 1.1)
+    (whole,) = log.worked
+    assert (whole.stage, whole.step, whole.device_peak_bytes) == (-1, 4, 0)
+    assert 2**25 < whole.peak_bytes < 2**40, "torch alone is more; and not kilobytes for bytes"
 
 
 def test_without_regular_checkpoints_the_last_state_is_kept(config: Recipe, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from harness import apart, ending, facts, inline, losses, once, outcomes, tiny, train, validation_losses
 
 from planaria.chaos.trace import Fault
+from planaria.observe.run.stage_peaks import stage_peaks
 from planaria.record import decisions as d
 from planaria.record import events as e
 
@@ -21,6 +22,9 @@ def test_without_faults_the_fleet_trains_what_inline_trains_bit_for_bit(tmp_path
     assert outcomes(record) == ["started"] and ending(record).outcome == "finished"
     assert (losses(record), validation_losses(record)) == inline(record)
     assert list(losses(record)) == list(range(50)) and list(validation_losses(record)) == [0, 25, 50]
+    peaks = stage_peaks(record)
+    assert [(peak.workers, peak.device_bytes) for peak in peaks] == [(1, 0)] * len(record.starts[0][1].stage_of)
+    assert all(2**25 < peak.bytes < 2**40 for peak in peaks)
 
 
 @pytest.mark.usefixtures("ground")

@@ -31,11 +31,14 @@ def plans(draw: st.DrawFn, backward: bool | None = None) -> Plan:
 @st.composite
 def costs(draw: st.DrawFn) -> Costs:
     seconds = st.lists(st.integers(0, 30).map(lambda n: n / 10), min_size=6, max_size=6)
+    staging = draw(st.none() | st.sampled_from([1.0, 2.5, 10.0]))
     return Costs(
         NetworkConfig(
             forward_s=draw(seconds),
             backward_s=draw(seconds),
             latency_s=draw(st.integers(0, 20)) / 10,
             bandwidth=draw(st.none() | st.sampled_from([1.0, 2.5, 10.0])),
+            staging_bandwidth=staging,
+            overlap=staging is None or draw(st.booleans()),
         )
     )

@@ -14,11 +14,16 @@ SPANS = [Span(action="backward", microbatch=0, hop=0, start=1.0, end=2.0)]
 
 
 def work(
-    node: int, step: int, sent: dict[int, int] | None = None, dropped: bool = False, generation: int = 1
+    node: int,
+    step: int,
+    sent: dict[int, int] | None = None,
+    dropped: bool = False,
+    generation: int = 1,
+    peaks: tuple[int, int] = (0, 0),
 ) -> Worked:
     return Worked(
         worker=f"w{node}", node=node, stage=node, generation=generation, step=step, dropped=dropped, spans=SPANS,
-        sent_bytes=sent or {},
+        sent_bytes=sent or {}, peak_bytes=peaks[0], device_peak_bytes=peaks[1],
     )  # fmt: skip
 
 
@@ -29,6 +34,7 @@ WORKS = st.builds(
     st.dictionaries(st.integers(0, 2), st.integers(0, 99)),
     st.booleans(),
     st.integers(1, 3),
+    st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)),
 )
 
 
@@ -57,6 +63,12 @@ def test_no_byte_is_lost_and_what_the_report_draws_is_kept(works: list[Worked], 
         return found
 
     assert sent([one for _, one in written]) == sent(works)
+
+    def peaks(several: list[Worked]) -> dict[str, tuple[int, int]]:
+        own = {one.worker: [other for other in several if other.worker == one.worker] for one in several}
+        return {w: (max(o.peak_bytes for o in by), max(o.device_peak_bytes for o in by)) for w, by in own.items()}
+
+    assert peaks([one for _, one in written]) == peaks(works)
 
 
 def test_ten_times_the_steps_have_few_spans_more() -> None:

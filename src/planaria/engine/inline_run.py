@@ -21,6 +21,7 @@ from planaria.control.waits import AGAIN_S
 from planaria.engine.inline import InlineEngine
 from planaria.engine.inline_replicas import Round
 from planaria.engine.origin import START, Origin, run_started
+from planaria.engine.peaks import peaks
 from planaria.engine.prepare import Prepared, streams
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.engine.stopping import stop_asked
@@ -51,6 +52,7 @@ def train(
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
         ending = _lead(run, _Losses(prepared.trace, origin.next_fault), stop)
         run.tell(ending)
+        run.tell_peaks()
     return ending
 
 
@@ -134,6 +136,12 @@ class _InlineRun:
 
     def tell(self, decision: d.Decision) -> None:
         self.observer.on_decision(time.monotonic(), decision)
+
+    def tell_peaks(self) -> None:
+        """How much memory all stages took together."""
+        of_all = {"worker": WORKER, "node": -1, "stage": -1, "generation": 0, "step": self.engine.step}
+        told = e.Worked.model_validate(of_all | {"spans": [], "sent_bytes": {}} | peaks()._asdict())
+        self.observer.on_worked(time.monotonic(), told)
 
     def strike(self, nodes: list[int]) -> str:
         """Lose the state of nodes and rebuild it; if that cannot be, save the survivors and say why."""

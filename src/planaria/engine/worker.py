@@ -23,6 +23,7 @@ from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
+from planaria.engine.peaks import peaks
 from planaria.engine.perform import perform
 from planaria.engine.position import Position
 from planaria.engine.post import Post
@@ -282,8 +283,9 @@ class Worker:
         self.here.report(e.FaultInjected, signal=signal, moment=blow.moment, number=blow.number)
 
     def _report_work(self, spans: list[e.Span], dropped: bool = False) -> None:
-        """Tell what was done since the last such report, and the bytes sent to each neighbour meanwhile."""
-        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent())
+        """Tell what was done since the last such report, the bytes sent to each neighbour meanwhile, and peaks."""
+        own = peaks()._asdict()
+        self.here.report(e.Worked, dropped=dropped, spans=spans, sent_bytes=self.post.links.newly_sent(), **own)
 
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":

@@ -58,6 +58,10 @@ class Costs:
         """Seconds from sending a message of ``bytes`` over an idle link until it has arrived whole."""
         return self.network.latency_s + self.transmit(source, target, bytes)
 
+    def staging(self, bytes: int) -> float:
+        """Seconds in which a message of ``bytes`` is copied between a device and its host, one way."""
+        return bytes / self.network.staging_bandwidth if self.network.staging_bandwidth else 0.0
+
 
 UNIT = Costs(NetworkConfig(forward_s=[1.0], backward_s=[2.0]))
 """Prices for looking at a plan's shape: a backward pass costs two forward passes, every stage alike, messages free."""
@@ -74,11 +78,16 @@ class Prices:
     Sums of integers are exact: what is due at the same time ties, and a simulated time can be held against a bound.
     """
 
+    staging = 0
+    """like :meth:`Costs.staging`, beside what is computed"""
+
     def __init__(self, costs: Costs, message_bytes: int) -> None:
+        copied, overlap = _ticks(costs.staging(message_bytes)), costs.network.overlap
+        self.staging, stands = (copied, 0) if overlap else (0, copied)
         self.compute: Callable[[str, int, int], int] = cache(
-            lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop))
+            lambda kind, stage, hop: _ticks(costs.compute(kind, stage, hop)) + stands * _messages(stage)
         )
-        """like :meth:`Costs.compute`"""
+        """like :meth:`Costs.compute`, with copies that a stage waits for"""
         self.shadow: Callable[[str, int, int], int] = cache(
             lambda kind, stage, hop: _ticks(costs.shadow(kind, stage, hop))
         )
@@ -95,6 +104,11 @@ class Prices:
     @staticmethod
     def seconds(ticks: int) -> float:
         return ticks / 1e9
+
+
+def _messages(stage: int) -> int:
+    """Messages that one pass takes in and sends. At the ends, where routes begin and return, it is one of the two."""
+    return 2 if stage else 1
 
 
 def _ticks(seconds: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.network.costs import Costs, Prices
-from planaria.plan.actions import Action, Plan
+from planaria.plan.actions import Plan
 from planaria.plan.graph import Graph, deadlock, graph
 from planaria.plan.order import feasible
 
@@ -28,7 +28,8 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
       waits for another's admission (``in_flight``) or for its turn to add to a gradient;
     - a *node*: the earliest time its first action can begin, all its work, and the least time from its last action
       to the end of the step;
-    - a *link*: the same for the messages in one direction, which share its bandwidth.
+    - a *link*: the same for the messages in one direction, which share its bandwidth;
+    - *copies*: the same for what a node copies off its device, or onto it, one after the other.
 
     Raises UserError if the plan can never finish.
     """
@@ -44,7 +45,7 @@ def lower_bound(plan: Plan, costs: Costs, message_bytes: int) -> Bound:
         *_microbatches(numbered, compute, carry),
         (chain, f"chain of microbatches ({_memory(plan)})"),
         *_stages(numbered, compute, heads, tails),
-        *_links(numbered, prices, compute, heads, tails),
+        *_lanes(numbered, prices, compute, heads, tails),
     ]
     ticks, binds = max(terms, key=lambda term: term[0])  # the first of equals: the simplest reason
     return Bound(Prices.seconds(ticks), binds)
@@ -58,13 +59,11 @@ def _memory(plan: Plan) -> str:
 
 
 def _carry(numbered: Graph, n: int, prices: Prices) -> int:
-    """The time of the message that action ``n`` sends; 0 if it sends none."""
+    """The time of the message that action ``n`` sends, with its copies; 0 if it sends none."""
     receiver = numbered.receiver[n]
-    return prices.carry(*_link(numbered.actions[n], numbered.actions[receiver])) if receiver >= 0 else 0
-
-
-def _link(sender: Action, receiver: Action) -> tuple[int, int]:
-    return sender.node, receiver.node
+    if receiver < 0:
+        return 0
+    return prices.carry(numbered.actions[n].node, numbered.actions[receiver].node) + 2 * prices.staging
 
 
 def _heads(numbered: Graph, order: list[int], compute: list[int], carry: list[int]) -> list[int]:
@@ -111,13 +110,18 @@ def _stages(numbered: Graph, compute: list[int], heads: list[int], tails: list[i
         yield first + sum(compute[n] for n in todo) + last, f"stage {stage}"
 
 
-def _links(numbered: Graph, prices: Prices, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
-    messages: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+def _lanes(numbered: Graph, prices: Prices, compute: list[int], heads: list[int], tails: list[int]) -> Iterator[Term]:
+    """Links, and a device's copies each way: what takes one message after the other."""
+    staging, lanes = prices.staging, defaultdict[str, list[tuple[int, int, int]]](list)
     for n, receiver in enumerate(numbered.receiver):
         if receiver >= 0:
-            messages[numbered.actions[n].node, numbered.actions[receiver].node].append((n, receiver))
-    for (a, b), sent in messages.items():
-        first = min(heads[n] + compute[n] for n, _ in sent)
-        queue = (len(sent) - 1) * prices.transmit(a, b) + prices.carry(a, b)
-        last = min(compute[receiver] + tails[receiver] for _, receiver in sent)
-        yield first + queue + last, f"link {a}→{b}"
+            a, b = numbered.actions[n].node, numbered.actions[receiver].node
+            ready, rest = heads[n] + compute[n], compute[receiver] + tails[receiver]
+            taken, carried = prices.transmit(a, b), prices.carry(a, b)
+            lanes[f"link {a}→{b}"].append((ready + staging, taken, carried - taken + staging + rest))
+            if staging:
+                lanes[f"copies off stage {a}"].append((ready, staging, carried + staging + rest))
+                lanes[f"copies onto stage {b}"].append((ready + staging + carried, staging, rest))
+    for name, messages in lanes.items():
+        before, taken_by, after = zip(*messages, strict=True)
+        yield min(before) + sum(taken_by) + min(after), name

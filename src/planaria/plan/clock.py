@@ -1,7 +1,9 @@
 """A plan on a clock: a discrete-event simulation without tensors.
 
 A node does one action at a time and takes the first ready one of its list. A link is full-duplex; in each direction
-messages queue for the bandwidth, in the order in which they were sent, and their latencies overlap.
+messages queue for the bandwidth, in the order in which they were sent, and their latencies overlap. Where messages pass
+through host memory, each is first copied off its sender's device and at last onto its receiver's, whole; a device makes
+one copy each way at a time (``transport/staging.py``), and computes meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from planaria.network.costs import Prices
 from planaria.plan.actions import Action, Plan
 from planaria.plan.graph import deadlock, graph
 
-_ENDS, _ARRIVES, _FREE = range(3)
-"""an action ends and sends its output; a message is there; a node is through with the stage that it shadows"""
+_ENDS, _ARRIVES, _FREE, _LANDS = range(4)
+"""an action ends and sends its output; a message is there; a node is through with the stage that it shadows; a message
+is in the memory of its receiver's host"""
 
 
 class Clock:
@@ -37,6 +40,9 @@ class Clock:
         self.starts = [0] * len(self.waits)
         self.ends = [0] * len(self.waits)
         self.link_free: dict[tuple[int, int], int] = defaultdict(int)
+        self.copied_off: dict[int, int] = defaultdict(int)
+        self.copied_onto: dict[int, int] = defaultdict(int)
+        """when a node's device is through with its copies, each way"""
         self.messages: Counter[tuple[int, int]] = Counter()
 
     def run(self) -> int:
@@ -53,6 +59,9 @@ class Clock:
                     self._satisfy(number)
                 elif what == _ENDS:
                     self._end(number)
+                elif what == _LANDS:
+                    there = self._copy(self.copied_onto, self.graph.actions[number].node)
+                    heapq.heappush(self.events, (there, number, _ARRIVES))
                 else:
                     self._free(number)
             self._choose()
@@ -98,14 +107,21 @@ class Clock:
     def _send(self, action: Action, receiver: int) -> None:
         """Puts the output of ``action`` on its way to the action ``receiver``."""
         link = (action.node, self.graph.actions[receiver].node)
-        start = max(self.now, self.link_free[link])
+        start = max(self._copy(self.copied_off, action.node), self.link_free[link])
         self.link_free[link] = start + self.prices.transmit(*link)
         self.messages[link] += 1
         arrival = start + self.prices.carry(*link)
-        if arrival == self.now:
+        if self.prices.staging:
+            heapq.heappush(self.events, (arrival, receiver, _LANDS))
+        elif arrival == self.now:
             self._satisfy(receiver)
         else:
             heapq.heappush(self.events, (arrival, receiver, _ARRIVES))
+
+    def _copy(self, through: dict[int, int], node: int) -> int:
+        """When one more copy is made, after those that ``node`` has under way that way."""
+        through[node] = max(self.now, through[node]) + self.prices.staging
+        return through[node]
 
     def _satisfy(self, number: int) -> None:
         """One of the things that an action waits for is there."""

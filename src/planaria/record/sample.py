@@ -18,7 +18,7 @@ def every(step: int) -> int:
 
 
 class Sample:
-    """Thins what workers did. No byte that was sent is lost: those of steps without spans are added up."""
+    """Thins what workers did. No byte that was sent is lost: those of steps without spans are added up. No peak is."""
 
     def __init__(self) -> None:
         self._formed: dict[int, int] = {}
@@ -41,10 +41,7 @@ class Sample:
         if before is None or not _together(before[1], worked):
             self._sums[worked.node] = t, bare
             return [before] if before else []
-        sent = dict(before[1].sent_bytes)
-        for peer, count in worked.sent_bytes.items():
-            sent[peer] = sent.get(peer, 0) + count
-        self._sums[worked.node] = t, bare.model_copy(update={"sent_bytes": sent})
+        self._sums[worked.node] = t, bare.model_copy(update=_sum(before[1], worked))
         return []
 
     def rest(self) -> list[tuple[float, Worked]]:
@@ -52,6 +49,15 @@ class Sample:
         left = list(self._sums.values())
         self._sums.clear()
         return left
+
+
+def _sum(one: Worked, other: Worked) -> dict[str, object]:
+    """What both sent, by the other end; and the most memory of both."""
+    sent = {
+        peer: one.sent_bytes.get(peer, 0) + other.sent_bytes.get(peer, 0) for peer in one.sent_bytes | other.sent_bytes
+    }
+    most = {name: max(getattr(one, name), getattr(other, name)) for name in ("peak_bytes", "device_peak_bytes")}
+    return {"sent_bytes": sent, **most}
 
 
 def _together(one: Worked, other: Worked) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from planaria.record.started import Fact
+
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 SpanKind = Literal["forward", "backward", "exchange", "optimizer", "rebuild", "save", "write", "copy"]
 """save: as long as training stands still for it; write: a file that is written meanwhile; copy: what others keep of the
@@ -31,12 +35,17 @@ class Worked(Fact):
     worker: str
     node: int
     stage: int
+    """-1: all of them, in one process"""
     generation: int
     step: int
     dropped: bool = False
     spans: list[Span]
     sent_bytes: dict[int, int]
     """by the node at the other end"""
+    peak_bytes: Bytes = 0
+    """the most memory that the worker's process has held since it began; 0 in logs of an older planaria"""
+    device_peak_bytes: Bytes = 0
+    """the most that its tensors have held on a CUDA device; 0 on CPUs"""
 
 
 class Heartbeat(Fact):

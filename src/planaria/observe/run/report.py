@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from planaria.config import RunConfig
 from planaria.observe import page
-from planaria.observe.run import snapshots
+from planaria.observe.run import snapshots, stage_peaks
 from planaria.observe.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -66,6 +66,7 @@ def body(record: RunRecord) -> Iterator[str]:
     yield from _recoveries(record, timings)
     yield from snapshots.section(record, timings)
     yield from _holders_and_bytes(record, timings)
+    yield from stage_peaks.section(record)
     yield from _checkpoints(record)
     yield page.section(
         "Configuration",

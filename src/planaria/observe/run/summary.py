@@ -8,6 +8,7 @@ from statistics import median
 
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
+from planaria.observe.run.stage_peaks import told as told_memory
 from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
 
 
@@ -46,7 +47,7 @@ def _measured(record: RunRecord) -> Measured:
 
 
 def summary(record: RunRecord) -> Iterator[str]:
-    """Final losses (of several replicas, means), what their exchange came to, then a line for every fault."""
+    """Final losses (of several replicas, means), what their exchange came to, most memory, a line for every fault."""
     last = measured(record)
     if last.loss is not None:
         validated = last.validation and f" (validation {last.validation.val_loss:.4f})"
@@ -54,6 +55,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     held = gatherings(record)
     for place, line in enumerate(told(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"
+    yield from told_memory(record)
     timings = recoveries(record)
     if not timings:
         yield "faults        none"

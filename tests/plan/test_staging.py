@@ -1,0 +1,151 @@
+"""Copies between devices and their hosts: what a plan and its simulation make of them, and where they are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_plans import costs, plans
+
+from planaria import recipe
+from planaria.compare.clock import clock_of
+from planaria.config import NetworkConfig, RunConfig
+from planaria.engine.simulate import simulate
+from planaria.errors import UserError
+from planaria.network.costs import Costs, Prices
+from planaria.plan.actions import Plan
+from planaria.plan.bound import lower_bound
+from planaria.plan.build import build
+
+
+def staged(prices: Costs, bandwidth: float | None, overlap: bool = True) -> Costs:
+    return Costs(prices.network.model_copy(update={"staging_bandwidth": bandwidth, "overlap": overlap}))
+
+
+def straight(stages: int, microbatches: int, in_flight: int | None = None) -> Plan:
+    return build([(0, *range(1, stages + 1), 0)] * microbatches, "1f1b", in_flight or microbatches)
+
+
+def network(**given: Any) -> Costs:
+    return Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0], backward_s=[0.0, 2.0, 2.0], **given))
+
+
+def test_a_copy_off_and_a_copy_on_lengthen_each_message() -> None:
+    """One microbatch, two stages: six messages, and 6 s of passes."""
+    assert simulate(straight(2, 1), network(), 1).step_s == 6
+    for overlap in (True, False):  # alone, it waits for its copies anyhow
+        step = simulate(straight(2, 1), network(staging_bandwidth=4.0, overlap=overlap), 1)
+        assert step.step_s == 6 + 6 * 2 * 0.25
+        assert lower_bound(straight(2, 1), network(staging_bandwidth=4.0, overlap=overlap), 1).step_s == step.step_s
+
+
+def test_short_copies_hide_behind_passes_and_the_control_waits_for_them() -> None:
+    """A stage's 20 microbatches take 60 s; each has four copies of a quarter second there."""
+    plan = straight(2, 20)
+    beside, stands = (
+        simulate(plan, network(staging_bandwidth=4.0, overlap=overlap), 1).step_s for overlap in (True, False)
+    )
+    plain = simulate(plan, network(), 1).step_s
+    assert beside - plain <= 6 * 2 * 0.25, "no more than of one microbatch's messages"
+    assert stands >= 20 * (3 + 4 * 0.25)
+
+
+def test_long_copies_bind_and_each_way_has_one_at_a_time() -> None:
+    """Five seconds a copy: a stage sends 40 messages, which leave its device one after the other; 40 come likewise."""
+    plan, prices = straight(2, 20), network(staging_bandwidth=1.0)
+    bound, step = lower_bound(plan, prices, 5), simulate(plan, prices, 5)
+    assert bound.binds.startswith("copies o") and step.step_s >= bound.step_s >= 200
+    assert simulate(plan, network(staging_bandwidth=1.0, overlap=False), 5).step_s > 1.5 * step.step_s
+
+
+def test_a_device_copies_for_both_its_neighbours_in_turn() -> None:
+    """Two routes meet at stage 3 at the same moment, over links of their own: its device takes one after the other."""
+    plan = build([(0, 1, 3, 0), (0, 2, 3, 0)], "gpipe", 2, backward=False)
+    prices = Costs(NetworkConfig(forward_s=[0.0, 1.0, 1.0, 1.0], staging_bandwidth=1.0))
+    # Both leave stage 0 one after the other (1, 2), arrive (2, 3), are done (3, 4), at stage 3 (5, 6), done (6, 7).
+    assert [(span.start, span.end) for span in simulate(plan, prices, 1).spans[3]] == [(5.0, 6.0), (6.0, 7.0)]
+    late = Costs(prices.network.model_copy(update={"forward_s": [0.0, 2.0, 1.0, 0.5]}))
+    # Now both are done at 4: the first is there at 6, the second waits for the device until 7.
+    assert [(span.start, span.end) for span in simulate(plan, late, 1).spans[3]] == [(6.0, 6.5), (7.0, 7.5)]
+
+
+@given(plans(), costs(), st.integers(0, 3), st.sampled_from([1.0, 3.0]))
+def test_no_execution_with_copies_beats_the_bound(plan: Plan, prices: Costs, size: int, bandwidth: float) -> None:
+    for overlap in (True, False):
+        found = staged(prices, bandwidth, overlap)
+        assert simulate(plan, found, size).step_s >= lower_bound(plan, found, size).step_s
+
+
+@given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
+def test_copies_never_lower_the_bound(plan: Plan, prices: Costs, size: int, bandwidth: float) -> None:
+    none, beside = (lower_bound(plan, staged(prices, rate), size).step_s for rate in (None, bandwidth))
+    assert none <= beside
+
+
+@given(plans(), costs(), st.integers(1, 3), st.sampled_from([1.0, 3.0]))
+def test_passes_and_bytes_stay_and_each_copy_takes_its_time(
+    plan: Plan, prices: Costs, size: int, bandwidth: float
+) -> None:
+    plain, beside, stands = (
+        simulate(plan, staged(prices, *given), size) for given in ((None,), (bandwidth, True), (bandwidth, False))
+    )
+    assert plain.sent_bytes == beside.sent_bytes == stands.sent_bytes
+    busy = [sum(end - start for spans in one.spans.values() for _, start, end in spans) for one in (plain, beside)]
+    assert busy[0] == pytest.approx(busy[1])
+    ends = {key: end for spans in beside.spans.values() for key, _, end in spans}
+    starts = {key: start for spans in beside.spans.values() for key, start, _ in spans}
+    found = Prices(staged(prices, bandwidth), size)
+    for action in (action for actions in plan.actions.values() for action in actions):
+        if action.needs is not None and action.source is not None:
+            took = Prices.seconds(2 * found.staging + found.carry(action.source, action.node))
+            assert starts[action.key] >= ends[action.needs] + took - 1e-6
+    waited = sum(end - start for spans in stands.spans.values() for _, start, end in spans)
+    copies = 2 * sum(plain.sent_bytes.values()) / bandwidth
+    assert waited == pytest.approx(busy[0] + copies, abs=1e-6)
+
+
+def test_alone_in_the_pipeline_both_take_the_same() -> None:
+    """With one microbatch at a time nothing can overlap."""
+    plan = straight(2, 6, in_flight=1)
+    both = [simulate(plan, network(staging_bandwidth=4.0, overlap=o), 1).step_s for o in (True, False)]
+    assert both == [6 * (6 + 3), 6 * (6 + 3)]
+
+
+def recipe_of(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def test_predictions_count_copies() -> None:
+    """The clock of comparisons and of advice is the simulator's."""
+    base = {"forward_s": [1e-3], "backward_s": [2e-3]}
+    plain, beside, stands = (
+        clock_of(recipe_of(network=base | more)).step_s
+        for more in ({}, {"staging_bandwidth": 1e9}, {"staging_bandwidth": 1e9, "overlap": False})
+    )
+    assert plain < beside < stands
+
+
+STAGED = {"network.staging_bandwidth": "5e10"}
+PRICED = STAGED | {"network.forward_s": "[0.1]"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"network.overlap": "false"}, r"overlap = false: copies take no time; give network\.staging_bandwidth"),
+        (STAGED, r"staging_bandwidth = 5e\+10: .*give network\.forward_s"),
+        (PRICED | {"network.emulate": "true"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
+        (PRICED | {"network.emulate": "links"}, r"staging_bandwidth = 5e\+10: an emulated fleet has no devices"),
+        (PRICED | {"network.topology": "x.toml"}, r"staging_bandwidth = 5e\+10: on a topology, .* leave it out"),
+        (
+            PRICED | {"routing.schedule": "x.json"},
+            r"staging_bandwidth: a schedule has times of its own .* leave it out",
+        ),
+    ],
+)
+def test_where_copies_would_be_ignored_they_are_refused(flags: dict[str, str], why: str) -> None:
+    with pytest.raises(UserError, match=rf"network\.{why}"):
+        recipe.load(None, flags)
+    assert recipe.load(None, PRICED | {"network.overlap": "false"}).network.staging_bandwidth == 5e10

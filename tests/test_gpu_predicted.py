@@ -1,0 +1,68 @@
+"""Predictions for GPUs hang together, and follow from the formulas that measurements use."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from benchmarks import gpu_predicted as predicted
+from benchmarks.common import RESULTS
+
+from planaria import recipe, shipped
+from planaria.config import ModelConfig, RunConfig
+from planaria.engine.itinerary import Itinerary
+from planaria.model.stages import flops_per_token
+from planaria.plan.clock import Clock
+
+GIVEN = predicted.flags().parse_args([])
+
+
+@pytest.mark.parametrize("model", [recipe.load(shipped.find(name), {}).model for name in predicted.PRESETS])
+def test_the_flops_of_all_stages_are_the_models(model: ModelConfig) -> None:
+    for own, stages in ((0, 3), (3, 3), (0, 6)):
+        cut = model.model_copy(update={"ends_layers": own})
+        flops = predicted.stage_flops(cut, stages)
+        assert len(flops) == stages + 1 and min(flops) > 0
+        assert sum(flops) == pytest.approx(flops_per_token(model))
+
+
+@pytest.fixture(scope="module", params=["llama_124m", "llama_1_5b"])
+def config(request: pytest.FixtureRequest) -> RunConfig:
+    return predicted.preset(request.param, GIVEN)
+
+
+def test_passes_take_what_the_utilisation_says(config: RunConfig) -> None:
+    network, tokens = config.network, config.pipeline.microbatch_size * config.model.context
+    passes = sum(network.forward_s) + sum(network.backward_s)
+    assert flops_per_token(config.model) * tokens / passes == pytest.approx(0.45 * 989e12)
+
+
+def test_one_device_computes_for_one_process_at_a_time_and_copies_once_each_way(config: RunConfig) -> None:
+    itinerary = Itinerary(config)
+    prices, plan = itinerary.prices, itinerary.training(0)
+    clock = predicted.OneDevice(plan, prices)
+    step = clock.run()
+    spans = sorted((clock.starts[n], clock.ends[n]) for ran in clock.ran.values() for n in ran)
+    assert len(spans) == sum(map(len, plan.actions.values()))
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(spans))
+    sent = sum(clock.messages.values())
+    assert step >= max(sum(end - start for start, end in spans), sent * prices.staging)
+    assert set(clock.copied_off) == set(clock.copied_onto) == {0}
+
+
+def test_copies_beside_are_faster_and_no_prediction_beats_its_limit(config: RunConfig) -> None:
+    name = next(name for name in predicted.PRESETS if config.name == name)
+    _, apart, apart_control, shared, shared_control = [row.value for row in predicted.rows_of(name, GIVEN)]
+    assert 1 > shared > shared_control > 0 and predicted.WORKERS > apart > apart_control > shared
+    free = GIVEN.__class__(**vars(GIVEN) | {"staging": 1e9, "link": 1e9})
+    unhindered = predicted.step_s(predicted.preset(name, free), Clock, overlap=True)
+    assert unhindered < predicted.step_s(config, Clock, overlap=True)
+    assert predicted.rows_of(name, free)[3].value == pytest.approx(1, abs=1e-3)
+
+
+def test_the_saved_numbers_are_these_and_say_that_nothing_was_measured() -> None:
+    saved = json.loads((RESULTS / "gpu_predicted.json").read_text())
+    rows = [row for name in predicted.PRESETS for row in predicted.rows_of(name, GIVEN)]
+    assert {row["what"]: row["value"] for row in saved["rows"]} == pytest.approx({row.what: row.value for row in rows})
+    assert "not measured" in saved["notes"][0]
