@@ -44,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity. ``values`` are its repeats; the claim is held against their median or their worst."""
+    """One measured quantity. ``values`` are its repeats; the claim is held against their median, worst or least."""
 
     what: str
     values: Sequence[float]
@@ -54,14 +54,15 @@ class Row:
     """None: the row is shown for comparison only"""
     beside: Mapping[str, Cell] = field(default_factory=dict)
     """further columns: what was measured side by side"""
-    judged: Literal["median", "worst"] = "median"
+    judged: Literal["median", "worst", "least"] = "median"
+    """the worst is the largest"""
 
     @property
     def value(self) -> float:
         """The number that is judged; with nothing measured, nan, which no claim holds for."""
         if not self.values:
             return float("nan")
-        return max(self.values) if self.judged == "worst" else statistics.median(self.values)
+        return {"median": statistics.median, "worst": max, "least": min}[self.judged](self.values)
 
     @property
     def verdict(self) -> str:
@@ -104,7 +105,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str], column: str = "me
     for head in ["", *extra, column, "spread", "limit", "claim", ""]:
         table.add_column(head, justify="left" if head in ("", "limit") else "right")
     for row in rows:
-        shown = f"{row.value:.3f}" + (" (worst)" if row.judged == "worst" else "")
+        shown = f"{row.value:.3f}" + ("" if row.judged == "median" else f" ({row.judged})")
         spread = f"{min(row.values):.3f} … {max(row.values):.3f} of {len(row.values)}" if row.values else "none"
         style = {"PASS": "green", "FAIL": "bold red"}.get(row.verdict, "")
         verdict = f"[{style}]{row.verdict}[/]" if style else ""

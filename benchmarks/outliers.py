@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from planaria.model.stages import Llama
+    from planaria.model.state import StageState
 
 NAME = "outliers"
 NORMAL_STEPS = {8: 0.0308, 4: 0.3352, 2: 0.9957}
@@ -109,30 +110,43 @@ def loss(model: Llama, tokens: Tensor) -> float:
         return sum(model.loss(row[None, :-1], row[None, 1:]).item() for row in tokens) / len(tokens)
 
 
-def echoed(model: Llama, tokens: Tensor, bits: int, rounds: int) -> list[float]:
-    """The loss of all stages' echoes after one round, two, …, while the model stands still."""
-    import torch
-
-    from planaria.model.state import StageState
+def echoes(state: StageState, bits: int, rounds: int) -> Iterator[StageState]:
+    """What the echo of a stage that stands still holds after one round, two, …"""
     from planaria.recovery.echo import Echo, EchoHolder, EchoSender
 
-    every, back, losses = Echo().every, copy.deepcopy(model), []
-    stages = []
-    for exact, rebuilt in zip((model.ends, *model.stages), (back.ends, *back.stages), strict=True):
-        state = StageState({name: weight.detach() for name, weight in exact.named_parameters()})
-        holder = EchoHolder(bits, every, {name: weight.shape for name, weight in state.weights.items()})
-        stages.append((state, EchoSender(bits, every), holder, dict(rebuilt.named_parameters())))
-    for number in range(rounds):
-        for state, sender, holder, rebuilt in stages:
-            for step in range(number * every, (number + 1) * every):
-                message = sender.before(step, state)
-                assert message is not None
-                holder.take(step, 0, "before", message)
-                sender.commit(step)
-                holder.commit(step)
-            with torch.no_grad():
-                for name, weight in holder.state().weights.items():
-                    rebuilt[name].copy_(weight)
+    every = Echo().every
+    sender = EchoSender(bits, every)
+    holder = EchoHolder(bits, every, {name: weight.shape for name, weight in state.weights.items()})
+    for step in range(rounds * every):
+        message = sender.before(step, state)
+        assert message is not None
+        holder.take(step, 0, "before", message)
+        sender.commit(step)
+        holder.commit(step)
+        if (step + 1) % every == 0:
+            yield holder.state()
+
+
+def states(model: Llama) -> list[StageState]:
+    """The weights of the ends and of all block stages; they share the model's memory."""
+    from planaria.model.state import StageState
+
+    parts = (model.ends, *model.stages)
+    return [StageState({name: weight.detach() for name, weight in part.named_parameters()}) for part in parts]
+
+
+def put(target: StageState, given: StageState) -> None:
+    """Overwrite a stage's weights."""
+    for name, weight in target.weights.items():
+        weight.copy_(given.weights[name])
+
+
+def echoed(model: Llama, tokens: Tensor, bits: int, rounds: int) -> list[float]:
+    """The loss of all stages' echoes after one round, two, …, while the model stands still."""
+    back, losses = copy.deepcopy(model), []
+    for held in zip(*(echoes(state, bits, rounds) for state in states(model)), strict=True):
+        for target, given in zip(states(back), held, strict=True):
+            put(target, given)
         losses.append(loss(back, tokens))
     return losses
 

@@ -1,13 +1,18 @@
-"""The loop that planaria's engines are held against: one module, no stages, no plan."""
+"""The loops that planaria's engines are held against: one module, no stages, no plan."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.optimizer import learning_rate, make_optimizer
-from planaria.model.stages import Llama
+from planaria.model.hf_config import to_config
+from planaria.model.stages import Llama, global_name
 
 
 class PlainLoop:
@@ -19,9 +24,27 @@ class PlainLoop:
     def __init__(self, config: RunConfig, stream: Stream) -> None:
         self.config, self.step = config, 0
         self._stream = stream
-        self._model = Llama(config.model, config.pipeline.stages, config.seed)
-        self._groups = [list(part.parameters()) for part in (self._model.ends, *self._model.stages)]
-        self._optimizer = make_optimizer(list(self._model.parameters()), config.optim)
+        model = Llama(config.model, config.pipeline.stages, config.seed)
+        self._module = self.module_of(model)
+        self._groups = self.groups_of(model)
+        self._optimizer = make_optimizer([p for group in self._groups for p in group], config.optim)
+
+    def module_of(self, model: Llama) -> Any:
+        """What is trained: it has the weights of ``model``."""
+        return model
+
+    def groups_of(self, model: Llama) -> list[list[Parameter]]:
+        """Its parameters, those of each stage of ``model`` together."""
+        return [list(part.parameters()) for part in (model.ends, *model.stages)]
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of the next tokens, in nats."""
+        found: Tensor = self._module.loss(tokens, targets)
+        return found
+
+    def fold(self) -> None:
+        """All gradients of a step are there."""
+        self._module.ends.fold_gradients()
 
     def train_step(self) -> float:
         """One update; the mean loss of its microbatches in nats."""
@@ -29,15 +52,49 @@ class PlainLoop:
         losses = []
         for microbatch in range(pipeline.microbatches):
             first = self.step * pipeline.samples + microbatch * pipeline.microbatch_size
-            loss = self._model.loss(*self._stream.batch(first, pipeline.microbatch_size)) / pipeline.microbatches
+            loss = self.loss(*self._stream.batch(first, pipeline.microbatch_size)) / pipeline.microbatches
             torch.autograd.backward(loss)
             losses.append(loss.detach())
-        self._model.ends.fold_gradients()
+        self.fold()
         for parameters in self._groups:
             torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optim, self.step, self.config.train.steps)
         self._optimizer.step()
-        self._model.zero_grad()
+        self._module.zero_grad()
         self.step += 1
         return torch.stack(losses).sum().item()
+
+
+class TransformersLoop(PlainLoop):
+    """The same with the Llama of ``transformers``, and its own loss."""
+
+    def __init__(self, config: RunConfig, stream: Stream, attention: str) -> None:
+        """``attention``: "sdpa" or "eager"."""
+        self._attention = attention
+        super().__init__(config, stream)
+
+    def module_of(self, model: Llama) -> Any:
+        import transformers
+
+        described = transformers.LlamaConfig(**to_config(model.config), use_cache=False)
+        module = transformers.AutoModelForCausalLM.from_config(described, attn_implementation=self._attention)
+        with torch.no_grad():
+            for name, weight in model.global_state().items():
+                module.get_parameter(name).copy_(weight)
+        return module.train()
+
+    def groups_of(self, model: Llama) -> list[list[Parameter]]:
+        stages = len(model.stages)
+        names = (
+            [global_name(model.config, stages, number, local) for local, _ in part.named_parameters()]
+            for number, part in enumerate((model.ends, *model.stages))
+        )
+        return [[self._module.get_parameter(name) for name in group] for group in names]
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = self._module(input_ids=tokens, labels=targets, shift_labels=targets).loss
+        return found
+
+    def fold(self) -> None:
+        """Nothing: it has one gradient for a tied table."""

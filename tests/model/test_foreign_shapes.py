@@ -61,18 +61,33 @@ def theirs_of(config: ModelConfig, seed: int) -> Any:
     return model
 
 
+def tokens_of(config: ModelConfig, seed: int) -> torch.Tensor:
+    return torch.randint(0, config.vocab, (2, config.context), generator=torch.Generator().manual_seed(seed))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_logits_are_the_same_both_ways(seed: int, tmp_path: Path) -> None:
     config = drawn(seed)
-    theirs = theirs_of(config, seed)
-    tokens = torch.randint(0, config.vocab, (2, config.context), generator=torch.Generator().manual_seed(seed))
+    theirs, tokens = theirs_of(config, seed), tokens_of(config, seed)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = open_folder(tmp_path / "theirs").model()
     assert ours.config == config
     export_model(ours, tmp_path / "ours")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    again, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert type(again).__name__ == "LlamaForCausalLM"
+    assert not found["missing_keys"] and not found["unexpected_keys"]
     with torch.no_grad():
         expected = theirs(tokens).logits
         assert expected.std() > 0.01
         torch.testing.assert_close(ours(tokens), expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(again(tokens).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_in_several_files_are_read(tied: bool, tmp_path: Path) -> None:
+    config = drawn(0).model_copy(update={"tied": tied})
+    theirs, tokens = theirs_of(config, 0), tokens_of(config, 0)
+    theirs.save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    with torch.no_grad():
+        torch.testing.assert_close(open_folder(tmp_path).model()(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)

@@ -130,31 +130,10 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
 
     :raises UserError: when nodes, stages, microbatches or costs do not fit together.
     """
+    _require_fit(config, topology)
     pipeline, routing, nodes = config.pipeline, config.routing, topology.nodes
-    data, stages = routing.data_nodes, pipeline.stages
-    if len(nodes) - data < stages:
-        raise UserError(
-            f"network.topology: {len(nodes)} nodes, {data} of them data nodes (routing.data_nodes), are too few for "
-            f"pipeline.stages = {stages}; add nodes"
-        )
-    if pipeline.microbatches % data:
-        raise UserError(
-            f"pipeline.microbatches = {pipeline.microbatches} does not divide into routing.data_nodes = {data}"
-        )
-    roles = [node.role for node in nodes]
-    if roles.count("data") > data or len(nodes) - roles.count("worker") < data:
-        raise UserError(
-            f"routing.data_nodes = {data}: of the topology's nodes, {roles.count('data')} must be data nodes and "
-            f"{roles.count('worker')} must not; change the roles"
-        )
-    size = message_bytes(config.model, pipeline)
+    data, stages, size = routing.data_nodes, pipeline.stages, message_bytes(config.model, pipeline)
     sites = tuple(dict.fromkeys(node.site for node in nodes))
-    for a, b in product(sites, sites):
-        if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
-            raise UserError(
-                f"network.topology: {a} - {b}: a microbatch's {size} bytes take {seconds:.3g} s, more than "
-                f"{LONGEST_S:g} s; raise the link's bandwidth, or lower its latency or network.scale"
-            )
     link = [[_ns(topology.carry_s(a, b, size)) for b in sites] for a in sites]
     taken = [[_ns(topology.transmit_s(a, b, size)) for b in sites] for a in sites]
     return Problem(
@@ -171,8 +150,35 @@ def problem_of(config: RunConfig, topology: Topology) -> Problem:
         link=np.array(link, np.int64),
         transmit=np.array(taken, np.int64) * topology.queueing,
         slots=np.array([node.memory for node in nodes], np.int64),
-        role=np.array([ROLES.index(role) for role in roles], np.int64),
+        role=np.array([ROLES.index(node.role) for node in nodes], np.int64),
     )
+
+
+def _require_fit(config: RunConfig, topology: Topology) -> None:
+    """:raises UserError: when there are too few nodes, microbatches or roles do not divide, or a link is too slow."""
+    pipeline, nodes, data = config.pipeline, topology.nodes, config.routing.data_nodes
+    if len(nodes) - data < pipeline.stages:
+        raise UserError(
+            f"network.topology: {len(nodes)} nodes, {data} of them data nodes (routing.data_nodes), are too few for "
+            f"pipeline.stages = {pipeline.stages}; add nodes"
+        )
+    if pipeline.microbatches % data:
+        raise UserError(
+            f"pipeline.microbatches = {pipeline.microbatches} does not divide into routing.data_nodes = {data}"
+        )
+    roles = [node.role for node in nodes]
+    if roles.count("data") > data or len(nodes) - roles.count("worker") < data:
+        raise UserError(
+            f"routing.data_nodes = {data}: of the topology's nodes, {roles.count('data')} must be data nodes and "
+            f"{roles.count('worker')} must not; change the roles"
+        )
+    size = message_bytes(config.model, pipeline)
+    for a, b in product(dict.fromkeys(node.site for node in nodes), repeat=2):
+        if (seconds := topology.carry_s(a, b, size)) > LONGEST_S:
+            raise UserError(
+                f"network.topology: {a} - {b}: a microbatch's {size} bytes take {seconds:.3g} s, more than "
+                f"{LONGEST_S:g} s; raise the link's bandwidth, or lower its latency or network.scale"
+            )
 
 
 def central_first(problem: Problem, nodes: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ from planaria.swarm.board.message import Completion, Rollouts
 from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
-from planaria.swarm.rollout import Asking, Rollout
+from planaria.swarm.rollout import Asked, Asking, Rollout
 from planaria.tasks.base import Task
 
 
@@ -45,31 +45,28 @@ def take_in(
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
             continue
-        (problem, prompt), message = asked(number), messages[peer]
-        same = message.tokenizer == policy.tokenizer_fingerprint
-        ids, logps = _own_ids(policy, completion, same)
-        claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
-        limit = min(max_new, policy.context - len(prompt))
-        if objection := _wrong_length(len(ids), limit, completion.ended or not same):
-            turned.append(Turned(peer, number, index, objection))
-            continue
-        reward = task.score(problem, completion.text) if completion.ended else 0.0
-        found.append(
-            Rollout(
-                problem,
-                prompt,
-                completion.text,
-                ids,
-                completion.ended,
-                logps,
-                peer=peer,
-                round=message.round,
-                index=index,
-                reward=reward,
-                claimed=claimed,
-            )
-        )
+        taken = _taken(messages[peer], completion, task, policy, max_new, asked(number))
+        if isinstance(taken, str):
+            turned.append(Turned(peer, number, index, taken))
+        else:
+            found.append(replace(taken, peer=peer, index=index))
     return found, turned
+
+
+def _taken(
+    message: Rollouts, completion: Completion, task: Task, policy: Policy, max_new: int, asked: Asked
+) -> Rollout | str:
+    """One completion of a message, scored; a text: why it is turned away."""
+    problem, prompt = asked
+    same = message.tokenizer == policy.tokenizer_fingerprint
+    ids, logps = _own_ids(policy, completion, same)
+    claimed = math.fsum(completion.logps) if logps is None and completion.logps is not None else None
+    limit = min(max_new, policy.context - len(prompt))
+    if objection := _wrong_length(len(ids), limit, completion.ended or not same):
+        return objection
+    reward = task.score(problem, completion.text) if completion.ended else 0.0
+    text, ended = completion.text, completion.ended
+    return Rollout(problem, prompt, text, ids, ended, logps, round=message.round, reward=reward, claimed=claimed)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:
