@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,12 @@ def door(run: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     fleet.close(patience_s=0.0)
 
 
+def closed_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 def mistake(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The one line with which ``planaria join`` refuses."""
     with pytest.raises(SystemExit) as exit_:
@@ -80,14 +88,44 @@ def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    open_door(run, f"127.0.0.1:{port}", new_key())
+    open_door(run, f"127.0.0.1:{closed_port()}", new_key())
     with runs.held(run):
         err = mistake(capfd, run)
     assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
     assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
+
+
+def test_a_run_that_does_not_begin_is_called_for_as_long_as_was_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text(new_key().hex())
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", f"127.0.0.1:{closed_port()}", "--key-file", str(tmp_path / "key"), "--patience", "0.7"])
+    out, err = capfd.readouterr()
+    assert exit_.value.code == 2 and "nobody answers there (Connection refused)" in err
+    assert out.count("nobody answers there yet; calling for up to 0.7 s\n") == 1
+
+
+def test_a_run_that_begins_later_is_reached_and_a_wrong_key_is_not_tried_again(
+    tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text(new_key().hex())
+    (tmp_path / "key").chmod(0o600)
+    port, fleets = closed_port(), list[RemoteFleet]()
+
+    def begin() -> None:
+        setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", new_key())).decode()
+        guests = partial(Guests, setup=setup, silence_s=4.0)
+        fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
+
+    timer = Timer(0.7, begin)
+    timer.start()
+    err = mistake(capfd, f"127.0.0.1:{port}", "--key-file", tmp_path / "key", "--patience", "20")
+    timer.join()
+    fleets[0].close(patience_s=0.0)
+    assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in err
 
 
 def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
