@@ -116,7 +116,7 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
     """Serve a run until it is over, or until a signal asks to leave.
 
     :raises UserError: when the run is over, or cannot be joined from here.
-    :raises RunStopped: when it has not answered for ``offer.patience_s``.
+    :raises RunStopped: when it has not answered for ``offer.patience_s``, or has sent this machine away.
     """
     with stop_asked() as asked:
         visit = _called(entrance, offer, asked, told)
@@ -128,6 +128,8 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
                     f"the run cannot be reached any more ({ending.reason}); calling it again for {offer.patience_s:g} s"
                 )
                 visit = _called(entrance, offer, asked, told, lost=True)
+            elif ending.how == "unwelcome":
+                raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
             else:
                 visit = "left" if ending.how == "left" else ending.reason
         told(visit)
