@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -17,7 +20,9 @@ from planaria.config import RunConfig
 from planaria.engine import runs
 from planaria.engine.setup import SETUP, Setup
 from planaria.fleet.door import Door, open_door
+from planaria.fleet.guest import Ending, Visit
 from planaria.fleet.guests import Guests
+from planaria.fleet.process_pool import ProcessPool
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.switchboard import Switchboard
 from planaria.transport.secure import new_key
@@ -33,8 +38,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def door(run: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The door of a run whose folder of data is seen nowhere; with ``cuda``, of one on GPUs."""
+def guests(run: Path, request: pytest.FixtureRequest) -> Iterator[Guests]:
+    """The controller's side of a run whose folder of data is seen nowhere; with ``cuda``, of one on GPUs."""
     device = getattr(request, "param", "cpu")
     config = RunConfig.model_validate({"name": "mine", "train": {"device": device}})
     setup = SETUP.dump_json(Setup(config, run, run / "nowhere", "127.0.0.1", new_key())).decode()
@@ -45,8 +50,19 @@ def door(run: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         return made[0]
 
     fleet = RemoteFleet("127.0.0.1", 0, new_key(), 1.0, 4, guests)
-    yield open_door(run, made[0].address, made[0].key)
+    yield made[0]
     fleet.close(patience_s=0.0)
+
+
+@pytest.fixture
+def door(run: Path, guests: Guests) -> Path:
+    return open_door(run, guests.address, guests.key)
+
+
+def closed_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def mistake(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -80,14 +96,44 @@ def test_a_key_that_is_no_key(run: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_door_at_which_nobody_answers(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    open_door(run, f"127.0.0.1:{port}", new_key())
+    open_door(run, f"127.0.0.1:{closed_port()}", new_key())
     with runs.held(run):
         err = mistake(capfd, run)
     assert "nobody answers there (Connection refused)" in err and "fleet.host" in err
     err = mistake(capfd, run)
     assert "door.json: left behind by a controller that was killed" in err and f"--resume {run}" in err
+
+
+def test_a_run_that_does_not_begin_is_called_for_as_long_as_was_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text(new_key().hex())
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", f"127.0.0.1:{closed_port()}", "--key-file", str(tmp_path / "key"), "--patience", "0.7"])
+    out, err = capfd.readouterr()
+    assert exit_.value.code == 2 and "nobody answers there (Connection refused)" in err
+    assert out.count("nobody answers there yet; calling for up to 0.7 s\n") == 1
+
+
+def test_a_run_that_begins_later_is_reached_and_a_wrong_key_is_not_tried_again(
+    tmp_path: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text(new_key().hex())
+    (tmp_path / "key").chmod(0o600)
+    port, fleets = closed_port(), list[RemoteFleet]()
+
+    def begin() -> None:
+        setup = SETUP.dump_json(Setup(runs.config_of(run), run, run, "127.0.0.1", new_key())).decode()
+        guests = partial(Guests, setup=setup, silence_s=4.0)
+        fleets.append(RemoteFleet("127.0.0.1", port, new_key(), 1.0, 4, guests))
+
+    timer = Timer(0.7, begin)
+    timer.start()
+    err = mistake(capfd, f"127.0.0.1:{port}", "--key-file", tmp_path / "key", "--patience", "20")
+    timer.join()
+    fleets[0].close(patience_s=0.0)
+    assert f"127.0.0.1:{port} is not the run whose door this is, or has another key" in err
 
 
 def test_the_door_of_another_run(run: Path, door: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +155,7 @@ def test_a_machine_that_does_not_see_the_data(run: Path, capfd: pytest.CaptureFi
     assert f"this machine has no folder {run / 'nowhere'}" in err and "data.cache" in err
 
 
-@pytest.mark.parametrize("door", ["cuda"], indirect=True)
+@pytest.mark.parametrize("guests", ["cuda"], indirect=True)
 @pytest.mark.usefixtures("door")
 def test_a_machine_without_the_devices_of_the_run(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -127,6 +173,31 @@ def test_a_machine_without_the_devices_of_the_run(
 )
 def test_numbers_that_make_no_sense(run: Path, capfd: pytest.CaptureFixture[str], flag: str, named: str) -> None:
     assert named in mistake(capfd, run, flag)
+
+
+def test_a_machine_that_is_sent_away_has_failed(
+    run: Path, guests: Guests, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_door(run, guests.address, guests.key)
+
+    class Stay:
+        """Without workers."""
+
+        def __init__(self, visit: Visit, *_: object) -> None:
+            self._visit = visit
+
+        def last(self, asked: Callable[[], str]) -> Ending:
+            guests.turn_away(self._visit.welcome.host, "its disk is full")
+            return self._visit.stay(cast(ProcessPool, None), 60.0, asked, print)
+
+        def close(self) -> None:
+            self._visit.end()
+
+    monkeypatch.setattr("planaria.engine.join._Stay", Stay)
+    with pytest.raises(SystemExit) as exit_:
+        main(["join", str(run)])
+    assert exit_.value.code == 1
+    assert capfd.readouterr().err == f"planaria: {run}: sent this machine away: its disk is full\n"
 
 
 def test_the_door_is_its_owners_alone(run: Path) -> None:

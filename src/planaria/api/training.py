@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
+from typing import Literal
 
 from planaria import digests, documents
 from planaria.api.complete import complete
@@ -62,7 +63,7 @@ class Listening:
 def train(
     recipe: Recipe,
     *,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     checkpoint: str | None = None,
     on_step: Callable[[Step], object] | None = None,
     stop: Event | None = None,
@@ -75,7 +76,9 @@ def train(
 
     :param recipe: a recipe's name or file, or a configuration; with ``resume``, a run's folder, or the name or file of
         a recipe whose newest run is meant.
-    :param resume: train on where that run stopped, with its own configuration and the given settings laid over it.
+    :param resume: train on where that run stopped, with its own configuration and the given settings laid over it;
+        ``"auto"``: if :func:`begun` finds a run of that recipe, and begin one otherwise. It is no mistake if all steps
+        are done.
     :param checkpoint: of the run that is resumed, one that is not the newest, such as ``"step-00000050"``.
     :param on_step: hears of every committed step. What it raises stops the run at a whole step, and comes back from
         here once everything is saved.
@@ -89,16 +92,34 @@ def train(
     :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
     """
     told = Listening(progress, say or (print if progress else _nobody), on_step, stop)
-    if resume:
-        changes = named(settings, short)
-        return _resume(_folder(recipe, changes, told.say), changes, checkpoint, told)
-    if checkpoint is not None:
+    if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
-    return _begin(configure(recipe, settings=settings, **short), told)
+    auto, run = resume == "auto", recipe
+    if not resume or auto:
+        config = configure(recipe, settings=settings, **short)
+        if not (auto and (run := begun(config))):
+            return _begin(config, told, auto)
+        if is_url(run):
+            runs.set_aside(Path(config.out) / config.name, told.say)
+    changes = named(settings, short)
+    return _resume(_folder(run, changes, told.say), changes, checkpoint, told, auto)
 
 
-def _begin(config: RunConfig, told: Listening) -> Run:
-    """A new run, in a folder of its own."""
+def begun(config: RunConfig) -> str:
+    """Where there is a run of this name: its folder in ``out``, or its URL in ``checkpoint.store`` if there is no such
+    folder, or only an older state of the run, of when this machine had it last; empty if there is none.
+
+    :raises UserError: when the store cannot be reached.
+    """
+    folder, store = Path(config.out) / config.name, config.checkpoint.store
+    mirror = None if store is None else Mirror(store, config.name)
+    if folder.exists():
+        return mirror.url if mirror is not None and mirror.ahead(folder) else str(folder)
+    return mirror.url if mirror is not None and mirror.newest() else ""
+
+
+def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
+    """A new run, in a folder of its own; ``again``: it may have been begun before, and lost."""
     trackers(config.observe)
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
@@ -108,7 +129,7 @@ def _begin(config: RunConfig, told: Listening) -> Run:
         digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
         prepared = replace(prepared, config=on_schedule(config, (folder / runs.SCHEDULE).absolute()))
     try:
-        mirror = _mirror(config, folder)
+        mirror = _mirror(config, folder, again)
     except UserError:
         shutil.rmtree(folder)  # it holds nothing yet
         raise
@@ -137,20 +158,23 @@ def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
     return runs.newest(configure(run, settings={name: changes[name] for name in changes.keys() & {"name", "out"}}))
 
 
-def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening) -> Run:
-    """Train on where a run stopped, or from the named checkpoint of it."""
+def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening, auto: bool) -> Run:
+    """Train on where a run stopped, or from the named checkpoint of it; ``auto``: unless all its steps are done."""
     there = take_up(folder, changes, checkpoint, told.say)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
-    if there.done and unexported and not changes:
+    if there.done and unexported and (auto or not changes):
         with runs.held(folder):  # it was killed between its last step and its export
             Reserve(folder).release()
             _conclude(config, folder, told.say)
         return Run(folder)
     if there.done:
-        raise UserError(
-            f"{folder}: all {config.train.steps} steps are done; give more with --train.steps {2 * config.train.steps}"
-        )
+        steps = config.train.steps
+        done = f"{folder}: all {steps} steps are done; give more with --train.steps {2 * steps}"
+        if not auto:
+            raise UserError(done)
+        told.say(done)
+        return Run(folder)
     prepared = prepare(config, told.of_data, begins=False, samples=origin.samples_in_all(config))
     require_same_data(folder, prepared)
     for line in prepared.notes:
@@ -170,7 +194,7 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         return _train(prepared, folder, origin, mirror, told)
 
 
-def _mirror(config: RunConfig, folder: Path) -> Mirror | None:
+def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
     """Where checkpoints of the run in ``folder`` are kept beside it; None where the recipe names no such place.
 
     :raises UserError: when it cannot be written to, or holds another run of that name.
@@ -178,7 +202,7 @@ def _mirror(config: RunConfig, folder: Path) -> Mirror | None:
     if config.checkpoint.store is None:
         return None
     mirror = Mirror(config.checkpoint.store, folder.name)
-    mirror.claim(folder)
+    mirror.claim(folder, again)
     return mirror
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from planaria import digests
 from planaria.atomic import new_folder
-from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved, read_manifest
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved, read_manifest, step_of
 from planaria.errors import UserError
 from planaria.filesystems import filesystem, reached, shown
 
@@ -44,23 +44,21 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
         """the run's own files that are there as they were sent: size and time of change"""
 
-    def claim(self, folder: Path) -> None:
-        """Make the place this run's.
+    def claim(self, folder: Path, again: bool = False) -> None:
+        """Make the place this run's; ``again``: it may be that of a run that ended before its first checkpoint.
 
         :raises UserError: when another run's is there, or the store cannot be written to.
         """
         mark = folder / ID
+        with _explained("checkpoint.store: "), reached(self.url, "read there"):
+            there = self._read(ID)
         if not mark.exists():
-            digests.put(folder, {ID: secrets.token_hex(16).encode()})
-        try:
-            with reached(self.url, "write there"):
-                there = self._read(ID)
-                if there is None:
-                    self._system.makedirs(self._root, exist_ok=True)
-                    self._system.pipe_file(f"{self._root}/{ID}", mark.read_bytes())
-        except OSError as error:
-            raise UserError(f"checkpoint.store: {error}; check address, rights and network") from None
-        if there is not None and there != mark.read_bytes():
+            digests.put(folder, {ID: (there if again else None) or secrets.token_hex(16).encode()})
+        if there is None:
+            with _explained("checkpoint.store: "), reached(self.url, "write there"):
+                self._system.makedirs(self._root, exist_ok=True)
+                self._system.pipe_file(f"{self._root}/{ID}", mark.read_bytes())
+        elif there != mark.read_bytes():
             raise UserError(f"checkpoint.store: {shown(self.url)} holds another run; give this one another --name")
 
     def names(self) -> list[str]:
@@ -71,6 +69,25 @@ class Mirror:
         with reached(self.url, "list its checkpoints"):
             found = [name for name in self._folders() if self._system.exists(self._at(name, MANIFEST))]
         return sorted(found)
+
+    def newest(self) -> str:
+        """The newest checkpoint that is there with all its stages; empty if there is none.
+
+        :raises UserError: when the store cannot be reached.
+        """
+        with _explained():
+            return next((name for name in reversed(self.names()) if "." not in name), "")
+
+    def ahead(self, folder: Path) -> bool:
+        """Is there a newer checkpoint of the run in ``folder`` than it has itself?
+
+        :raises UserError: when the store cannot be reached.
+        """
+        mark = folder / ID
+        if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).reached() or not mark.is_file():
+            return False
+        with _explained(), reached(self.url, "read there"):
+            return self._read(ID) == mark.read_bytes()
 
     def update(self, folder: Path, own: Sequence[str]) -> None:
         """Have all checkpoints of ``folder`` there, and the run's ``own`` files; what the folder has no more goes.
@@ -104,18 +121,14 @@ class Mirror:
         folder = out / self._root.rpartition("/")[2]
         if folder.exists():
             raise UserError(f"{folder}: is here already; resume that, or fetch the run into another --out")
-        try:
-            whole = [name for name in self.names() if "." not in name]
-            if not whole:
-                raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
-            say(f"fetching {whole[-1]} from {shown(self.url)}")
-            with new_folder(folder) as made, reached(self.url, "fetch the run"):
-                for entry in self._system.ls(self._root, detail=True):
-                    if entry["type"] == "file":
-                        self._get(entry["name"], made / entry["name"].rpartition("/")[2])
-                self._fetch(whole[-1], made / _CHECKPOINTS / whole[-1])
-        except OSError as error:
-            raise UserError(f"{error}; check address, rights and network") from None
+        if not (newest := self.newest()):
+            raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
+        say(f"fetching {newest} from {shown(self.url)}")
+        with _explained(), new_folder(folder) as made, reached(self.url, "fetch the run"):
+            for entry in self._system.ls(self._root, detail=True):
+                if entry["type"] == "file":
+                    self._get(entry["name"], made / entry["name"].rpartition("/")[2])
+            self._fetch(newest, made / _CHECKPOINTS / newest)
         return folder
 
     def _fetch(self, name: str, to: Path) -> None:
@@ -167,6 +180,15 @@ class Mirror:
 
     def _at(self, name: str, file: str) -> str:
         return f"{self._root}/{_CHECKPOINTS}/{name}/{file}"
+
+
+@contextmanager
+def _explained(where: str = "") -> Iterator[None]:
+    """What goes wrong with a store meanwhile is for the user to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{where}{error}; check address, rights and network") from None
 
 
 @contextmanager

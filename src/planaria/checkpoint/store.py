@@ -193,8 +193,13 @@ class CheckpointStore:
 
     def reached(self) -> int:
         """The newest whole checkpoint's step, 0 without one, by names alone: another process may save and drop them."""
-        found = (_WHOLE.fullmatch(folder.name) for folder in self.folder.glob("step-*"))
-        return max((int(match[1]) for match in found if match), default=0)
+        return max((step_of(folder.name) for folder in self.folder.glob("step-*")), default=0)
+
+
+def step_of(name: str) -> int:
+    """The step of the whole checkpoint of this name; 0 if it is no name of one."""
+    match = _WHOLE.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def replica_folder(folder: Path, replica: int) -> Path:

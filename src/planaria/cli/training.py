@@ -15,7 +15,12 @@ from planaria.errors import UserError
 def add(commands: Any) -> None:
     train = command(commands, "train", "train a recipe, or resume a run", _train)
     add_recipe(train, needed=False)
-    train.add_argument("--resume", metavar="RUN", help="continue this run (a folder, or its URL in a checkpoint.store)")
+    train.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue this run (a folder, or its URL in a checkpoint.store); with a recipe, auto: continue its run if "
+        "there is one, begin it otherwise",
+    )
     train.add_argument("--checkpoint", metavar="NAME", help="with --resume: continue from this checkpoint instead")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.add_argument("--quiet", action="store_true", help="no progress display")
@@ -28,9 +33,8 @@ def add(commands: Any) -> None:
     join.add_argument(
         "--patience",
         type=float,
-        default=60.0,
         metavar="S",
-        help="seconds to keep reconnecting to an unreachable run (default %(default)g)",
+        help="seconds to keep calling a run that does not answer (default: 60 once it has answered, 0 before)",
     )
 
     join.add_argument(
@@ -63,17 +67,18 @@ def add(commands: Any) -> None:
 def _train(given: argparse.Namespace) -> int:
     from planaria.commands import train
 
-    if given.resume is None and given.checkpoint is not None:
+    auto = given.resume == "auto" and given.recipe is not None
+    if (given.resume is None or auto) and given.checkpoint is not None:
         raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
-    if given.resume is not None and given.dry_run:
-        raise UserError("--dry-run: goes with a recipe, not with --resume")
-    if given.resume is not None:
+    if given.resume is not None and not auto:
+        if given.dry_run:
+            raise UserError("--dry-run: goes with a recipe, not with --resume")
         if given.recipe is not None:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
         return train.resume(given.resume, flagged(given), given.quiet, given.checkpoint)
     if given.recipe is None:
         raise UserError("train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME")
-    return train.start(given.recipe, flagged(given), given.dry_run, given.quiet)
+    return train.start(given.recipe, flagged(given), given.dry_run, given.quiet, auto)
 
 
 def _join(given: argparse.Namespace) -> int:

@@ -18,12 +18,13 @@ def lend(
     target: str,
     key: Path | None,
     workers: int | None,
-    patience_s: float,
+    patience_s: float | None,
     reach: Reach = REACHABLE,
     cache: Path | None = None,
 ) -> None:
     """Give the run at ``target``, its folder or HOST:PORT, so many workers, or as many as one replica has, until it is
-    over or Ctrl-C.
+    over or Ctrl-C. One that does not answer is called for ``patience_s``; unless given, for a minute if it has
+    answered before.
 
     :raises UserError: when there is no such run under way, or it cannot be joined from here.
     :raises RunStopped: when the run has not answered for ``patience_s``.
@@ -31,11 +32,12 @@ def lend(
     entrance = _entrance(target, key)
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UserError(f"--workers {workers}: give 1 to {MAX_WORKERS}")
-    if patience_s < 0:
+    if patience_s is not None and patience_s < 0:
         raise UserError(f"--patience {patience_s:g}: give seconds, 0 or more")
     if reach.ports is not None and not 1 <= reach.ports[0] <= reach.ports[1] <= 65535:
         raise UserError(f"--ports {reach.ports[0]} {reach.ports[1]}: give the first and the last, from 1 to 65535")
-    join(entrance, Offer(workers or 0, patience_s, reach, cache), lambda line: print(line, flush=True))
+    patience = (60.0, 0.0) if patience_s is None else (patience_s, patience_s)
+    join(entrance, Offer(workers or 0, *patience, reach, cache), lambda line: print(line, flush=True))
 
 
 def _entrance(target: str, key: Path | None) -> Entrance:

@@ -7,18 +7,21 @@ from pathlib import Path
 
 from planaria import recipe
 from planaria.api.recipes import configure
-from planaria.api.training import train
+from planaria.api.training import begun, train
 from planaria.commands.plan import describe
 from planaria.compare.clock import copies_stated
 from planaria.engine.branch import starting_weights, unfit
 from planaria.engine.prepare import check
 from planaria.engine.unused import require_used
+from planaria.errors import UserError
 from planaria.observe.live.tracker import trackers
 
 
-def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
-    """Train a recipe from its first step; the exit code."""
+def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool, auto: bool = False) -> int:
+    """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
     config = configure(recipe_file, settings=flags)
+    if auto and config.engine == "simulate":
+        raise UserError("--engine simulate: a simulation has nothing to resume; leave out --resume auto")
     if dry_run or config.engine == "simulate":
         if config.engine != "simulate":
             require_used(config)
@@ -27,8 +30,10 @@ def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: boo
         print(recipe.dump(config).rstrip("\n") if dry_run else describe(config))
         for line in (*unfit(config, starting_weights(config)), *copies_stated(config)) if dry_run else ():
             print(f"# {line}")
+        if auto:
+            print(f"# --resume auto: {f'continues {earlier}' if (earlier := begun(config)) else 'begins a new run'}")
         return 0
-    train(config, progress=not quiet, say=print)
+    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print)
     return 0
 
 

@@ -43,6 +43,8 @@ class Offer:
     """0: as many as one replica has"""
     patience_s: float = 60.0
     """how long a run that cannot be reached any more is called again"""
+    first_s: float = 0.0
+    """how long a run that may have to begin yet is called"""
     reach: Reach = REACHABLE
     """how others can reach this machine"""
     cache: Path | None = None
@@ -114,10 +116,10 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
     """Serve a run until it is over, or until a signal asks to leave.
 
     :raises UserError: when the run is over, or cannot be joined from here.
-    :raises RunStopped: when it has not answered for ``offer.patience_s``.
+    :raises RunStopped: when it has not answered for ``offer.patience_s``, or has sent this machine away.
     """
     with stop_asked() as asked:
-        visit: Visit | str = _first(entrance, offer)
+        visit = _called(entrance, offer, asked, told)
         while isinstance(visit, Visit):
             with closing(_Stay(visit, offer, isinstance(entrance, FolderEntrance), told)) as stay:
                 ending = stay.last(asked)
@@ -125,34 +127,36 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
                 told(
                     f"the run cannot be reached any more ({ending.reason}); calling it again for {offer.patience_s:g} s"
                 )
-                visit = _again(entrance, offer, asked)
+                visit = _called(entrance, offer, asked, told, lost=True)
+            elif ending.how == "unwelcome":
+                raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")
             else:
                 visit = "left" if ending.how == "left" else ending.reason
         told(visit)
 
 
-def _first(entrance: Entrance, offer: Offer) -> Visit:
-    """:raises UserError: when nobody answers."""
-    try:
-        return Visit(entrance.door(), offer.workers, offer.reach)
-    except OSError as error:
-        raise entrance.unanswered(error) from None
+def _called(
+    entrance: Entrance, offer: Offer, asked_to_leave: Callable[[], str], told: Told, lost: bool = False
+) -> Visit | str:
+    """A visit to a run, or why there will be none; one that was ``lost`` may have ended without this machine.
 
-
-def _again(entrance: Entrance, offer: Offer, asked_to_leave: Callable[[], str]) -> Visit | str:
-    """Another visit to a run that was lost, or why there will be none; it may have ended without this machine.
-
-    :raises RunStopped: when nobody has answered for so long.
+    :raises UserError: when nobody has answered for so long, or the run cannot be joined from here.
+    :raises RunStopped: when a run that was lost has not answered for so long.
     """
-    until = time.monotonic() + offer.patience_s
+    patience_s, waiting = offer.patience_s if lost else offer.first_s, lost
+    until = time.monotonic() + patience_s
     while not asked_to_leave():
-        if entrance.closed:
+        if lost and entrance.closed:
             return "the run is over"
         try:
             return Visit(entrance.door(), offer.workers, offer.reach)
-        except OSError:
-            if time.monotonic() > until:
-                raise RunStopped(f"{entrance}: the run has not answered for {offer.patience_s:g} s") from None
+        except OSError as error:
+            if time.monotonic() >= until:
+                stopped = RunStopped(f"{entrance}: the run has not answered for {patience_s:g} s")
+                raise stopped if lost else entrance.unanswered(error) from None
+        if not waiting:
+            told(f"{entrance}: nobody answers there yet; calling for up to {patience_s:g} s")
+            waiting = True
         time.sleep(_AGAIN_S)
     return "left"
 

@@ -83,6 +83,19 @@ def newest(config: Root) -> Path:
     return folders[-1]
 
 
+def set_aside(folder: Path, say: Callable[[str], None]) -> None:
+    """Give a run's folder another name, if there is one: the run goes on from elsewhere.
+
+    :raises UserError: when somebody trains it.
+    """
+    if not folder.exists():
+        return
+    other = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.older-{n}")).exists())
+    with held(folder):
+        folder.rename(other)
+    say(f"{folder}: is older than what the store has; it is {other} now")
+
+
 def keep(folder: Path, config: RunConfig, dataset: Data, trace: Trace) -> None:
     """Write down all that a later resumption, generation or export needs to know of how the run was started."""
     files = {

@@ -1,4 +1,4 @@
-"""The recipes for clusters: they parse, and what they name is there. No cluster is started."""
+"""The recipes for Ray clusters: they parse, and what they name is there. No cluster is started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from planaria.engine.itinerary import Itinerary
 yaml = pytest.importorskip("yaml")
 ray_constants = pytest.importorskip("ray._private.ray_constants")
 
-ROOT = Path(__file__).parents[1]
-FILES = {path.name: path.read_text() for path in sorted((ROOT / "deploy").glob("*.yaml"))}
+ROOT = Path(__file__).parents[2]
+FILES = {name: (ROOT / "deploy" / name).read_text() for name in ("kuberay.yaml", "spot.yaml")}
 KUBERAY: Any = yaml.safe_load(FILES["kuberay.yaml"])
 SPOT: Any = yaml.safe_load(FILES["spot.yaml"])
 
@@ -27,7 +27,7 @@ def trained(file: str) -> RunConfig:
     text = re.sub(r"\n\s*#?\s*", " ", FILES[file])
     found = re.search(r"planaria train (\w+)((?: --[\w.]+(?: [^-\s'][^\s']*)?)*)", text)
     assert found is not None
-    words = shlex.split(found[2].replace("--quiet", ""))
+    words = shlex.split(re.sub(r"--quiet|--resume auto", "", found[2]))
     flags = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     return recipe.load(shipped.find(found[1]), flags)
 
@@ -42,6 +42,10 @@ def test_the_command_is_one_that_planaria_understands(file: str) -> None:
     assert (config.fleet.kind, config.fleet.address) == ("ray", "auto")
     assert config.data.cache is not None
     assert config.out.startswith("/shared/") and config.data.cache.startswith("/shared/")
+
+
+def test_a_second_attempt_goes_on_with_the_run() -> None:
+    assert "--resume auto" in KUBERAY["spec"]["entrypoint"]
 
 
 def test_the_workers_of_the_run_find_room_on_the_nodes_that_are_there_from_the_start() -> None:
