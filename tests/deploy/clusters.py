@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,19 @@ with open(os.path.join({notes!r}, str(os.getpid())), "w") as file:
     json.dump({{"words": sys.argv[1:], "keys": files}}, file)
 """
 """a ``planaria`` that writes down how it was called, and the keys that it was given"""
+RECIPE = """
+name = "mine"
+model = {{vocab = 260, dim = 16, heads = 2, hidden = 32, context = 16, layers = 2}}
+pipeline = {{stages = 2, microbatches = 2, microbatch_size = 2}}
+data = {{source = "{folder}/corpus.txt", tokenizer = "bytes", cache = "{folder}/cache"}}
+train = {{steps = 30, eval_every = 0}}
+checkpoint = {{every = 3}}
+recovery = {{strategy = "checkpoint"}}
+fleet = {{spares = 0, missed = 40}}
+network = {{emulate = "links", latency_s = 0.02}}
+"""
+"""three workers; a step takes about a tenth of a second, for tests that interrupt it"""
+REAL = '#!/bin/sh\nexec {python} -m planaria "$@"\n'
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,33 @@ def noted(folder: Path) -> list[Call]:
     return sorted(found, key=lambda call: call.words[0] != "train")
 
 
+def real(folder: Path) -> Path:
+    """A folder of commands with the real ``planaria``."""
+    shell(folder / "bin" / "planaria", REAL.format(python=sys.executable))
+    return folder / "bin"
+
+
+def recipe(folder: Path) -> Path:
+    """A recipe of seconds."""
+    words = random.Random(34107).choices(("tide", "mud", "eel", "planarian", "moon"), k=3000)
+    (folder / "corpus.txt").write_text(" ".join(words))
+    (folder / "mine.toml").write_text(RECIPE.format(folder=folder))
+    return folder / "mine.toml"
+
+
 def environment(commands: Path, home: Path, **more: str) -> dict[str, str]:
     """That of a process on a machine of its own, as far as folders go."""
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     path = f"{commands}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
+
+
+def free_port() -> int:
+    """A port that nobody listens at, of those that slurm.sh chooses from."""
+    for port in random.sample(range(20000, 30000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def read(name: str) -> str:
