@@ -15,6 +15,7 @@ from planaria.bounds import Fraction, Natural, Positive, Seconds
 from planaria.data_config import DataConfig as DataConfig
 from planaria.fleet_config import FleetConfig as FleetConfig
 from planaria.model_config import ModelConfig as ModelConfig
+from planaria.model_config import even
 from planaria.network_config import NetworkConfig as NetworkConfig
 from planaria.options import Options
 from planaria.section import Section as Section
@@ -23,8 +24,9 @@ from planaria.section import Section as Section
 class PipelineConfig(Section):
     stages: bounds.Stages = 4
     """block stages the decoder layers are cut into; the ends worker comes on top"""
-    layers: Annotated[tuple[Positive, ...] | None, Field(strict=False)] = None
-    """decoder layers of each block stage, such as [7, 8, 8, 7]; equally many unless given"""
+    layers: Annotated[tuple[Positive, ...], Field(strict=False)] | Literal["auto"] | None = None
+    """decoder layers of each block stage, such as [7, 8, 8, 7]; auto: as the machines' measured speeds and memories ask
+    for; equally many unless given"""
     microbatches: bounds.Microbatches = 8
     """microbatches in one step"""
     microbatch_size: bounds.BatchSize = 4
@@ -40,6 +42,16 @@ class PipelineConfig(Section):
     def samples(self) -> int:
         """Samples in one step."""
         return self.microbatches * self.microbatch_size
+
+    @property
+    def unlike(self) -> bool:
+        """Have block stages different numbers of layers, or may they come to?"""
+        return self.layers == "auto" or len(set(self.layers or ())) > 1
+
+    @property
+    def cut(self) -> str:
+        """What ``layers`` says, as a recipe has it."""
+        return repr(self.layers) if isinstance(self.layers, str) else str(list(self.layers or ()))
 
 
 class RoutingConfig(Section):
@@ -202,7 +214,9 @@ class RunConfig(Section):
         if self.model.block_layers != self.pipeline.layers:
             if self.pipeline.layers is None:
                 raise ValueError("model.block_layers follows from pipeline.layers; give that")
-            self.__dict__["model"] = self.model.model_copy(update={"block_layers": self.pipeline.layers})
+            said, left = self.pipeline.layers, self.model.layers - self.model.ends_layers
+            cut = even(left, self.pipeline.stages) if said == "auto" else said  # until the machines have been timed
+            self.__dict__["model"] = self.model.model_copy(update={"block_layers": cut})
         if why := self.model.uncut(self.pipeline.stages):
             raise ValueError(why)
         together = self.exchange.replicas if self.engine == "inline" else 1
@@ -214,13 +228,12 @@ class RunConfig(Section):
                 f"{replicas} makes {passes} passes a step, each of which is planned (at most {bounds.MOST_PASSES}); "
                 "lower pipeline.microbatches and raise pipeline.microbatch_size"
             )
-        unlike = len(set(self.pipeline.layers or ())) > 1
         for field in ("forward_s", "backward_s"):
             given = len(getattr(self.network, field))
-            if given == 1 and unlike:
+            if given == 1 and self.pipeline.unlike:
                 raise ValueError(
-                    f"network.{field} has one number for stages of {list(self.pipeline.layers or ())} layers; give one "
-                    f"for each of the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
+                    f"network.{field} has one number for stages of {self.pipeline.cut} layers; give one for each of "
+                    f"the {self.pipeline.stages + 1} stages 0..{self.pipeline.stages}"
                 )
             if given not in (0, 1, self.pipeline.stages + 1):
                 raise ValueError(

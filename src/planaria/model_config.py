@@ -12,6 +12,16 @@ from planaria.options import Options
 from planaria.section import DERIVED, Section
 
 
+def even(layers: int, stages: int) -> tuple[int, ...] | None:
+    """So many layers in so many block stages, as evenly as can be; None where some would have none.
+
+    >>> even(10, 4)
+    (3, 3, 2, 2)
+    """
+    least, more = divmod(layers, stages)
+    return None if least < 1 else (least + 1,) * more + (least,) * (stages - more)
+
+
 class ModelConfig(Section):
     family: str = "llama"
     """what the stages are made of: llama, or 'module:Class' (see docs/families.md); others make of the sizes below what

@@ -41,6 +41,8 @@ class PretendFleet:
         self.by, rule = retaining or ("", Retention(0))
         self.every, self.slices = rule.every, rule.slices
         self.asked: list[d.Replan] = []
+        self.machines: dict[str, tuple[int, float]] = {}
+        """worker → the memory and the seconds per layer of which it tells when it joins, unless nothing"""
         self.alive: dict[str, Pretender] = {}
         self.history: list[e.Event | d.Decision] = []
         self.gifts: set[Gift] = set()
@@ -80,7 +82,9 @@ class PretendFleet:
         me = self.alive[worker]
         if not me.joined:
             me.joined = True
-            self.happened(e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1))
+            memory, layer_s = self.machines.get(worker, (0, 0.0))
+            joined = e.WorkerJoined(worker=worker, incarnation=me.incarnation, pid=1, memory=memory, layer_s=layer_s)
+            self.happened(joined)
             return
         match me.orders.popleft():
             case d.Leave():

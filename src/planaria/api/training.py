@@ -16,12 +16,14 @@ from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
 from planaria.checkpoint.mirror import ID, Mirror, mirrored
 from planaria.config import RunConfig
+from planaria.data.shards import prepare as prepare_data
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
+from planaria.engine.muster import sized
 from planaria.engine.origin import START, Origin
 from planaria.engine.own_classes import own_classes
-from planaria.engine.prepare import Prepared, on_schedule, prepare
-from planaria.engine.resumption import require_same_data, take_up
+from planaria.engine.prepare import Prepared, check, on_schedule, prepare
+from planaria.engine.resumption import changed, require_same_data, take_up
 from planaria.engine.stopping import REQUEST
 from planaria.errors import RunStopped, UserError
 from planaria.filesystems import is_url
@@ -124,6 +126,8 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
         told.say(line)
+    config = sized(config, prepared.dataset, told.say)
+    prepared = replace(prepared, config=config)
     folder, origin = _created(config, prepared.parent)
     if config.routing.schedule is not None:
         digests.put(folder, {runs.SCHEDULE: documents.data(Path(config.routing.schedule), SCHEDULE_BYTES)})
@@ -160,7 +164,7 @@ def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
 
 def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening, auto: bool) -> Run:
     """Train on where a run stopped, or from the named checkpoint of it; ``auto``: unless all its steps are done."""
-    there = take_up(folder, changes, checkpoint, told.say)
+    there = take_up(folder, _sized_anew(folder, changes, told), checkpoint, told.say)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
@@ -192,6 +196,16 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         if parent is not None:
             origin = replace(branch_off(parent, folder, config), generation=origin.generation)
         return _train(prepared, folder, origin, mirror, told)
+
+
+def _sized_anew(folder: Path, changes: Settings, told: Listening) -> Settings:
+    """The changes with which a run goes on, with numbers in place of ``pipeline.layers = "auto"``."""
+    if changes.get("pipeline.layers") != "auto":
+        return changes
+    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
+    check(config)
+    found = sized(config, prepare_data(config.data, config.model.vocab, told.of_data), told.say)
+    return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
 
 
 def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
+from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
 from planaria.record import decisions as d
 from planaria.record.replica import ReplicaState
@@ -57,7 +58,7 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return None
     if replica.cannot:
         return wind_up(run, replica)
-    unfilled = replica.skipped & set(replica.vacant) and run.spares
+    unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
         return form(run, replica)
     return relieve(run, replica) or _proceed(run, replica)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from planaria.control.lending import can_be_copied, lenders
 from planaria.control.links import link
 from planaria.control.saving import on_its_way
-from planaria.control.spares import at_hand, filled
+from planaria.control.spares import filled, has_room, taken_over
 from planaria.control.staffing import final, more_to_come
 from planaria.record import decisions as d
 from planaria.record.events import Standing
@@ -67,7 +67,7 @@ def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
     if not leaving or replica.meeting or run.stopping or run.allotment.done:
         return None
-    taking = dict(zip(leaving, at_hand(run, replica), strict=False))
+    taking = taken_over(run, replica, leaving)
     if taking:
         holders = {**replica.holders, **taking}
         sources: dict[int, d.Source] = {
@@ -228,9 +228,12 @@ def hopeless(run: RunState, replica: ReplicaState) -> d.Decision | None:
         reason = f"{run.stillborn} workers in a row died before they were ready"
     else:
         where = "node" if run.settings.arrangement or run.settings.replicas > 1 else "stage"
-        named = ", ".join(map(str, replica.vacant))
+        of, spares = replica.arrangement.stage, run.spares
+        nodes = [node for node in replica.vacant if not any(has_room(run, worker, of[node]) for worker in spares)]
+        named = ", ".join(map(str, nodes or replica.vacant))
         why = "fleet.replace = false starts no other" if final(run) else "there is no room for another"
-        reason = f"no worker is left for {where} {named}; {why}"
+        left = "spare's device has room" if spares else "worker is left"
+        reason = f"no {left} for {where} {named}; {why}"
     return without_worker(run, replica, reason, _unheld(replica))
 
 

@@ -7,6 +7,7 @@ that join have room of their own, which is used at once; whoever dies is born ag
 from __future__ import annotations
 
 from planaria.control.lending import can_be_copied
+from planaria.control.spares import fit_spares
 from planaria.record import decisions as d
 from planaria.record.roster import MAX_STILLBORN
 from planaria.record.state import RunState
@@ -38,7 +39,7 @@ def needed(run: RunState) -> int:
     Those that are being born on machines that have joined are not waited for: that may take long.
     """
     at_home = [worker for worker in run.roster.starting if not run.workers[worker].host]
-    return run.vacancies + _leaving(run) - len(run.spares) - len(at_home)
+    return run.vacancies + _leaving(run) - fit_spares(run) - len(at_home)
 
 
 def _leaving(run: RunState) -> int:
@@ -62,8 +63,8 @@ def lacking(run: RunState) -> int:
     """Workers without whom the run stands still until another machine joins; 0 where none are, or none will."""
     if not _awaits_machines(run) or run.stopping or run.allotment.done:
         return 0
-    there = [*run.spares, *run.roster.starting]
-    return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - len(there))
+    there = fit_spares(run) + len(run.roster.starting)
+    return 0 if run.roster.with_room(run.settings.replace) else max(0, run.vacancies - there)
 
 
 def _awaits_machines(run: RunState) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from planaria.config import RunConfig
 from planaria.control.controller import Controller
 from planaria.control.protocols import Observer
+from planaria.data.shards import Data
 from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
@@ -43,23 +44,35 @@ def train(
 
     :raises UserError: when the port is taken or the cluster is not fit; no worker has started then.
     """
-    config, data = prepared.config, prepared.dataset
+    config = prepared.config
     itinerary = Itinerary(config)
     started = run_started(itinerary, origin)
     planner = None if itinerary.schedule is None else Replanner(itinerary.schedule, config.seed)
     memory = prepare_memory(config, folder, started)
     with ExitStack() as ending:
         asked = ending.enter_context(stop_asked(stop))
-        place = ending.enter_context(ground(config.fleet, started.own_workers))
-        reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
-        setup = Setup(config, folder, data.folder, place.host, _key(config), started.offset, reach)
-        fleet = ending.enter_context(closing(_opened(place, setup, data.folders, started.own_workers)))
-        chaos = TraceChaos(prepared.trace, fleet, setup.checkpoints, origin.next_fault)
+        fleet = ending.enter_context(opened(config, prepared.dataset, folder, started.own_workers, started.offset))
+        chaos = TraceChaos(prepared.trace, fleet, folder / CHECKPOINTS, origin.next_fault)
         controller = Controller(config, started, fleet, folder, observer, chaos, planner)
         finish = controller.run(asked)
     if memory is not None and finish.outcome in ("finished", "stopped"):  # all is on disk
         memory.remove()
     return finish
+
+
+@contextmanager
+def opened(config: RunConfig, data: Data, folder: Path, workers: int, offset: int = 0) -> Iterator[OpenFleet]:
+    """A run's fleet, with room for so many workers of its own; closed at the end.
+
+    ``offset``: the first sample of block 0.
+
+    :raises UserError: when the port is taken or the cluster is not fit.
+    """
+    with ground(config.fleet, workers) as place:
+        reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
+        setup = Setup(config, folder, data.folder, place.host, _key(config), offset, reach)
+        with closing(_open(place, setup, data.folders, workers)) as fleet:
+            yield fleet
 
 
 def _key(config: RunConfig) -> bytes:
@@ -70,7 +83,7 @@ def _key(config: RunConfig) -> bytes:
     return new_key() if config.fleet.key is None else kept_key(Path(config.fleet.key), new_key())
 
 
-def _opened(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
+def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> OpenFleet:
     """The fleet of a place with so many workers, and a door in the run's folder for machines that join.
 
     ``data``: the folders of the prepared data.

@@ -123,10 +123,9 @@ def join(entrance: Entrance, offer: Offer, told: Told) -> None:
         while isinstance(visit, Visit):
             with closing(_Stay(visit, offer, isinstance(entrance, FolderEntrance), told)) as stay:
                 ending = stay.last(asked)
-            if ending.how == "lost":
-                told(
-                    f"the run cannot be reached any more ({ending.reason}); calling it again for {offer.patience_s:g} s"
-                )
+            if ending.how in ("lost", "again"):
+                why = f"the run cannot be reached any more ({ending.reason})" if ending.how == "lost" else ending.reason
+                told(f"{why}; calling it again for {offer.patience_s:g} s")
                 visit = _called(entrance, offer, asked, told, lost=True)
             elif ending.how == "unwelcome":
                 raise RunStopped(f"{entrance}: sent this machine away: {ending.reason}")

@@ -10,6 +10,7 @@ from itertools import combinations
 from planaria.config import RunConfig
 from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.needs import needs, work
 from planaria.exchange import exchange
 from planaria.record.events import Recut, RunStarted, Standing
 from planaria.recovery import recovery
@@ -103,4 +104,6 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],
         pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
+        work=work(config) if config.pipeline.unlike else [],
+        memory_needs=list(needs(config).stages) if config.pipeline.unlike else [],
     )

@@ -147,6 +147,8 @@ def check(config: RunConfig) -> None:
         _check_replicas(config, itinerary)
     if config.engine == "fleet":
         require_network(config.fleet, run_started(itinerary, START))
+    if config.engine == "fleet" and config.pipeline.layers == "auto":
+        _check_sized(config)
     if config.exchange.most is not None and config.engine == "inline":
         raise UserError("exchange.most: no machines join a run in one process; leave it out, or use --engine fleet")
     if config.exchange.most is not None and itinerary.replicas == 1 and config.engine == "fleet":
@@ -160,6 +162,21 @@ def check(config: RunConfig) -> None:
         )
     if config.checkpoint.every == "best" and not config.network.hourly:
         raise UserError("network.hourly = 0: without failures no interval is best; give checkpoint.every a number")
+
+
+def _check_sized(config: RunConfig) -> None:
+    """What it takes to time the machines before the run begins."""
+    said, fleet = "pipeline.layers = 'auto'", config.fleet
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{said}: is for one replica; with exchange.replicas give numbers, such as [7, 8, 8, 7]")
+    if config.network.emulate is True:
+        raise UserError(f"{said}: times real passes, and network.emulate = true has none; give numbers")
+    here = fleet.own is None or fleet.own > config.pipeline.stages
+    if not here and not (fleet.port and fleet.key):
+        raise UserError(
+            f"{said} with fleet.own = {fleet.own}: machines that join are timed and then call again; give fleet.port "
+            "and fleet.key, so that they find the run, and let them join by address"
+        )
 
 
 def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
@@ -177,7 +194,6 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
     if config.exchange.replicas > 1 and itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if itinerary.schedule is None else "a schedule"
-    unlike = len(set(config.pipeline.layers or ())) > 1
     for name, strategy in chain.strategies.items():
         needs, meanwhile = strategy.needs, config.recovery.meanwhile
         asked = (("routing.kind", needs.routing, kind), ("recovery.meanwhile", needs.meanwhile, meanwhile))
@@ -187,12 +203,12 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
                     f"recovery.strategy = {config.recovery.strategy!r}: {name} needs {setting} = {needed!r}, not "
                     f"{found!r}: {needs.why}"
                 )
-        if needs.alike and unlike:
+        if needs.alike and config.pipeline.unlike:
             raise UserError(
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} makes a block stage of others; these have "
-                f"pipeline.layers = {list(config.pipeline.layers or ())}; use 'echo, checkpoint' or 'snapshot'"
+                f"pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
-    if unlike and itinerary.schedule is not None:
+    if config.pipeline.unlike and itinerary.schedule is not None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")

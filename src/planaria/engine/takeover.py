@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from planaria.checkpoint.memory import MemoryFolder
@@ -20,7 +19,6 @@ from planaria.engine.runner import StageRunner
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import new_runner
 from planaria.engine.stage_files import StageFiles
-from planaria.model.llama import document_mask
 from planaria.model.packing import pack, unpack
 from planaria.model.stages import stage_layers
 from planaria.model.state import StageState
@@ -68,19 +66,6 @@ def _part(setup: Setup, keeping: Keeping | None, node: int, stage: int, step: in
 def _require_intact(keeping: Keeping) -> None:
     if not keeping.intact():
         raise MemoryDamaged("what it remembers for others does not have its checksum any more; its memory is bad")
-
-
-def warm_runner(config: RunConfig) -> StageRunner:
-    """A block stage that has seen one pass and one update: first calls are slow, and a rebirth should not pay."""
-    runner = new_runner(config, 1, initialise=True)
-    x = torch.zeros(config.pipeline.microbatch_size, config.model.context, config.model.dim)
-    mask = document_mask(x[..., 0], separator=-1)
-    runner.begin(None, True, 1, (lambda _: mask) if config.data.document_mask else None)
-    runner.forward(0, 1, x)
-    runner.backward(0, 1, x)
-    runner.finish()
-    runner.commit(0)
-    return runner
 
 
 def donate(config: RunConfig, post: Post, form: d.Form, runner: StageRunner, keeping: Keeping) -> None:

@@ -32,7 +32,8 @@ from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
 from planaria.engine.stage_files import StageFiles
-from planaria.engine.takeover import MemoryDamaged, donate, take_state, warm_runner
+from planaria.engine.takeover import MemoryDamaged, donate, take_state
+from planaria.engine.warm import device_memory, layer_seconds, warm_runner
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.inventory import VISIBLE
@@ -81,6 +82,7 @@ class Worker:
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
         self.post.patience.warm_s = time.monotonic() - began
+        self._layer_s = layer_seconds(self.config, self.runner) if self.config.pipeline.unlike else 0.0
         self.keeping: Keeping | None = None
         """from the moment on that this worker has a stage"""
         self.outliving = outliving(setup)
@@ -92,8 +94,11 @@ class Worker:
         """Report in, then follow orders until told to leave."""
         self.desk.open()
         device = os.environ.get(VISIBLE, "") if self.config.train.device == "cuda" else ""
-        at = self.port.address
-        self.here.report(e.WorkerJoined, incarnation=incarnation, pid=os.getpid(), at=at, device=device)
+        at, memory, layer_s = self.port.address, device_memory(self.config), self._layer_s
+        self.here.report(
+            e.WorkerJoined,
+            incarnation=incarnation, pid=os.getpid(), at=at, device=device, memory=memory, layer_s=layer_s,
+        )  # fmt: skip
         order: d.Order | None = None
         while True:
             try:

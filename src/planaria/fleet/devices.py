@@ -40,14 +40,17 @@ class Needs:
 
     stages: tuple[int, ...] = ()
     """bytes that each stage takes on a CUDA device, at least; empty where stages compute on CPUs"""
+    sized: bool = False
+    """does a worker get only stages for which its device has room?"""
 
     @property
     def cuda(self) -> bool:
         return bool(self.stages)
 
     def least(self, workers: int) -> int:
-        """Bytes that so many workers may come to take on one device: any of them may become the largest stage."""
-        return max(self.stages) + (workers - 1) * min(self.stages)
+        """Bytes that so many workers may come to take on one device: any of them may become the largest stage, unless
+        stages go where there is room for them."""
+        return (min if self.sized else max)(self.stages) + (workers - 1) * min(self.stages)
 
 
 ON_CPUS, NOT_ASKED = Needs(), Inventory()

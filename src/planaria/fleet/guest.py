@@ -37,8 +37,9 @@ Told = Callable[[str], None]
 class Ending:
     """How a visit ended."""
 
-    how: Literal["left", "over", "unwelcome", "lost"]
-    """it was to leave; the run said goodbye, for good; the line broke, or nothing came any more"""
+    how: Literal["left", "over", "again", "unwelcome", "lost"]
+    """it was to leave; the run said goodbye, until it has begun anew, or for good; the line broke, or nothing came any
+    more"""
     reason: str = ""
 
 
@@ -112,7 +113,7 @@ class Visit:
             for _, seconds in silence.too_long(lambda _: "unknown"):
                 return Ending("lost", f"silent for {seconds:.1f} s")
             if isinstance(word, visit.Goodbye):
-                return Ending("over" if word.welcome else "unwelcome", word.reason)
+                return Ending("again" if word.again else "over" if word.welcome else "unwelcome", word.reason)
             self._heed(word, pool, leaving, told)
             if not leaving and (leaving := asked_to_leave()):
                 told("leaving as soon as others have taken over what is here (again: at once)")

@@ -46,6 +46,8 @@ class Guests:
         self._numbers = count(1)
         self._guarded = threading.RLock()
         self._over = False
+        self.goodbye = visit.Goodbye(reason="the run is over")
+        """what machines are told when this closes"""
         self.address, self.key = board.address, board.key
         board.visited = self._receive
 
@@ -83,11 +85,11 @@ class Guests:
                 self._part(guest, reason)
 
     def close(self) -> None:
-        """The run is over."""
+        """The run is over, or as ``goodbye`` says."""
         with self._guarded:
             self._over = True
             for guest in self._guests.values():
-                _tell(guest.line, visit.Goodbye(reason="the run is over"))
+                _tell(guest.line, self.goodbye)
                 guest.line.hang_up()
 
     # ---- one thread for each machine

@@ -16,6 +16,7 @@ from planaria.fleet.files import FileServer
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import Ears, RemoteFleet
 from planaria.fleet.switchboard import Switchboard
+from planaria.fleet.visit import Goodbye
 
 Home = Callable[[str], Fleet]
 """The run's own workers; they find the controller's relay at this HOST:PORT."""
@@ -68,6 +69,10 @@ class OpenFleet:
 
     def turn_away(self, host: str, reason: str) -> None:
         self._guests.turn_away(host, reason)
+
+    def part(self, reason: str) -> None:
+        """When it closes, machines that have joined are told to call again."""
+        self._guests.goodbye = Goodbye(reason=reason, again=True)
 
     def send(self, worker: str, text: bytes) -> None:
         self._fleet_of(worker).send(worker, text)

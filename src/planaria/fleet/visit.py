@@ -112,6 +112,8 @@ class Goodbye(Word):
     reason: str
     welcome: bool = True
     """may it come again?"""
+    again: bool = False
+    """is it to call again at once? The run begins anew, and knows it no more"""
 
 
 FromGuest = JoinRequest | Settled | Beat | Started | Failed | Departing | Strike

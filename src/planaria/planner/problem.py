@@ -201,9 +201,9 @@ def broken_order(problem: Problem, solution: Solution, microbatch: int) -> str:
 def _times(config: RunConfig, topology: Topology, kind: str) -> Ints:
     network = config.network
     given: list[float] = getattr(network, f"{kind}_s")
-    if len(set(config.pipeline.layers or ())) > 1:
+    if config.pipeline.unlike:
         raise UserError(
-            f"pipeline.layers = {list(config.pipeline.layers or ())}: a planner puts any node into any block stage, so "
+            f"pipeline.layers = {config.pipeline.cut}: a planner puts any node into any block stage, so "
             "they must cost alike; leave it out, and say in the topology which nodes are fast"
         )
     if len(set(given[1:])) > 1:

@@ -41,7 +41,8 @@ def _(fact: e.RunStarted, run: RunState) -> RunState:
 @handles
 def _(fact: e.WorkerJoined, run: RunState) -> RunState:
     born = run.workers.get(fact.worker, WorkerState(fact.incarnation, "starting"))
-    spare = replace(born, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
+    timed = replace(born, memory=fact.memory, layer_s=fact.layer_s)
+    spare = replace(timed, incarnation=fact.incarnation, status="spare", pid=fact.pid, at=fact.at)
     run = stillborn(set_workers(run, {fact.worker: spare}), born.host, 0)
     for replica in run.live.values():
         # With one worker more, the plan that is being looked for may not be needed.

@@ -25,6 +25,10 @@ class WorkerJoined(Fact):
     """HOST:PORT, where others call for edges to it"""
     device: str = ""
     """the CUDA device that it sees, as its machine names it; empty on CPUs"""
+    memory: int = 0
+    """bytes of that device; 0 on CPUs"""
+    layer_s: float = 0.0
+    """seconds that a decoder layer's passes of one microbatch take there, where stages are unlike; 0: not timed"""
 
 
 class Linked(Fact):

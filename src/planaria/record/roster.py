@@ -27,6 +27,10 @@ class WorkerState:
     """a machine that has joined; empty for the run's own"""
     leaving: bool = False
     """is its machine about to go?"""
+    memory: int = 0
+    """bytes of its CUDA device; 0: not known"""
+    layer_s: float = 0.0
+    """seconds of a decoder layer's passes there; 0: not timed"""
 
 
 @dataclass(frozen=True)

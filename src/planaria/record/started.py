@@ -124,6 +124,10 @@ class RunStarted(Fact):
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
+    work: list[float] = []
+    """of a pass of stages 0..S, in passes of a decoder layer; empty where all block stages have as many layers"""
+    memory_needs: list[int] = []
+    """bytes that stages 0..S take of a CUDA device, at least; empty where all have as many layers, and on CPUs"""
 
     @cached_property
     def memory(self) -> Memory | None:
