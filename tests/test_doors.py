@@ -154,6 +154,11 @@ def test_strategies_know_no_process_socket_clock_or_file() -> None:
     assert not [f"{m} imports {n}" for m in pure for n in imported(MODULES[m]) if n.partition(".")[0] in outside]
 
 
+def test_there_is_one_way_to_open_a_file_system() -> None:
+    opens = {"fsspec.core.url_to_fs", "fsspec.open", "fsspec.filesystem", "fsspec.open_files"}
+    assert [m for m, tree in MODULES.items() if attributes(tree) & opens] == ["planaria.filesystems"]
+
+
 FOREIGN = "planaria.checkpoint.foreign"
 
 

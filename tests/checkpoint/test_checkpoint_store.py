@@ -6,13 +6,15 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import planaria
-from planaria.checkpoint.mirror import ID, Mirror, mirrored
+from planaria.api.training import MIRRORED
+from planaria.checkpoint.mirror import ID, MOST_BYTES, Mirror, mirrored
 from planaria.checkpoint.stage_file import read_stage
 from planaria.checkpoint.store import MANIFEST, CheckpointStore
 from planaria.errors import UserError
@@ -207,3 +209,74 @@ def test_a_step_that_is_made_again_takes_the_place_of_the_one_before(tmp_path: P
     mirror.update(run.folder, [])
     held = next(Ordered.store[name].getvalue() for name in Ordered.store if f"{last}/stage-0001" in name)
     assert held == (run.folder / "checkpoints" / last / "stage-0001.safetensors").read_bytes()
+
+
+class Lying(Ordered):
+    """A store that announces other sizes than it has, and counts what is read of it."""
+
+    protocol = "lying"
+    about: dict[str, int] = {}  # noqa: RUF012
+    read = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("lying://"))
+
+    def info(self, path: str, **how: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super().info(path, **how)
+        said = [size for end, size in self.about.items() if str(path).endswith(end)]
+        return found | ({"size": said[0]} if said else {})
+
+    def open(self, path: str, mode: str = "rb", **how: Any) -> Any:
+        return Counted(super().open(path, mode, **how)) if mode == "rb" else super().open(path, mode, **how)
+
+
+class Counted:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def read(self, size: int) -> bytes:
+        found: bytes = self.file.read(size)
+        Lying.read += len(found)
+        return found
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "said"),
+    [
+        ("config.json", 1 << 40, r"config\.json: has 1099511627776 bytes where at most 268435456 can be"),
+        (f"10/{MANIFEST}", MOST_BYTES + 1, r"manifest\.json: has 16777217 bytes where at most 16777216 can be"),
+        ("10/stage-0002.safetensors", 6 << 20, r"stage-0002\.safetensors: has 6291456 bytes where at most 6047744 can"),
+        ("10/stage-0002.safetensors", 1000, r"stage-0002\.safetensors: has more than the 1000 bytes that its store"),
+        ("10/stage-0002.safetensors", 1 << 20, r"stage-0002\.safetensors: ends after \d+ of 1048576 bytes"),
+        ("events.jsonl", 1 << 39, r"events\.jsonl: takes 549755813888 bytes, and .* has room for 1073741824; make"),
+    ],
+)
+def test_a_store_whose_files_are_not_as_large_as_they_can_be(
+    tmp_path: Path, ordered: str, file: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    fsspec.register_implementation("lying", Lying, clobber=True)
+    train(settings(tmp_path / "runs", ordered))
+    monkeypatch.setattr(Lying, "about", {file: size})
+    monkeypatch.setattr(Lying, "read", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
+    with pytest.raises(UserError, match=said) as caught:
+        planaria.train("lying://place/mine", resume=True, progress=False, settings={"out": str(tmp_path / "new")})
+    assert "\n" not in str(caught.value) and not list((tmp_path / "new").glob("[!.]*"))
+    assert Lying.read < 2 << 20, "nothing beyond what can be is read"
+
+
+def test_only_a_runs_own_files_are_fetched(tmp_path: Path, ordered: str) -> None:
+    train(settings(tmp_path / "runs", ordered))
+    Ordered("ordered").pipe_file("/place/mine/other", b"x")
+    found = Mirror(ordered, "mine").fetch(tmp_path / "new", MIRRORED, lambda line: None)
+    names = {file.name for file in found.iterdir()}
+    assert "other" not in names and {"config.json", "events.jsonl", ID, "checkpoints"} <= names

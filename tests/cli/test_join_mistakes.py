@@ -150,9 +150,12 @@ def test_another_version(run: Path, capfd: pytest.CaptureFixture[str], monkeypat
 
 
 @pytest.mark.usefixtures("door")
-def test_a_machine_that_does_not_see_the_data(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_that_neither_sees_the_data_nor_has_room_for_it(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     err = mistake(capfd, run)
-    assert f"this machine has no folder {run / 'nowhere'}" in err and "data.cache" in err
+    assert "cannot have the run's files in /proc/nowhere/planaria" in err and "name another --cache" in err
 
 
 @pytest.mark.parametrize("guests", ["cuda"], indirect=True)

@@ -150,15 +150,15 @@ def test_most_bounds_local_text_and_is_another_corpus(tmp_path: Path) -> None:
 def test_what_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     put("flaky://corpus/a.jsonl", '{"text": "good"}\n' * 200_000)
     Flaky.breaks_at = 1 << 20
-    line = "cannot read flaky://corpus/a.jsonl (peer went away); check the address, access and network"
-    assert line in refusal("flaky://corpus/a.jsonl")
+    line = "flaky://corpus/a.jsonl: cannot read it (peer went away); check address, rights and network"
+    assert refusal("flaky://corpus/a.jsonl") == f"data.source: {line}"
     put("flaky://corpus/a.txt", "a text " * 200_000)
     Flaky.read = 0
-    assert "cannot read flaky://corpus/a.txt (peer went away)" in refusal("flaky://corpus/a.txt")
-    assert "cannot read memory://nowhere (there is nothing)" in refusal("memory://nowhere")
+    assert "flaky://corpus/a.txt: cannot read it (peer went away)" in refusal("flaky://corpus/a.txt")
+    assert "memory://nowhere: cannot read it (there is nothing)" in refusal("memory://nowhere")
     put("flaky://private/a.txt", "text")
     Flaky.breaks_at = 1 << 60
-    assert "cannot read flaky://private (Access Denied)" in refusal("flaky://private")
+    assert "flaky://private: cannot read it (Access Denied)" in refusal("flaky://private")
     with pytest.raises(UserError, match="there is nothing"):
         fingerprint(DataConfig(source="memory://nowhere"))
     assert "data.source = 'nosuch://x': Protocol not known: nosuch" in refusal("nosuch://x")
@@ -206,7 +206,7 @@ def test_a_source_of_a_mixture_may_be_a_url_and_is_named(tmp_path: Path) -> None
     made = prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
     assert made.parts["web"].tokens("train") == 101
     entries["web"]["source"] = "memory://gone"
-    with pytest.raises(UserError, match=r"data\.mixture\.web\.source: cannot read memory://gone"):
+    with pytest.raises(UserError, match=r"data\.mixture\.web\.source: memory://gone: cannot read it"):
         prepare(DataConfig.model_validate({"mixture": entries, **given}), 257)
 
 
@@ -227,7 +227,7 @@ def test_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert fingerprint(DataConfig(source=f"{at}/packed.jsonl.gz")) != before
         assert "File not found" in refusal(f"{at}/nothing.txt")
         monkeypatch.setattr(remote, "SILENCE_S", 0.3)
-        assert "cannot read" in (line := refusal(f"{at}/stuck")) and "imeout" in line
+        assert "cannot read it" in (line := refusal(f"{at}/stuck")) and "imeout" in line
     finally:
         server.shutdown()
         server.server_close()

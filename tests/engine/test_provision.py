@@ -1,9 +1,11 @@
-"""What a machine that joins by address has afterwards: the prepared data, of one source or of a mixture."""
+"""What a machine has before its workers start: the run's folders where it sees them, and elsewhere what it fetches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from planaria.config import RunConfig
 from planaria.data.dataset import open_data
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine.provision import provide
+from planaria.engine.provision import JOINED, provide, settled
 from planaria.engine.setup import DATA, Setup
+from planaria.errors import UserError
+from planaria.fleet.door import open_door
 from planaria.fleet.files import FileServer
+from planaria.fleet.request import Workplace
 from planaria.fleet.switchboard import Switchboard
 from planaria.transport.secure import new_key
 
@@ -57,3 +62,46 @@ def test_prepared_data_is_fetched_once_and_mended(tmp_path: Path, of: Any, folde
         (open_data(found.dataset).folders[-1] / "train.bin").write_bytes(b"damaged")
         again = provide(setup, address, "g1", tmp_path / "cache", said.append)
         assert "fetching train.bin" in said and len(open_data(again.dataset).folders) == folders
+
+
+def of(place: Workplace) -> Setup:
+    """What its workers get."""
+    assert isinstance(place.entry, partial)
+    (setup,) = place.entry.args
+    assert isinstance(setup, Setup)
+    return setup
+
+
+def test_a_machine_that_sees_the_runs_folder_uses_it_and_any_other_fetches(tmp_path: Path) -> None:
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    (home / "run").mkdir(parents=True)
+    with served(config_in(home)) as (setup, address):
+
+        def settle(one: Setup, cwd: Path = home) -> Workplace:
+            return settled(one, cwd, cache, lambda line: None, address, "n1")
+
+        run = replace(setup, folder=home / "run", sign="this one")
+        open_door(run.folder, address, setup.key, "this one")
+        seen = settle(run)
+        assert of(seen) == run and (seen.cwd, seen.scratch) == (home, None)
+        assert settle(run, home / "gone").cwd == run.folder and not cache.exists()
+
+        def fetches(one: Setup) -> None:
+            place = settle(one)
+            own = of(place)
+            assert own.files == address and own.dataset == cache / setup.dataset.name
+            assert own.folder.parent == cache / JOINED and own.folder.name.endswith("-n1")
+            assert (place.cwd, place.scratch) == (own.folder, own.scratch)
+
+        fetches(replace(run, sign=""))
+        fetches(replace(run, dataset=home / "nowhere" / setup.dataset.name))
+        open_door(run.folder, address, setup.key, "another run's, of the same name")
+        fetches(run)
+        (run.folder / "door.json").unlink()
+        fetches(run)
+
+
+def test_a_machine_that_cannot_have_the_files_says_why(tmp_path: Path) -> None:
+    with served(config_in(tmp_path)) as (setup, address), pytest.raises(UserError) as caught:
+        settled(setup, tmp_path, Path("/proc/nowhere"), lambda line: None, address, "n1")
+    assert "cannot have the run's files in /proc/nowhere" in str(caught.value) and "\n" not in str(caught.value)

@@ -25,6 +25,7 @@ from planaria.fleet.devices import Device, Inventory, Needs
 from planaria.fleet.inventory import UNKNOWN, inventory
 from planaria.fleet.local import LocalFleet
 from planaria.fleet.process_pool import Orders, ProcessPool
+from planaria.fleet.request import Workplace
 
 GIB = 1 << 30
 
@@ -154,7 +155,8 @@ def test_a_pools_workers_get_what_is_free_or_what_was_reserved_for_them(
     monkeypatch.setattr("planaria.fleet.process_pool.births", lambda: asked)
     monkeypatch.setattr(births, "_exit_code", lambda pid: None)
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, [80, 80]))
-    pool = ProcessPool(Orders(made_up.worker, [], "", b"", tmp_path, (), Needs((1,))))
+    monkeypatch.chdir(tmp_path)
+    pool = ProcessPool(Orders(lambda *_: Workplace(made_up.worker, tmp_path), [], "", b"", Needs((1,))))
     assert len(pool.facts().found.devices) == 2
     for worker in ("w0", "w1"):
         pool.start(worker, 1)

@@ -46,6 +46,8 @@ class Pretended:
         self.dead: set[str] = set()
         self.hangs: set[str] = set()
         self.old: set[str] = set()
+        self.full: set[str] = set()
+        """nodes that have no room for the run's files"""
         self.reserved: dict[tuple[Seat, str], Future[str]] = {}
         """the devices of seats, where the test has some"""
 
@@ -81,7 +83,9 @@ class Pretended:
             return pool.watch
         elif method == "facts":
             version = "0.0.1" if pool.node in self.old else planaria.__version__
-            answer.set_result(Facts(version, "", ()))
+            answer.set_result(Facts(version, ""))
+        elif method == "settle":
+            answer.set_result("no room" if pool.node in self.full else "")
         else:
             if method == "signal":
                 pool.signals.append(arguments)
@@ -149,6 +153,10 @@ def test_an_unfit_node_is_refused_before_a_worker_starts() -> None:
     machines.hangs.add("a")
     with pytest.raises(UserError, match="the node a cannot start workers"):
         Scene(machines).places.prepare(0.01)
+    machines = Pretended("a", "b")
+    machines.full.add("b")
+    with pytest.raises(UserError, match=r"Ray node the node b: no room"):
+        Scene(machines).places.prepare(1.0)
 
 
 def test_a_birth_waits_for_the_seat_of_a_dead_worker_until_its_node_has_answered(scene: Scene) -> None:
@@ -206,13 +214,14 @@ def test_workers_of_a_draining_node_are_to_leave_and_their_successors_are_born_e
     assert not scene.machines.nests[0].signals, "they work on until they are told to go"
 
 
-def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene) -> None:
+@pytest.mark.parametrize(("lacks", "said"), [("old", "the node late has planaria 0.0.1"), ("full", "late: no room")])
+def test_a_node_that_joins_late_and_is_unfit_is_left_alone(scene: Scene, lacks: str, said: str) -> None:
     born(scene, "w0", "w1", "w2")
-    scene.machines.old.add("late")
+    getattr(scene.machines, lacks).add("late")
     scene.machines.room = ["late"]
     scene.places.start("w3", 1)
     heard = scene.until(lambda heard: any(isinstance(news, Lost) for news in heard))
-    assert ["the node late has planaria 0.0.1" in news.detail for news in heard if isinstance(news, Lost)] == [True]
+    assert [said in news.detail for news in heard if isinstance(news, Lost)] == [True]
     scene.places.give_back("w3", 1)
     scene.places.start("w3", 2)
     scene.machines.room = ["fit"]

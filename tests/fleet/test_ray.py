@@ -26,6 +26,7 @@ from harness import (
     tiny,
     train,
 )
+from process_tree import descendants, parents
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.store import CheckpointStore
@@ -205,24 +206,6 @@ def raylet(node: Any) -> int:
 def pool(worker: int) -> int:
     """The process that a worker dies with."""
     return parents()[worker]
-
-
-def descendants(ancestor: int) -> set[int]:
-    children, found = parents(), {ancestor}
-    while more := {pid for pid, parent in children.items() if parent in found} - found:
-        found |= more
-    return found - {ancestor}
-
-
-def parents() -> dict[int, int]:
-    """Process → its parent."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # ended meanwhile
-            continue
-    return found
 
 
 def called(pid: int) -> str:

@@ -92,14 +92,15 @@ def test_a_cluster_that_asks_for_a_token_is_told_from_one_that_is_not_there() ->
     assert "set RAY_AUTH_MODE=token here too" in str(cluster_errors.explain(refusal, "10.0.0.5:6379"))
 
 
-def test_a_node_with_another_planaria_or_without_the_runs_folders_is_named(tmp_path: Path) -> None:
-    mine = facts((tmp_path, tmp_path / "elsewhere"))
-    assert mine.version == planaria.__version__ and mine.missing == (tmp_path / "elsewhere",)
-    with pytest.raises(UserError, match=r"10\.0\.0\.7.* has no folder .*elsewhere.* all nodes see"):
-        cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine)
+def test_a_node_with_another_planaria_or_without_the_runs_files_is_named() -> None:
+    mine = facts()
+    assert mine.version == planaria.__version__
     with pytest.raises(UserError, match=r"10\.0\.0\.7.* has planaria 0\.0\.1, this process"):
-        cluster_errors.refuse_unfit("10.0.0.7 (abc)", Facts("0.0.1", mine.python, ()))
-    cluster_errors.refuse_unfit("10.0.0.7 (abc)", facts((tmp_path,)))
+        cluster_errors.refuse_unfit("10.0.0.7 (abc)", Facts("0.0.1", mine.python))
+    cluster_errors.refuse_unfit("10.0.0.7 (abc)", mine)
+    with pytest.raises(UserError, match=r"^Ray node 10\.0\.0\.7 \(abc\): cannot have the run's files$"):
+        cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "cannot have the run's files")
+    cluster_errors.refuse_unsettled("10.0.0.7 (abc)", "")
 
 
 def test_a_node_whose_devices_are_too_small_is_named() -> None:

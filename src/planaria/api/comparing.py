@@ -82,6 +82,10 @@ def checked(path: Path, comparison: Comparison, arms: Sequence[Arm]) -> tuple[li
         raise UserError(f"{path}: routing.schedule: schedules are not raced: their nodes are no stages; leave it out")
     if arms[0].config.train.start is not None:
         raise UserError(f"{path}: train.start: arms begin with the weights of their seed; leave it out")
+    for arm in arms:
+        if arm.config.checkpoint.store is not None:
+            place = path if arm.config == arms[0].config else f"{path}: compare.arms.{arm.name}"
+            raise UserError(f"{place}: checkpoint.store: races keep their checkpoints in memory; leave it out")
     on_the_clock = {arm.name: clock_config(path, comparison, arm, arms[0].config) for arm in arms}
     clocks = {arm.name: _clock(path, arm, on_the_clock[arm.name]) for arm in arms}
     settled = [_settled(comparison, arm, on_the_clock[arm.name], clocks[arm.name]) for arm in arms]

@@ -44,8 +44,8 @@ from planaria.registry import blame
 from planaria.shipped import find
 
 Say = Callable[[str], None]
-MIRRORED = (*runs.KEPT, ID, STATE, EVENTS, digests.FILE)
-"""of a run's folder, what goes into a store with its checkpoints"""
+MIRRORED = dict.fromkeys((*runs.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
+"""of a run's folder, what goes into a store with its checkpoints, and how many bytes of each are fetched from there"""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
     """The run to resume: that folder, or the newest of a recipe, or one that is fetched from a ``checkpoint.store``."""
     if isinstance(run, str) and is_url(run):
         store, _, name = run.rstrip("/").rpartition("/")
-        return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), say)
+        return Mirror(store, name).fetch(Path(str(changes.get("out", "runs"))), MIRRORED, say)
     if isinstance(run, RunConfig):
         raise UserError("resume=True: give the run's folder, or its recipe's name; a run goes on with its own recipe")
     if (Path(run) / runs.CONFIG).is_file() or not find(str(run)).is_file():

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from planaria import digests
 from planaria.atomic import new_folder
-from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved, read_manifest, step_of
+from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
 from planaria.errors import UserError
-from planaria.filesystems import filesystem, reached, shown
+from planaria.filesystems import fetch, filesystem, reached, required, shown
+from planaria.model.packing import HEADROOM
+from planaria.model.stages import parameter_count
 
 ID = "run.id"
 """a file that tells whether two places hold the same run"""
@@ -28,6 +30,11 @@ _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 MOST_BYTES = 1 << 24
 """of a mark or a manifest"""
+MOST_PART_BYTES = 1 << 42
+"""of a stage's file, where a class of the user's own decides"""
+_PARAMETER_BYTES = 64
+"""of one parameter in a stage's file: three numbers of fp32, and less than as many again for each thing that replicas
+keep from round to round"""
 _LAST_S = 600.0
 """how long the end of a run waits for its last checkpoint to be copied"""
 
@@ -38,9 +45,11 @@ class Mirror:
     """One run's place in a store."""
 
     def __init__(self, url: str, name: str) -> None:
-        """:raises UserError: when the URL is of no kind that can be used here."""
+        """:raises UserError: when the URL is of no kind that can be used here, or out of reach."""
         self.url = f"{url.rstrip('/')}/{name}"
-        self._system, self._root = filesystem(self.url, "checkpoint.store")
+        with required("checkpoint.store"):
+            self._system, root = filesystem(self.url, "checkpoint.store")
+        self._root = root.rstrip("/")
         self._sent: dict[str, tuple[int, int]] = {}
         """the run's own files that are there as they were sent: size and time of change"""
 
@@ -50,12 +59,12 @@ class Mirror:
         :raises UserError: when another run's is there, or the store cannot be written to.
         """
         mark = folder / ID
-        with _explained("checkpoint.store: "), reached(self.url, "read there"):
+        with required("checkpoint.store"), reached(self.url, "read there"):
             there = self._read(ID)
         if not mark.exists():
             digests.put(folder, {ID: (there if again else None) or secrets.token_hex(16).encode()})
         if there is None:
-            with _explained("checkpoint.store: "), reached(self.url, "write there"):
+            with required("checkpoint.store"), reached(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)
                 self._system.pipe_file(f"{self._root}/{ID}", mark.read_bytes())
         elif there != mark.read_bytes():
@@ -75,7 +84,7 @@ class Mirror:
 
         :raises UserError: when the store cannot be reached.
         """
-        with _explained():
+        with required("checkpoint.store"):
             return next((name for name in reversed(self.names()) if "." not in name), "")
 
     def ahead(self, folder: Path) -> bool:
@@ -86,10 +95,10 @@ class Mirror:
         mark = folder / ID
         if step_of(self.newest()) <= CheckpointStore(folder / _CHECKPOINTS).reached() or not mark.is_file():
             return False
-        with _explained(), reached(self.url, "read there"):
+        with required("checkpoint.store"), reached(self.url, "read there"):
             return self._read(ID) == mark.read_bytes()
 
-    def update(self, folder: Path, own: Sequence[str]) -> None:
+    def update(self, folder: Path, own: Iterable[str]) -> None:
         """Have all checkpoints of ``folder`` there, and the run's ``own`` files; what the folder has no more goes.
 
         :raises OSError: when the store cannot be reached, or is full.
@@ -113,10 +122,13 @@ class Mirror:
                     if name not in kept:
                         self._remove(name)
 
-    def fetch(self, out: Path, say: Say) -> Path:
+    def fetch(self, out: Path, own: Mapping[str, int], say: Say) -> Path:
         """The run with its newest whole checkpoint, as a new folder in ``out``.
 
-        :raises UserError: when there is none, it is here already, or it cannot be fetched.
+        ``own``: the run's files that go with it, and how many bytes each may have at most.
+
+        :raises UserError: when there is none, it is here already, it cannot be fetched, or a file is larger than it can
+            be or is not as large as the store says.
         """
         folder = out / self._root.rpartition("/")[2]
         if folder.exists():
@@ -124,21 +136,18 @@ class Mirror:
         if not (newest := self.newest()):
             raise UserError(f"{shown(self.url)}: has no whole checkpoint; is that a run in a checkpoint.store?")
         say(f"fetching {newest} from {shown(self.url)}")
-        with _explained(), new_folder(folder) as made, reached(self.url, "fetch the run"):
-            for entry in self._system.ls(self._root, detail=True):
-                if entry["type"] == "file":
-                    self._get(entry["name"], made / entry["name"].rpartition("/")[2])
+        with required("checkpoint.store"), new_folder(folder) as made, reached(self.url, "fetch the run"):
+            there = {entry["name"].rpartition("/")[2] for entry in self._system.ls(self._root, detail=True)}
+            for name in [name for name in own if name in there]:
+                fetch(self._system, f"{self._root}/{name}", made / name, own[name])
             self._fetch(newest, made / _CHECKPOINTS / newest)
         return folder
 
     def _fetch(self, name: str, to: Path) -> None:
-        self._get(self._at(name, MANIFEST), to / MANIFEST)
-        for file in read_manifest(to).digests:
-            self._get(self._at(name, file), to / file)
-
-    def _get(self, path: str, to: Path) -> None:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        self._system.get_file(path, str(to))
+        fetch(self._system, self._at(name, MANIFEST), to / MANIFEST, MOST_BYTES)
+        manifest = read_manifest(to)
+        for file in manifest.digests:
+            fetch(self._system, self._at(name, file), to / file, largest_part(manifest))
 
     def _put(self, saved: Saved) -> None:
         files = [*saved.manifest.digests] or [f.name for f in saved.folder.iterdir() if f.name != MANIFEST]
@@ -182,17 +191,16 @@ class Mirror:
         return f"{self._root}/{_CHECKPOINTS}/{name}/{file}"
 
 
-@contextmanager
-def _explained(where: str = "") -> Iterator[None]:
-    """What goes wrong with a store meanwhile is for the user to mend."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{where}{error}; check address, rights and network") from None
+def largest_part(manifest: Manifest) -> int:
+    """Bytes of which no stage's file has more: those of the whole model, with all that is kept beside it."""
+    own_classes = ":" in manifest.model.family or (manifest.exchange is not None and ":" in manifest.exchange.kind)
+    if own_classes:  # that a store names one is no reason to import it
+        return MOST_PART_BYTES
+    return HEADROOM + _PARAMETER_BYTES * parameter_count(manifest.model)
 
 
 @contextmanager
-def mirrored(mirror: Mirror | None, folder: Path, own: Sequence[str], say: Say) -> Iterator[None]:
+def mirrored(mirror: Mirror | None, folder: Path, own: Iterable[str], say: Say) -> Iterator[None]:
     """While this lasts, a thread copies each checkpoint of ``folder`` as it appears; at the end, the last ones.
 
     ``own``: the run's files that go with them. A store that fails is tried again; that it lags is said.
@@ -212,7 +220,7 @@ def mirrored(mirror: Mirror | None, folder: Path, own: Sequence[str], say: Say) 
             say(f"checkpoint.store: {shown(mirror.url)} lacks the last checkpoint after {_LAST_S:g} s")
 
 
-def _follow(mirror: Mirror, folder: Path, own: Sequence[str], say: Say, over: threading.Event) -> None:
+def _follow(mirror: Mirror, folder: Path, own: Iterable[str], say: Say, over: threading.Event) -> None:
     pause, seen = _LOOK_S, set[tuple[str, int]]()
     while True:
         last = over.wait(pause)

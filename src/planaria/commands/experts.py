@@ -46,6 +46,9 @@ def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> i
         raise UserError(f"{path}: data.mixture: each expert reads a domain of its own; leave it out")
     if base.data.document_mask:
         raise UserError(f"{path}: data.document_mask: an ensemble reads samples without masks; leave it out")
+    if base.checkpoint.store is not None:
+        mend = "leave it out, and copy the run's folder"
+        raise UserError(f"{path}: checkpoint.store: takes single runs, and no texts and results of experts; {mend}")
     base = placed(base, path)  # each model gets a recipe that lies elsewhere
     check(base)
     read_faults(base)

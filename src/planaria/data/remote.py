@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-import fsspec.core
 from fsspec import AbstractFileSystem
 
 from planaria.errors import UserError
+from planaria.filesystems import filesystem, reached, required, shown
 
 MOST_FILES = 1_000_000
 MOST_TEXT = 1 << 28
 """bytes of a text file, which is one document and in memory at once"""
 SILENCE_S = 60.0
 """longest wait for the next bytes of a web server; other protocols have their own"""
-FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
 _VERSIONS = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 """what file systems tell of a file that changes with it; each has some"""
 
@@ -38,11 +37,11 @@ class RemoteFile:
         return self.path.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return self.url
+        return shown(self.url)
 
     def open(self, mode: str) -> BinaryIO:
         """The file as a stream of bytes. Whatever goes wrong in opening or reading it is a UserError."""
-        with reached(self.url):
+        with _read(self.url):
             return cast(BinaryIO, io.BufferedReader(_Stream(self.system.open(self.path, mode), self.url), 1 << 20))
 
     def read_bytes(self) -> bytes:
@@ -50,7 +49,7 @@ class RemoteFile:
             found = file.read(MOST_TEXT + 1)
         if len(found) > MOST_TEXT:
             raise UserError(
-                f"data.source: {self.url} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "
+                f"data.source: {self} has more than {MOST_TEXT >> 20} MiB, too many for one document; cut it, or "
                 "make a .jsonl of it"
             )
         return found
@@ -61,15 +60,12 @@ def remote_files(source: str) -> list[RemoteFile]:
 
     :raises UserError: when it cannot be reached, nothing is there, or its protocol needs a package that is missing.
     """
-    with reached(source):
-        try:
-            system, root = fsspec.core.url_to_fs(source, **FRESH, **_options(source))
-        except (ImportError, ValueError) as error:  # no such protocol, or the package that it needs is missing
-            raise UserError(f"data.source = {source!r}: {_line(error)}") from error
+    with _read(source):
+        system, root = filesystem(source, "data.source", **_options(source))
         info = system.info(root)
         found = dict(_below(system, root)) if info["type"] == "directory" else {root: info}
     if len(found) > MOST_FILES:
-        raise UserError(f"data.source = {source!r}: has more than {MOST_FILES} files; name a folder with fewer")
+        raise UserError(f"data.source = {shown(source)!r}: has more than {MOST_FILES} files; name a folder with fewer")
     alone = list(found) == [root]
     return [
         RemoteFile(
@@ -83,16 +79,9 @@ def remote_files(source: str) -> list[RemoteFile]:
 
 
 @contextmanager
-def reached(what: str) -> Iterator[None]:
-    """Any failure of a file system, which may be of any kind, is the address's, the user's rights or the network's."""
-    try:
+def _read(url: str) -> Iterator[None]:
+    with required("data.source"), reached(url, "read it"):
         yield
-    except UserError:
-        raise
-    except Exception as error:
-        cause = error.__cause__ or error  # of an HTTP server that is out of reach, only the cause says so
-        reason = "there is nothing" if isinstance(cause, FileNotFoundError) else _line(cause)
-        raise UserError(f"data.source: cannot read {what} ({reason}); check the address, access and network") from error
 
 
 def _below(system: AbstractFileSystem, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -112,10 +101,6 @@ def _options(source: str) -> dict[str, Any]:
     return {"block_size": 0, "client_kwargs": {"timeout": patience, "headers": {"Accept-Encoding": "identity"}}}
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 class _Stream(io.RawIOBase):
     """Bytes of an open file, whose failures name it."""
 
@@ -126,7 +111,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with reached(self._url):
+        with _read(self._url):
             found = self._file.read(len(buffer))
         buffer[: len(found)] = found
         return len(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from planaria.engine.needs import needs
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
+from planaria.engine.provision import settled
 from planaria.engine.replanner import Replanner
 from planaria.engine.setup import CHECKPOINTS, DATA, RUN, SETUP, Setup
 from planaria.engine.stopping import stop_asked
@@ -70,7 +72,8 @@ def opened(config: RunConfig, data: Data, folder: Path, workers: int, offset: in
     """
     with ground(config.fleet, workers) as place:
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
-        setup = Setup(config, folder, data.folder, place.host, _key(config), offset, reach)
+        key, sign = _key(config), secrets.token_hex(16)
+        setup = Setup(config, folder, data.folder, place.host, key, offset, reach, sign=sign)
         with closing(_open(place, setup, data.folders, workers)) as fleet:
             yield fleet
 
@@ -89,14 +92,14 @@ def _open(place: Ground, setup: Setup, data: Sequence[Path], workers: int) -> Op
     ``data``: the folders of the prepared data.
     """
     config = setup.config
+    theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute())
+    files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}
 
     def home(relay: str) -> Fleet:
-        alone = config.fleet.kind == "ray"  # whose nodes all see each other
-        here = replace(setup, reach=replace(setup.reach, relay="" if alone else relay))
-        entry, folders = partial(worker.main, here), (setup.folder, *data)
-        return place.fleet(Work(entry, PRELOAD, workers, folders, setup.key, needs(config)))
+        entry = partial(worker.main, replace(setup, reach=replace(setup.reach, relay=relay)))
+        settle = partial(settled, theirs, Path.cwd(), None, print)  # no relay: a cluster's nodes all reach each other
+        return place.fleet(Work(entry, PRELOAD, workers, settle, files, setup.key, needs(config)))
 
-    theirs = replace(setup, folder=setup.folder.absolute(), dataset=setup.dataset.absolute(), reach=Reach())
-    files = {RUN: setup.folder, CHECKPOINTS: setup.checkpoints} | {f"{DATA}/{part.name}": part for part in data}
-    told = Told(SETUP.dump_json(theirs).decode(), config.pipeline.stages + 1, files)
+    plain = SETUP.dump_json(replace(theirs, reach=Reach())).decode()
+    told = Told(plain, config.pipeline.stages + 1, setup.sign, files)
     return OpenFleet(home, config.fleet, place.host, setup.key, told, setup.folder)

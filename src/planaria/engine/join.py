@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -13,10 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planaria.engine import worker
 from planaria.engine.fleet import PRELOAD
 from planaria.engine.needs import needs
-from planaria.engine.provision import provide
+from planaria.engine.provision import settled
 from planaria.engine.setup import SETUP, Setup
 from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
@@ -169,27 +167,21 @@ class _Stay:
         :raises UserError: when it lacks what the run's workers need.
         """
         self._visit, self._told = visit, told
-        setup = _setup(visit)
+        setup = replace(_setup(visit), host=visit.own_address, reach=visit.reach)
         if not shared:
-            setup = provide(setup, visit.address, visit.welcome.host, offer.cache, told)
-        self._setup = setup
-        entry = partial(worker.main, replace(setup, host=visit.own_address, reach=visit.reach))
-        cwd = setup.folder if setup.files else Path(visit.welcome.cwd)
+            setup = replace(setup, sign="")
+        settle = partial(settled, setup, Path(visit.welcome.cwd), offer.cache, told)
         wanted = needs(setup.config)
-        orders = Orders(entry, PRELOAD, visit.address, visit.key, cwd, (setup.folder, setup.dataset), wanted)
-        self._pool = ProcessPool(orders)
+        self._pool = ProcessPool(Orders(settle, PRELOAD, visit.address, visit.key, wanted, visit.welcome.host))
         found, workers = self._pool.facts().found, visit.workers or setup.config.pipeline.stages + 1
         require_devices(f"this machine ({platform.node()})", wanted, found, workers, "join from one that has more")
-        if missing := self._pool.facts().missing:
-            raise UserError(
-                f"this machine has no folder {missing[0]}: put `out` and `data.cache` where all machines see them "
-                f"under one path, or join by address: `planaria join {visit.address} --key-file FILE`"
-            )
         fleet = setup.config.fleet
         self._silence_s = max(_LEAST_S, _TIMES * fleet.heartbeat_s * fleet.missed)
         told(f"welcome in {setup.config.name} as {visit.welcome.host}; getting ready")
         if not visit.reach.reachable:
             told("others cannot open connections to this machine: it calls them, or they meet at the controller")
+        if wrong := self._pool.settle():
+            raise UserError(wrong)
         self._pool.warm_up()
 
     def last(self, asked_to_leave: Callable[[], str]) -> Ending:
@@ -198,8 +190,6 @@ class _Stay:
     def close(self) -> None:
         self._pool.end()
         self._visit.end()
-        if self._setup.files:
-            shutil.rmtree(self._setup.scratch, ignore_errors=True)
 
 
 def _setup(visit: Visit) -> Setup:

@@ -1,7 +1,7 @@
-"""What a machine that joins by address needs before its workers start: the run's files, fetched from the controller.
+"""What a machine needs before its workers start: the run's files, in the run's folder or fetched from the controller.
 
-They are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the logs of
-its workers. Its parts of checkpoints go to the controller (``engine/stage_files.py``).
+Fetched ones are kept below its cache: token shards, which stay for the next run on the same data; the schedule; and the
+logs of its workers. Its parts of checkpoints go to the controller (``engine/stage_files.py``).
 """
 
 from __future__ import annotations
@@ -10,21 +10,48 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from planaria.config import DataConfig
 from planaria.data.cache import cache_folder, locked
 from planaria.data.dataset import CorruptDataset, open_data, parts_of
-from planaria.engine import runs
+from planaria.engine import runs, worker
 from planaria.engine.own_classes import own_classes
 from planaria.engine.setup import DATA, RUN, Setup
 from planaria.errors import UserError
+from planaria.fleet.door import read_door
 from planaria.fleet.files import Files
+from planaria.fleet.request import Workplace
 
 JOINED = "joined"
 """folder of the cache in which machines keep what they have of the runs that they joined"""
 
 Say = Callable[[str], None]
+
+
+def settled(setup: Setup, cwd: Path, cache: Path | None, say: Say, address: str, machine: str) -> Workplace:
+    """What the workers of this machine, ``machine`` in the run, start with: a :data:`planaria.fleet.request.Settle`.
+
+    ``cwd``: where the controller runs, for relative paths; the others are as :func:`provide` has them.
+
+    :raises UserError: when this machine does not see the run's folders, and cannot have their files here either.
+    """
+    if _sees(setup):
+        return Workplace(partial(worker.main, setup), cwd if cwd.is_dir() else setup.folder)
+    own = provide(setup, address, machine, cache, say)
+    return Workplace(partial(worker.main, own), own.folder, own.scratch)
+
+
+def _sees(setup: Setup) -> bool:
+    """Are the run's folders here? The path alone does not tell: another machine may have others of the same name."""
+    if not setup.sign:
+        return False
+    try:
+        open_data(setup.dataset)
+        return read_door(setup.folder).sign == setup.sign
+    except (UserError, OSError):
+        return False
 
 
 def provide(setup: Setup, address: str, host: str, cache: Path | None, say: Say) -> Setup:

@@ -59,20 +59,21 @@ def explain(error: Exception, address: str) -> UserError:
 
 
 def refuse_unfit(node: str, theirs: Facts, needs: Needs = ON_CPUS) -> None:
-    """:raises UserError: when a node's planaria is another one than this process's, or it lacks the run's folders,
-    or devices of which each can hold a worker."""
+    """:raises UserError: when a node's planaria is another one than this process's, or it lacks devices of which each
+    can hold a worker."""
     mine = facts()
     if theirs.version != mine.version:
         raise UserError(
             f"Ray node {node} has planaria {theirs.version}, this process {mine.version}: install the same on all nodes"
         )
-    if theirs.missing:
-        raise UserError(
-            f"Ray node {node} has no folder {theirs.missing[0]}: put `out` and `data.cache` where all nodes see them "
-            "under one path"
-        )
     crowd = max(1, len(theirs.found.devices))
     require_devices(f"Ray node {node}", needs, theirs.found, crowd, "let Ray know of no GPUs there (`--num-gpus 0`)")
+
+
+def refuse_unsettled(node: str, wrong: str) -> None:
+    """:raises UserError: when something is wrong about the run's files there."""
+    if wrong:
+        raise UserError(f"Ray node {node}: {wrong}")
 
 
 def no_room(workers: int, bundle: Mapping[str, float], have: Mapping[str, float], free: Mapping[str, float]) -> str:

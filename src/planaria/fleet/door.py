@@ -24,6 +24,8 @@ class Door(BaseModel):
     """HOST:PORT"""
     key: Annotated[str, Field(pattern="^([0-9a-f]{2})+$")]
     """hexadecimal"""
+    sign: str = ""
+    """made anew at every start: who reads it in a folder sees this run's folder, and not another of the same name"""
 
 
 def read_key(file: Path) -> bytes:
@@ -61,12 +63,12 @@ def kept_key(file: Path, key: bytes) -> bytes:
     return key
 
 
-def open_door(folder: Path, address: str, key: bytes) -> Path:
+def open_door(folder: Path, address: str, key: bytes, sign: str = "") -> Path:
     """Write the file; the caller removes it when the run is over."""
     path, unfinished = folder / FILE, folder / f"{FILE}.unfinished"
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(handle, Door(at=address, key=key.hex()).model_dump_json().encode())
+    os.write(handle, Door(at=address, key=key.hex(), sign=sign).model_dump_json().encode())
     os.close(handle)
     unfinished.replace(path)
     return path

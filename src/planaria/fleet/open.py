@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,6 +31,8 @@ class Told:
     """what they must know to start workers, as JSON"""
     usual: int
     """workers of one replica"""
+    sign: str
+    """what tells the run's folder from others"""
     files: Mapping[str, Path]
     """folders whose files they may ask for, by the first word of a name"""
 
@@ -39,6 +42,8 @@ class OpenFleet:
 
     def __init__(self, home: Home, config: FleetConfig, host: str, key: bytes, told: Told, folder: Path) -> None:
         """Guests find the door in ``folder``; they call at ``host``, prove the ``key``, and learn what is ``told``.
+
+        The door is there before the run's own workers are: machines may tell by it that they see the folder.
 
         :raises UserError: when ``fleet.port`` is taken or ``host`` is not an address of this machine.
         """
@@ -52,14 +57,14 @@ class OpenFleet:
 
         beats = config.heartbeat_s, config.missed
         self._abroad = RemoteFleet(host, config.port, key, *beats, guests, config.advertise)
-        try:
-            self._home = home(self._board.inside)
-        except BaseException:
-            self._abroad.close(patience_s=0.0)
-            raise
         self._strangers: set[str] = set()
         """workers on machines that have joined"""
-        self._door = open_door(folder, self._board.address, key)
+        with ExitStack() as unless_all_is_well:
+            unless_all_is_well.callback(self._abroad.close, patience_s=0.0)
+            self._door = open_door(folder, self._board.address, key, told.sign)
+            unless_all_is_well.callback(self._door.unlink, missing_ok=True)
+            self._home = home(self._board.inside)
+            unless_all_is_well.pop_all()
 
     def spawn(self, worker: str, incarnation: int, host: str = "") -> None:
         if host:

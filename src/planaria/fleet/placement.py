@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from planaria.errors import UserError
 from planaria.fleet.base import Leaving
-from planaria.fleet.cluster_errors import cannot_serve, refuse_unfit, why
+from planaria.fleet.cluster_errors import cannot_serve, refuse_unfit, refuse_unsettled, why
 from planaria.fleet.devices import ON_CPUS, Needs
 from planaria.fleet.process_pool import Facts
 from planaria.fleet.remote import Born, Ears, Lost
@@ -27,6 +27,8 @@ LOOK_S = 1.0
 """between two looks where the seats are, and between two looks of a process pool whether its node drains"""
 _WAIT_S = 600.0
 """how long a birth may wait for room: machines may have to be rented first"""
+_FETCH_S = 6 * 3600.0
+"""how long the first nodes may fetch the run's files; each piece has a deadline of its own (``fleet/files.py``)"""
 _IDLE_S = 60.0
 """an extra seat that nobody has used for so long is given back"""
 _CLOSE_S = 2.0
@@ -99,19 +101,17 @@ class Placement:
         self._thread = threading.Thread(target=self._work, name="places", daemon=True)
 
     def prepare(self, patience_s: float) -> None:
-        """Open a process pool on every node with seats, then begin to work.
+        """Open a process pool on every node with seats, let each have the run's files, then begin to work.
 
-        :raises UserError: when a node is not fit.
+        :raises UserError: when a node is not fit, or cannot have the files.
         """
         self._find_seats()
-        cannot_tell: tuple[type[Exception], ...] = (*self._machines.errors, TimeoutError)
-        opened = {node: self._open(node) for node in self._seats.nodes()}
-        for node, home in opened.items():
-            found = self._machines.ask(home.pool, "facts")
-            try:
-                refuse_unfit(self._machines.called(node), found.result(patience_s), self._needs)
-            except cannot_tell as error:
-                raise cannot_serve(self._machines.called(node), error) from None
+        for node in self._seats.nodes():
+            self._open(node)
+        for node, found in self._answers("facts", patience_s):
+            refuse_unfit(node, found, self._needs)
+        for node, unsettled in self._answers("settle", _FETCH_S):
+            refuse_unsettled(node, unsettled)
         self._thread.start()
 
     # ---- called by the controller's thread
@@ -154,6 +154,16 @@ class Placement:
         self._ask(home, "until_drained", then=partial(self._ended, node, home))
         self._ask(home, "facts", then=partial(self._judge, node, home))
         return home
+
+    def _answers(self, method: str, patience_s: float) -> Iterator[tuple[str, Any]]:
+        """Each node's name and its process pool's answer, before any work begins; UserError when there is none."""
+        asked = {node: self._machines.ask(home.pool, method) for node, home in self._nodes.items()}
+        errors: tuple[type[Exception], ...] = (*self._machines.errors, TimeoutError)
+        for node, answer in asked.items():
+            try:
+                yield self._machines.called(node), answer.result(patience_s)
+            except errors as error:
+                raise cannot_serve(self._machines.called(node), error) from None
 
     def _ask(self, home: _Node, method: str, *arguments: object, then: Callable[[Future[Any]], None]) -> None:
         """Call a process pool's method, and have a job done when the call has ended."""
@@ -218,12 +228,17 @@ class Placement:
         for birth in waiting:
             self._seat(birth)
 
-    def _judge(self, node: str, home: _Node, future: Future[Facts]) -> None:
-        """Close a process pool that has been opened on an unfit node while the run goes on."""
+    def _judge(self, node: str, home: _Node, future: Future[Facts | str]) -> None:
+        """Close a process pool on an unfit node, opened while the run goes on; after its facts, by its files."""
         if future.exception() is not None:
             return  # whoever was to be born there waits for another
+        called, found = self._machines.called(node), future.result()
         try:
-            refuse_unfit(self._machines.called(node), future.result(), self._needs)
+            if isinstance(found, Facts):
+                refuse_unfit(called, found, self._needs)
+                self._ask(home, "settle", then=partial(self._judge, node, home))
+            else:
+                refuse_unsettled(called, found)
         except UserError as error:
             self._seats.shunned.add(node)
             self._lose_all(node, str(error))

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import planaria
+from planaria.errors import UserError
 from planaria.fleet.base import Entry
 from planaria.fleet.births import Child, births
 from planaria.fleet.devices import NOT_ASKED, ON_CPUS, Inventory, Name, Needs, device_of
 from planaria.fleet.inventory import inventory, see_only
+from planaria.fleet.request import Settle, Workplace
 from planaria.fleet.switchboard import call
 from planaria.transport.secure import StrangerError
 
@@ -27,16 +29,14 @@ from planaria.transport.secure import StrangerError
 class Orders:
     """What every process pool of a run is told once."""
 
-    entry: Entry
+    settle: Settle
     preload: list[str]
     address: str
     """the controller's switchboard"""
     key: bytes = field(repr=False)
-    cwd: Path
-    """where the controller runs; relative paths of the run start there"""
-    folders: tuple[Path, ...]
-    """what the workers read and write"""
     needs: Needs = ON_CPUS
+    machine: str = ""
+    """the pool's, by its name in the run"""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,13 @@ class Facts:
 
     version: str
     python: str
-    missing: tuple[Path, ...]
-    """folders of the run that the node cannot see"""
     found: Inventory = NOT_ASKED
     """its CUDA devices, where the run needs some"""
 
 
-def facts(folders: tuple[Path, ...] = (), found: Inventory = NOT_ASKED) -> Facts:
+def facts(found: Inventory = NOT_ASKED) -> Facts:
     """This process's facts."""
-    missing = tuple(folder for folder in folders if not folder.is_dir())
-    return Facts(planaria.__version__, platform.python_version(), missing, found)
+    return Facts(planaria.__version__, platform.python_version(), found)
 
 
 class ProcessPool:
@@ -67,13 +64,20 @@ class ProcessPool:
         """on which device each of them is"""
         self._found = inventory() if orders.needs.cuda else NOT_ASKED
         self._births = births()
-        if not self.facts().missing:
-            os.chdir(orders.cwd)
-            self._births.prepare(orders.preload)
+        self._settling = threading.Lock()
+        self._workplace: Workplace | None = None
 
     def facts(self) -> Facts:
         """What this node has."""
-        return facts((self._orders.cwd, *self._orders.folders), self._found)
+        return facts(self._found)
+
+    def settle(self) -> str:
+        """Have the run's files here, which may take as long as fetching them; why that cannot be, empty if it can."""
+        try:
+            self._settled()
+        except UserError as error:
+            return str(error)
+        return ""
 
     def ping(self) -> None:
         """Answer: this node is well."""
@@ -90,12 +94,16 @@ class ProcessPool:
         :raises OSError: when nothing can be born here.
         """
         orders = self._orders
+        try:
+            entry = self._settled().entry
+        except UserError as error:
+            raise OSError(str(error)) from None
         with self._guarded:
             self._children = {name: child for name, child in self._children.items() if child.exitcode is None}
             self._homes = {name: home for name, home in self._homes.items() if name in self._children}
             if self._found.devices:
                 device = device or device_of(worker, self._found.devices, self._homes)
-            run = partial(_enter, orders.entry, device, orders.address, orders.key, worker, incarnation)
+            run = partial(_enter, entry, device, orders.address, orders.key, worker, incarnation)
             child = self._births.bear(f"planaria {worker}.{incarnation}", run, orders.preload)
             self._children[worker, incarnation], self._homes[worker, incarnation] = child, device
         return child.born()
@@ -117,6 +125,19 @@ class ProcessPool:
                 child.signal(signal.SIGKILL)
             for child in self._children.values():
                 child.join(1.0)
+        if self._workplace is not None and self._workplace.scratch is not None:
+            shutil.rmtree(self._workplace.scratch, ignore_errors=True)
+
+    def _settled(self) -> Workplace:
+        """:raises UserError: when the run's files cannot be had."""
+        orders = self._orders
+        with self._settling:
+            if self._workplace is None:
+                found = orders.settle(orders.address, orders.machine)
+                os.chdir(found.cwd)
+                self._births.prepare(orders.preload)
+                self._workplace = found
+            return self._workplace
 
 
 def _do_nothing() -> None: ...

@@ -14,14 +14,15 @@ import signal
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any, cast
 
 from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.fleet.birth import die_with_parent
 from planaria.fleet.cluster_errors import explain, no_room, reach
+from planaria.fleet.files import FileServer
 from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.placement import LOOK_S, Placement
 from planaria.fleet.process_pool import Orders, ProcessPool
@@ -117,8 +118,8 @@ class RayFleet(RemoteFleet):
         """:raises UserError: when a node is not fit, or the cluster too small; no worker has started then."""
 
         def places(ears: Ears, board: Switchboard) -> Placement:
-            folders = tuple(folder.absolute() for folder in work.folders)
-            orders = Orders(work.entry, work.preload, board.address, board.key, Path.cwd(), folders, work.needs)
+            board.asked = FileServer(work.files).serve
+            orders = Orders(work.settle, work.preload, board.address, board.key, work.needs)
             found = Placement(_Ray(orders, work.workers, bundle(config, work.needs.cuda)), ears, work.needs)
             found.prepare(_READY_S)
             return found
@@ -197,7 +198,7 @@ class _Ray:
         if "GPU" in self._bundle:
             options["runtime_env"] = {"env_vars": _ALL_DEVICES}
         options["scheduling_strategy"] = where
-        return ray.remote(_DrainAware).options(**options).remote(self._orders)
+        return ray.remote(_DrainAware).options(**options).remote(replace(self._orders, machine=node[:8]))
 
     def ask(self, pool: Any, method: str, *arguments: object) -> Future[Any]:
         return cast("Future[Any]", getattr(pool, method).remote(*arguments).future())

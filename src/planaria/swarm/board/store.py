@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import fsspec.core
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from planaria.errors import RunStopped, UserError
+from planaria.filesystems import filesystem, shown
 from planaria.swarm.board.message import NOT_READABLE, BadMessage
 from planaria.swarm.board.write_once import appear
 
@@ -56,9 +55,11 @@ class Store:
 
     def __init__(self, url: str, retry: Retry, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         """:raises UserError: when the place is of a kind that cannot be used here."""
-        self.place = re.sub(r"//[^/@]*@", "//", url)  # no password in messages
+        self.place = shown(url)
         self._retry, self._clock, self._sleep = retry, clock, sleep
-        self._system, root = self._try("opening", lambda: _system(url, self.place))
+        if "::" in url:
+            raise UserError(f"{self.place}: a board cannot lie behind another file system; name the store itself")
+        self._system, root = self._try("opening", lambda: filesystem(url, "board"))
         self._local = isinstance(self._system, LocalFileSystem)
         self._root = os.path.realpath(root) if self._local else root.rstrip("/")
 
@@ -186,19 +187,6 @@ class Store:
         entries = self._system.ls(path, detail=True)
         names = {e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory"}
         return [name for name in names if pattern.fullmatch(name)]
-
-
-def _system(url: str, place: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL and the path on it; nothing of it is cached."""
-    if "::" in url:
-        raise UserError(f"{place}: a board cannot lie behind another file system; name the store itself")
-    try:
-        system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-    except ImportError as error:
-        raise UserError(f"{place}: {error}; for S3 `pip install -e '.[s3]'`") from None
-    except ValueError as error:
-        raise UserError(f"{place}: {error}; name a folder, or a URL such as s3://bucket/run") from None
-    return system, root
 
 
 def _failures() -> tuple[type[Exception], ...]:
