@@ -41,7 +41,7 @@ def spread(folder: Path, own: int, **sections: Any) -> RunConfig:
     (folder / "key").write_text("7b" * 32)
     (folder / "key").chmod(0o600)
     plain: dict[str, Any] = {
-        "model": LAYERS,
+        "model": {"layers": 12},
         "pipeline": {"layers": "auto"},
         "fleet": {"own": own, "spares": 0, "port": free_port(), "key": str(folder / "key")},
         "recovery": {"strategy": "echo, checkpoint"},
@@ -75,7 +75,7 @@ def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config = spread(tmp_path, own=2, train={"steps": 30})
+    config = spread(tmp_path, own=2, train={"steps": 30}, model=LAYERS)
     with live(config) as run:
         listens(config.fleet.port)
         with slow_machine(config, tmp_path, slower=10) as guest:
@@ -141,13 +141,22 @@ def test_a_run_that_nobody_joins_ends_and_leaves_nothing(tmp_path: Path) -> None
     config = spread(
         tmp_path,
         own=1,
-        model={"layers": 12},
         fleet={"own": 1, "port": free_port(), "key": str(tmp_path / "key"), "join_s": 0.5},
     )
     with pytest.raises(
         RunStopped, match=r"1 of 4 workers are here, and no machine .* \(fleet.join_s\); nothing was written"
     ):
         planaria.train(config, progress=False)
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
+def test_a_signal_ends_the_timing_and_leaves_nothing(tmp_path: Path) -> None:
+    config = spread(tmp_path, own=1)
+    with live(config) as run:
+        listens(config.fleet.port)
+        run.process.terminate()
+        code, errors = run.end()
+    assert (code, errors) == (1, "planaria: stopped by SIGTERM while the machines were timed; nothing was written\n")
     assert not [*(tmp_path / "runs").iterdir()]
 
 

@@ -16,14 +16,13 @@ from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
 from planaria.checkpoint.mirror import ID, Mirror, mirrored
 from planaria.config import RunConfig
-from planaria.data.shards import prepare as prepare_data
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
-from planaria.engine.muster import sized
+from planaria.engine.muster import sized, sized_anew
 from planaria.engine.origin import START, Origin
 from planaria.engine.own_classes import own_classes
-from planaria.engine.prepare import Prepared, check, on_schedule, prepare
-from planaria.engine.resumption import changed, require_same_data, take_up
+from planaria.engine.prepare import Prepared, on_schedule, prepare
+from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
 from planaria.errors import RunStopped, UserError
 from planaria.filesystems import is_url
@@ -56,6 +55,10 @@ class Listening:
     say: Say
     on_step: Callable[[Step], object] | None
     stop: Event | None
+
+    def stopped(self) -> bool:
+        """Is the run to stop at a whole step?"""
+        return self.stop is not None and self.stop.is_set()
 
     @property
     def of_data(self) -> Say | None:
@@ -126,7 +129,7 @@ def _begin(config: RunConfig, told: Listening, again: bool) -> Run:
     prepared = prepare(config, told.of_data)
     for line in prepared.notes:
         told.say(line)
-    config = sized(config, prepared.dataset, told.say)
+    config = sized(config, prepared.dataset, told.say, told.stopped)
     prepared = replace(prepared, config=config)
     folder, origin = _created(config, prepared.parent)
     if config.routing.schedule is not None:
@@ -164,7 +167,8 @@ def _folder(run: Recipe, changes: Settings, say: Say) -> Path:
 
 def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Listening, auto: bool) -> Run:
     """Train on where a run stopped, or from the named checkpoint of it; ``auto``: unless all its steps are done."""
-    there = take_up(folder, _sized_anew(folder, changes, told), checkpoint, told.say)
+    changes = sized_anew(folder, changes, told.say, told.stopped)
+    there = take_up(folder, changes, checkpoint, told.say)
     config, saved, origin = there.config, there.saved, there.origin
     unexported = saved is not None and saved.whole and not (folder / MODEL).exists()
     if there.done and unexported and (auto or not changes):
@@ -198,16 +202,6 @@ def _resume(folder: Path, changes: Settings, checkpoint: str | None, told: Liste
         return _train(prepared, folder, origin, mirror, told)
 
 
-def _sized_anew(folder: Path, changes: Settings, told: Listening) -> Settings:
-    """The changes with which a run goes on, with numbers in place of ``pipeline.layers = "auto"``."""
-    if changes.get("pipeline.layers") != "auto":
-        return changes
-    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
-    check(config)
-    found = sized(config, prepare_data(config.data, config.model.vocab, told.of_data), told.say)
-    return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
-
-
 def _mirror(config: RunConfig, folder: Path, again: bool = False) -> Mirror | None:
     """Where checkpoints of the run in ``folder`` are kept beside it; None where the recipe names no such place.
 
@@ -231,8 +225,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
     watch = Watch(folder, config.samples * config.model.context, listener or display, told_too)
 
     def asked() -> bool:
-        wanted = told.stop is not None and told.stop.is_set()
-        return wanted or (listener is not None and listener.error is not None)
+        return told.stopped() or (listener is not None and listener.error is not None)
 
     try:
         with mirrored(mirror, folder, MIRRORED, told.say):

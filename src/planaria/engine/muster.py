@@ -10,17 +10,21 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
 from planaria.config import RunConfig
-from planaria.data.shards import Data
+from planaria.data.shards import Data, prepare
+from planaria.engine import runs
 from planaria.engine.division import Machine, divide
 from planaria.engine.fleet import opened
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import least, needs, work
 from planaria.engine.origin import START, run_started
+from planaria.engine.prepare import check
+from planaria.engine.resumption import changed
+from planaria.engine.stopping import stop_asked
 from planaria.errors import RunStopped, UserError
 from planaria.fleet.base import Gone, Joined, Said
 from planaria.fleet.open import OpenFleet
@@ -32,25 +36,41 @@ Timed = tuple[str, WorkerJoined]
 """machine that has joined, or "", and a worker's report from there"""
 
 
-def sized(config: RunConfig, data: Data, say: Say) -> RunConfig:
+def sized(config: RunConfig, data: Data, say: Say, stop: Callable[[], bool] | None = None) -> RunConfig:
     """The recipe with numbers in place of ``pipeline.layers = "auto"``; any other as it is.
 
-    In one process all stages are equally fast: they get as many layers, or nearly.
+    In one process all stages are equally fast: they get as many layers, or nearly. ``stop`` is asked again and again.
 
     :raises UserError: when the machines have no room for the model.
-    :raises RunStopped: when too few can be timed.
+    :raises RunStopped: when too few can be timed, or a signal or ``stop`` ends it.
     """
     if config.pipeline.layers != "auto":
         return config
     if config.engine == "inline":
         return with_layers(config, config.model.block_layers)
     model, stages = config.model, config.pipeline.stages
-    timed = _timed(config, data, say)
+    with stop_asked(stop) as asked:
+        timed = _timed(config, data, say, asked)
     layers = model.layers - model.ends_layers
     found = divide(layers, stages, work(config)[0], machines(config, [*timed.values()]))
     pace = ", ".join(f"{name} {report.layer_s * 1e3:.3g}" for name, (_, report) in timed.items())
     say(f"stages of {found} layers (pipeline.layers); a layer's milliseconds: {pace}")
     return with_layers(config, tuple(found))
+
+
+def sized_anew(
+    folder: Path, changes: Mapping[str, object], say: Say, stop: Callable[[], bool] | None = None
+) -> Mapping[str, object]:
+    """The settings with which the run in ``folder`` goes on, with numbers in place of ``pipeline.layers = "auto"``.
+
+    :raises UserError: and RunStopped, as :func:`sized`.
+    """
+    if changes.get("pipeline.layers") != "auto":
+        return changes
+    config = changed(runs.config_of(folder, *runs.KEPT), changes, folder)
+    check(config)
+    found = sized(config, prepare(config.data, config.model.vocab), say, stop)
+    return {**changes, "pipeline.layers": list(found.pipeline.layers or ())}
 
 
 def with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
@@ -74,7 +94,7 @@ def machines(config: RunConfig, timed: Sequence[Timed]) -> list[Machine]:
     return found
 
 
-def _timed(config: RunConfig, data: Data, say: Say) -> dict[str, Timed]:
+def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) -> dict[str, Timed]:
     """Start the fleet, and hear from its workers."""
     started = run_started(Itinerary(config), START)
     out = Path(config.out)
@@ -84,7 +104,7 @@ def _timed(config: RunConfig, data: Data, say: Say) -> dict[str, Timed]:
     except OSError as error:
         raise UserError(f"out = {config.out!r}: cannot be written to ({error.strerror})") from None
     with folder as name, opened(least(config), data, Path(name), started.own_workers) as fleet:
-        muster = _Muster(fleet, config, say)
+        muster = _Muster(fleet, config, say, asked)
         try:
             return muster.heard(started.own_workers, config.pipeline.stages + 1)
         finally:
@@ -95,8 +115,9 @@ def _timed(config: RunConfig, data: Data, say: Say) -> dict[str, Timed]:
 class _Muster:
     """Starts workers wherever there is room, and collects their reports."""
 
-    def __init__(self, fleet: OpenFleet, config: RunConfig, say: Say) -> None:
-        self._fleet, self._config, self._say = fleet, config, say
+    def __init__(self, fleet: OpenFleet, config: RunConfig, say: Say, asked: Callable[[], str]) -> None:
+        """``asked`` says why the run is to stop; nothing while it is not."""
+        self._fleet, self._config, self._say, self._asked = fleet, config, say, asked
         self._names = count()
         self._host_of: dict[str, str] = {}
         """of the workers that have been started: a machine that has joined; empty for one of the run's own"""
@@ -105,7 +126,7 @@ class _Muster:
     def heard(self, own: int, least: int) -> dict[str, Timed]:
         """The reports of so many own workers, and of all on machines that join until there are the ``least`` it takes.
 
-        :raises RunStopped: when a worker of this machine dies, or too few machines join.
+        :raises RunStopped: when a worker of this machine dies, too few machines join, or the run is to stop.
         """
         self._start(own, "")
         if own < least:
@@ -114,6 +135,8 @@ class _Muster:
             )
         until = time.monotonic() + self._config.fleet.join_s
         while len(self._found) < max(least, len(self._host_of)):
+            if reason := self._asked():
+                raise RunStopped(f"stopped by {reason} while the machines were timed; nothing was written")
             if len(self._host_of) < least and time.monotonic() > until:
                 raise RunStopped(
                     f"pipeline.layers = 'auto': {len(self._host_of)} of {least} workers are here, and no machine with "

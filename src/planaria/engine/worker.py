@@ -34,6 +34,7 @@ from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
 from planaria.engine.stage_files import StageFiles
 from planaria.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.engine.warm import device_memory, layer_seconds, warm_runner
+from planaria.engine.worker_log import log_to
 from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.inventory import VISIBLE
@@ -49,21 +50,9 @@ from planaria.transport.port import Port
 
 def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -> NoReturn:
     """Entry point of a worker process."""
-    _settle(setup, worker)
+    log_to(setup.folder / "workers" / f"{worker}.log")
     torch.set_num_threads(setup.config.fleet.threads)
     Worker(setup, connection, worker).run(incarnation)
-
-
-def _settle(setup: Setup, worker: str) -> None:
-    """Write to a log of one's own."""
-    log = setup.folder / "workers" / f"{worker}.log"
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except OSError:  # a full disk: the run lacks nothing without it
-        handle = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
 
 
 class Worker:
