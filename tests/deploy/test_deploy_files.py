@@ -176,7 +176,7 @@ def test_the_image_installs_what_was_tried_and_runs_as_nobody_in_particular() ->
     installs = [words for name, words in found if name == "RUN" and "pip install" in words]
     assert len(installs) == 2 and all("-c constraints.txt" in words and "--no-cache-dir" in words for words in installs)
     arguments = dict(words.split("=") for name, words in found if name == "ARG")
-    assert arguments["TORCH"] == "cpu" and set(arguments["EXTRAS"].split(",")) <= extras_known()
+    assert arguments["TORCH_INDEX"] == "" and set(arguments["EXTRAS"].split(",")) <= extras_known()
     names = [name for name, _ in found]
     assert names[-4:] == ["USER", "WORKDIR", "ENTRYPOINT", "CMD"] and names.count("FROM") == 2
     told = dict(found)
