@@ -15,7 +15,7 @@ from tiny import config_in
 from torch._dynamo.utils import counters
 
 from planaria.engine.runner import StageRunner
-from planaria.engine.takeover import warm_runner
+from planaria.engine.warm import warm_runner
 
 PROGRAM = """
 import json, sys, torch

@@ -45,6 +45,9 @@ def killed(config: RunConfig) -> tuple[MemoryFolder, int, int]:
         assert run.end()[0] == -signal.SIGKILL
     memory, saved = MemoryFolder(folder_of(config)), CheckpointStore(folder_of(config) / "checkpoints").newest()
     remembered = next(step for step, stages in memory.newest_first() if len(stages) == 5)
+    for step, _ in memory.newest_first():  # that of a newer step was under way; four stages of it might do, too
+        for path in memory.folder.glob(f"step-{step:08d}/*") if step > remembered else ():
+            path.unlink()
     assert saved is not None and remembered > saved.step
     return memory, remembered, saved.step
 
