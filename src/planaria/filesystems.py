@@ -38,7 +38,9 @@ def filesystem(url: str, setting: str, **options: Any) -> tuple[AbstractFileSyst
             system, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
             missing = isinstance(error, ImportError)
-            mend = "; for S3 `pip install -e '.[s3]'`" if missing else "; name a folder, or a URL of a kind known to fsspec"
+            mend = (
+                "; for S3 `pip install -e '.[s3]'`" if missing else "; name a folder, or a kind of URL known to fsspec"
+            )
             raise UserError(f"{setting} = {shown(url)!r}: {_line(error)}{mend}") from None
     return system, str(path)
 
