@@ -144,6 +144,7 @@ def test_a_job_of_slurm_that_cannot_be_done_is_not_requeued(tmp_path: Path) -> N
     assert code == 2 and "no such recipe" in said and not (tmp_path / "requeued").exists()
 
 
+@pytest.mark.slow
 def test_skypilot_goes_on_elsewhere_when_all_nodes_are_taken_away(tmp_path: Path) -> None:
     commands, task = real(tmp_path), skypilot()
     mirror = Mirror(f"file://{tmp_path / 'store'}", "mine")

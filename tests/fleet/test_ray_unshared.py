@@ -116,6 +116,7 @@ def spread(home: Path) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_worker_without_the_runs_folder_is_killed_and_the_losses_are_inlines(tmp_path: Path, on_ray: Any) -> None:
     config = spread(tmp_path / "home")
     cache, run = tmp_path / "cache", folder_of(config)
