@@ -112,6 +112,7 @@ def assert_finished(run: Path, homes: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_slurm_trains_to_the_end_of_its_time_and_goes_on_when_it_is_requeued(tmp_path: Path) -> None:
     commands, port = real(tmp_path), free_port()
     homes, checkpoints = tmp_path / "homes", tmp_path / "runs" / "mine" / "checkpoints"

@@ -98,6 +98,7 @@ def test_more_damage_than_the_parities_survive_is_said_and_the_disk_is_read(
     assert f"snapshot of step {step} not used, 2 of 5 stages are lost together (1, 2)" in said
 
 
+@pytest.mark.slow
 def test_a_rollback_after_that_leads_to_the_checkpoint_before(tmp_path: Path) -> None:
     """Two are lost at once: the disk is older than where the run took up, and its samples are used again."""
     config = recipe(tmp_path)

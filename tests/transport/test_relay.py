@@ -134,7 +134,14 @@ def test_the_later_call_of_an_end_counts(pool: ThreadPoolExecutor, relay: str) -
     """A worker that died while it waited is called for again by its successor."""
     before = connect(relay, KEY, greeting("edge", "waits"), 5.0)
     until_known("waits")
-    one, other = met(pool, relay)
+    first, successor, caller = RELAYS[0]._waiting["waits", "edge"], hidden("g1", relay), hidden("g2", relay)
+    waiting: Future[Channel | None] = pool.submit(successor.meet, "edge", 20.0, NEVER)
+    until = time.monotonic() + 20
+    while RELAYS[0]._waiting["waits", "edge"] is first:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    other, one = caller.call(successor.address, "edge", 20.0, NEVER), waiting.result(20)
+    assert one is not None and other is not None
     write(one, b"to the right one")
     assert read(other, 16) == b"to the right one"
     before.settimeout(5.0)
