@@ -18,10 +18,10 @@ from planaria.checkpoint.mirror import ID, Mirror, mirrored
 from planaria.config import RunConfig
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
-from planaria.engine.muster import sized, sized_anew
 from planaria.engine.origin import START, Origin
 from planaria.engine.own_classes import own_classes
 from planaria.engine.prepare import Prepared, on_schedule, prepare
+from planaria.engine.profiling import sized, sized_anew
 from planaria.engine.resumption import require_same_data, take_up
 from planaria.engine.stopping import REQUEST
 from planaria.errors import RunStopped, UserError

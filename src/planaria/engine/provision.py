@@ -48,8 +48,10 @@ def _sees(setup: Setup) -> bool:
     if not setup.sign:
         return False
     try:
+        if read_door(setup.folder).sign != setup.sign:
+            return False
         open_data(setup.dataset)
-        return read_door(setup.folder).sign == setup.sign
+        return True
     except (UserError, OSError):
         return False
 

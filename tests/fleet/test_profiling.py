@@ -19,7 +19,7 @@ from slow_family import SLOWER
 
 import planaria
 from planaria.config import RunConfig
-from planaria.engine.muster import machines, with_layers
+from planaria.engine.profiling import machines, with_layers
 from planaria.errors import RunStopped, UserError
 from planaria.record import decisions as d
 from planaria.record import events as e

@@ -104,15 +104,15 @@ def _timed(config: RunConfig, data: Data, say: Say, asked: Callable[[], str]) ->
     except OSError as error:
         raise UserError(f"out = {config.out!r}: cannot be written to ({error.strerror})") from None
     with folder as name, opened(least(config), data, Path(name), started.own_workers) as fleet:
-        muster = _Muster(fleet, config, say, asked)
+        profiling = _Profiling(fleet, config, say, asked)
         try:
-            return muster.heard(started.own_workers, config.pipeline.stages + 1)
+            return profiling.heard(started.own_workers, config.pipeline.stages + 1)
         finally:
             fleet.part("timed; the run is about to begin")
-            muster.dismiss()
+            profiling.dismiss()
 
 
-class _Muster:
+class _Profiling:
     """Starts workers wherever there is room, and collects their reports."""
 
     def __init__(self, fleet: OpenFleet, config: RunConfig, say: Say, asked: Callable[[], str]) -> None:
