@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import weakref
 from collections import defaultdict
 
@@ -12,12 +13,30 @@ import torch
 from torch import Tensor
 
 _HUGE = 4 << 20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""what ``mallopt`` calls them (mallopt(3))"""
+_OF_USERS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
 def trim() -> None:
     """Give the system back what is free: glibc keeps the memory of threads that are done. Elsewhere, nothing."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed() -> bool:
+    """Let the process keep what it frees, in pieces below 32 MB: a step of training needs the same memory as the last.
+
+    By default glibc gives much of it back, and touches fresh pages in the next pass: some percent of a step. Does
+    nothing, and says so by False, where the environment sets malloc's thresholds, or without glibc.
+    """
+    if _OF_USERS & os.environ.keys():
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 32 << 20) and mallopt(_TRIM_THRESHOLD, 1 << 30))
 
 
 class MemoryPool:

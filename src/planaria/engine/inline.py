@@ -17,6 +17,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.prepare import require_device, require_sound
 from planaria.engine.rebirth import workshop
 from planaria.engine.runner import StageRunner, added
+from planaria.memory_pool import keep_freed
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
 from planaria.plan.actions import Key, Plan
@@ -51,6 +52,8 @@ class InlineEngine:
     def __init__(self, config: RunConfig, train: Stream, validation: Stream | None = None) -> None:
         """``train`` and ``validation`` give the samples (``planaria.streams(config)``).
 
+        From then on the process keeps what it frees (``planaria.memory_pool.keep_freed``).
+
         :raises UserError: when settings of the recipe do not go together.
         """
         self.config = config
@@ -60,6 +63,7 @@ class InlineEngine:
         self.itinerary = Itinerary(config, together=True)
         require_sound(config, self.itinerary)
         require_device(config)
+        keep_freed()
         self.stage = self.itinerary.arrangement.stage
         self.runners = {node: StageRunner(config, stage) for node, stage in self.stage.items()}
         self.keeping = {node: self._nothing_kept(node) for node in self.stage}

@@ -39,6 +39,7 @@ from planaria.errors import UserError
 from planaria.fleet.base import ControlLine
 from planaria.fleet.inventory import VISIBLE
 from planaria.fleet.switchboard import WorkerLine
+from planaria.memory_pool import keep_freed
 from planaria.model.packing import pack
 from planaria.model.state import StageState
 from planaria.plan.actions import Plan
@@ -52,6 +53,7 @@ def main(setup: Setup, connection: ControlLine, worker: str, incarnation: int) -
     """Entry point of a worker process."""
     log_to(setup.folder / "workers" / f"{worker}.log")
     torch.set_num_threads(setup.config.fleet.threads)
+    keep_freed()
     Worker(setup, connection, worker).run(incarnation)
 
 
