@@ -152,7 +152,6 @@ def test_a_machine_that_vanishes_costs_the_run_only_what_it_brought(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_worker_that_dies_is_born_again_on_the_machine_where_it_was(tmp_path: Path) -> None:
     with live(growing(tmp_path)) as run:
         run.wait_until(lambda record: committed(record, 0) > 3)

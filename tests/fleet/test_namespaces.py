@@ -134,6 +134,7 @@ def test_a_replica_behind_a_slow_and_lossy_link_takes_part(tmp_path: Path, hosts
     assert last < first
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_is_done_without_and_joins_again(tmp_path: Path, hosts: list[Host]) -> None:
     home, abroad, stranger = hosts
     with live(three(tmp_path, home, missed=8), home.prefix) as run, joined(run, abroad) as guest:

@@ -146,6 +146,7 @@ def test_three_machines_without_a_shared_folder_and_one_of_them_behind_a_router(
     assert left == data | logs | {"key"}, "nothing of checkpoints, nothing of the run's folder"
 
 
+@pytest.mark.slow
 def test_a_run_of_which_no_worker_is_at_home(tmp_path: Path, hosts: list[Host]) -> None:
     """Both ends of an edge behind routers, checkpoints by wire; and what was saved so is resumed at home.
 
