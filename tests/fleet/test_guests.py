@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 import planaria
+from planaria.errors import UserError
 from planaria.fleet import visit
 from planaria.fleet.base import Gone, Joined, Leaving, Left, Notice
+from planaria.fleet.door import Door
+from planaria.fleet.guest import Visit
 from planaria.fleet.guests import Guests
 from planaria.fleet.remote import RemoteFleet
 from planaria.fleet.switchboard import VISITOR, WorkerLine, call
@@ -38,6 +41,9 @@ class Scene:
         line = call(self.guests.address, self.guests.key, "a machine", VISITOR)
         say(line, visit.JoinRequest(called="a\x1b[31m machine", version=version, workers=workers))
         return line
+
+    def door(self) -> Door:
+        return Door(at=self.guests.address, key=self.guests.key.hex())
 
     def join(self, workers: int = 2) -> WorkerLine:
         line = self.ask_to_join(workers)
@@ -185,3 +191,13 @@ def test_at_the_end_all_are_told(scene: Scene) -> None:
     line = scene.join()
     scene.fleet.close(patience_s=0.0)
     assert hear(line) == visit.Goodbye(reason="the run is over")
+
+
+def test_one_that_calls_while_the_port_is_being_closed_is_let_in_by_nobody(scene: Scene) -> None:
+    scene.guests.close()  # the port is closed after that
+    assert hear(scene.ask_to_join()) == visit.Goodbye(reason="the run is over")
+    with pytest.raises(UserError, match="not let in: the run is over"):
+        Visit(scene.door(), 2)
+    scene.guests.goodbye = visit.Goodbye(reason="the run is about to begin", again=True)
+    with pytest.raises(OSError, match="the run is about to begin"):
+        Visit(scene.door(), 2)

@@ -70,6 +70,13 @@ def test_who_is_not_answered_is_told_so_instead_of_waiting_for_ever() -> None:
         call(f"127.0.0.1:{mute.getsockname()[1]}", new_key(), "w0", 1, patience_s=1)
 
 
+def test_who_is_hung_up_on_in_the_middle_of_a_proof_has_met_no_stranger() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        threading.Thread(target=lambda: closing.accept()[0].shutdown(socket.SHUT_WR), daemon=True).start()
+        with pytest.raises(ConnectionError, match="hung up while the key"):
+            call(f"127.0.0.1:{closing.getsockname()[1]}", new_key(), "w0", 1)
+
+
 def test_once_heard_a_worker_waits_as_long_as_it_takes(switchboard: Switchboard, answered: Answered) -> None:
     worker = call(switchboard.address, switchboard.key, "w0", 1, patience_s=1)
     _, line = answered.get(timeout=10)

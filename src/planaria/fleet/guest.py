@@ -67,7 +67,7 @@ class Visit:
 
         ``reach`` says under which name this machine can be reached, at which ports, and whether that is to be tried.
 
-        :raises OSError: when nobody answers at the door.
+        :raises OSError: when nobody answers at the door, or the run is about to begin anew.
         :raises UserError: when whoever answers does not know the key, or does not let this machine in.
         """
         name = f"{platform.node()}, pid {os.getpid()}"
@@ -83,6 +83,8 @@ class Visit:
             raise OSError("hung up") from None
         except StrangerError:
             raise UserError(f"{door.at} is not the run whose door this is, or has another key") from None
+        if isinstance(answer, visit.Goodbye) and answer.again:
+            raise OSError(answer.reason)
         if isinstance(answer, visit.Goodbye):
             raise UserError(f"not let in: {answer.reason}")
         if not isinstance(answer, visit.Welcome):

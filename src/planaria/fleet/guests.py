@@ -161,8 +161,10 @@ class Guests:
         with self._guarded:
             if len(self._guests) >= _MANY:
                 raise UserError(f"{_MANY} machines have joined already; come again later")
-            if not self._over:
-                self._guests[guest.host] = guest
+            if self._over:  # it called just before the port was closed
+                _tell(guest.line, self.goodbye)
+                raise EOFError
+            self._guests[guest.host] = guest
         _tell(guest.line, visit.Welcome(host=guest.host, setup=self._setup, cwd=str(Path.cwd()), reachable=reachable))
 
     def _depart(self, guest: _Guest, detail: str) -> None:

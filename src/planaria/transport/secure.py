@@ -95,6 +95,8 @@ def prove(tls: ssl.SSLSocket, key: bytes, seconds: float) -> None:
     tls.settimeout(seconds)
     try:
         tls.do_handshake()
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # who does not know the key is told so, not hung up on
+        raise ConnectionAbortedError("it hung up while the key was being proved") from None
     except ssl.SSLError as error:
         raise StrangerError(f"it does not know the run's key ({error.reason or 'no handshake'})") from None
     except TimeoutError:
