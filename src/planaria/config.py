@@ -145,6 +145,10 @@ class ExchangeConfig(Section):
     'module:Class'"""
     options: Options = Options()
     """of the kind"""
+    compress: str | Options = ""
+    """how messages are made shorter: FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', 'ef14:4bits' or
+    'sign'; or a table of kind (topk, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, ef21,
+    econtrol, 'module:Class') and their options"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0

@@ -47,6 +47,8 @@ class Registry(Generic[Chosen]):
     """of all choices"""
     shipped: Mapping[str, type[Chosen]] = field(hash=False)
     """those of planaria itself, by name"""
+    place: str = ""
+    """where options lie, if not in ``options`` beside the name"""
 
     @property
     def names(self) -> list[str]:
@@ -114,12 +116,14 @@ class Registry(Generic[Chosen]):
                 raise UserError(f"{key}: {name!r} has no default for it; give {what or 'it'}") from None
             said = f" = {documents.shown(first['input'])}" if first["loc"] else ""
             raise UserError(f"{key}{said}: {first['msg'].removeprefix('Value error, ')}") from None
+        except UserError:
+            raise
         except (Exception, SystemExit) as error:  # of somebody's own validator
             raise UserError(f"{self.setting} = {name!r}: cannot be made: {told(error)}") from error
 
     @property
     def _place(self) -> str:
-        return f"{self.setting.rpartition('.')[0]}.options"
+        return self.place or f"{self.setting.rpartition('.')[0]}.options"
 
 
 @lru_cache

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import Offer, Outer
+from planaria.exchange.compression import compression
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
-from planaria.exchange.message import pack, packed_bytes, unpack
+from planaria.exchange.message import pack, unpack
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
+CODECS = {bits: compression(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
 
 
 @BITS
@@ -67,9 +69,9 @@ def test_the_prefetched_part_is_known_when_the_round_before_is_settled() -> None
 @given(st.sampled_from([32, 16, 8, 4]), st.integers(0, 99))
 def test_a_message_brings_back_names_and_shapes(bits: int, seed: int) -> None:
     before = weights(seed)
-    message = pack(before, bits)
-    assert message.ndim == 1 and message.nbytes == packed_bytes(SHAPES, bits)
-    after = unpack(message, before, bits)
+    message = pack(before, CODECS[bits])
+    assert message.ndim == 1 and message.nbytes == CODECS[bits].bytes(COUNT)
+    after = unpack(message, before, CODECS[bits])
     assert {name: tensor.shape for name, tensor in after.items()} == SHAPES
     error = torch.cat([(after[name] - before[name]).reshape(-1) for name in SHAPES]).square().mean().sqrt().item()
     assert error <= {32: 0.0, 16: 1e-3, 8: 0.05, 4: 0.2}[bits]
@@ -78,17 +80,17 @@ def test_a_message_brings_back_names_and_shapes(bits: int, seed: int) -> None:
 @BITS
 def test_messages_of_another_size_or_type_are_refused(bits: int) -> None:
     before = weights(0)
-    message = pack(before, bits)
+    message = pack(before, CODECS[bits])
     with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
-        unpack(message[:-1], before, bits)
+        unpack(message[:-1], before, CODECS[bits])
     with pytest.raises(ValueError, match=f"{COUNT} numbers of {bits} bits are"):
-        unpack(message.double(), before, bits)
+        unpack(message.double(), before, CODECS[bits])
     with pytest.raises(ValueError, match="lacks a part"):
-        unpack(None, before, bits)
+        unpack(None, before, CODECS[bits])
 
 
 def test_half_precision_never_sends_infinities() -> None:
-    sent = unpack(pack({"w": torch.tensor([1e9, -1e9])}, 16), {"w": torch.zeros(2)}, 16)
+    sent = unpack(pack({"w": torch.tensor([1e9, -1e9])}, CODECS[16]), {"w": torch.zeros(2)}, CODECS[16])
     assert sent["w"].tolist() == [65504.0, -65504.0]
 
 
@@ -105,7 +107,7 @@ def test_what_rounding_takes_from_one_round_is_in_the_next(kind: str, bits: int)
         heard = offers(made, of, round, 0)
         for i, replica in of.items():
             sign = {"diloco": -1.0}.get(kind, 1.0)
-            blocking = unpack(heard[i][i].blocking, replica.fast, bits)
+            blocking = unpack(heard[i][i].blocking, replica.fast, CODECS[bits])
             for k in SHAPES:
                 origin = replica.outer["slow"].get(k, torch.zeros(SHAPES[k]))
                 exact[i][k] += replica.fast[k] - origin

@@ -30,11 +30,12 @@ from planaria.record import events as e
 from planaria.record.logs import RunRecord, read_run
 
 REPLICAS = 3
+ESTIMATES = ("econtrol", "ef21")
 
 
-def every_step(folder: Path, bits: int, steps: int = 6, **sections: dict[str, Any]) -> RunConfig:
-    """Three replicas of two stages each (with the ends)."""
-    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "options": {"bits": bits}}, **sections)
+def every_step(folder: Path, said: str, steps: int = 6, **sections: dict[str, Any]) -> RunConfig:
+    """Three replicas of two stages each (with the ends), whose messages are compressed as ``said``."""
+    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "compress": said}, **sections)
 
 
 def sent_within_stages(record: RunRecord) -> Counter[tuple[int, int]]:
@@ -62,9 +63,14 @@ def stated(config: RunConfig, stage: int) -> float:
     return exchange(config.exchange).cost(shapes, REPLICAS).total
 
 
-@pytest.mark.parametrize("bits", [32, 16, 8, 4])
-def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, bits: int) -> None:
-    config = every_step(tmp_path, bits)
+def in_full(config: RunConfig, stage: int) -> float:
+    """The same if nothing is compressed."""
+    return stated(config.model_copy(update={"exchange": config.exchange.model_copy(update={"compress": ""})}), stage)
+
+
+@pytest.mark.parametrize("said", ["32bits", "4bits", "sign", "econtrol:top5%", "ef21:rand5%"])
+def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Path, said: str) -> None:
+    config = every_step(tmp_path, said)
     record = train(config)
     assert ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0], "to the last bit"
@@ -72,7 +78,9 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
     sent = sent_within_stages(record)
     for node in range(2 * REPLICAS):
         others = [peer for peer in range(node % 2, 2 * REPLICAS, 2) if peer != node]
-        assert sum(sent[node, peer] for peer in others) == config.train.steps * stated(config, node % 2)
+        begins = 1 if said.startswith(ESTIMATES) else 0  # estimates begin with gradients in full
+        steady = (config.train.steps - begins) * stated(config, node % 2)
+        assert sum(sent[node, peer] for peer in others) == begins * in_full(config, node % 2) + steady
         assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
 
 
@@ -104,10 +112,13 @@ def killing(step: int) -> Callable[..., object]:
     return engine
 
 
-@pytest.mark.parametrize("bits", [32, 4])
-def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp_path: Path, bits: int) -> None:
-    """The block stage of all replicas has agreed on the step's gradient when the ends of one die: all do it again."""
-    config = every_step(tmp_path, bits, steps=7)
+@pytest.mark.parametrize("said", ["32bits", "4bits", "econtrol:top5%"])
+def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp_path: Path, said: str) -> None:
+    """The block stage of all replicas has agreed on the step's gradient when the ends of one die: all do it again.
+
+    The ends then begin their estimates anew, and the block stage, which has lost nobody, does not.
+    """
+    config = every_step(tmp_path, said, steps=7)
     last = 3.5 / 8  # of its eight backward passes the fourth in the plan: the last that the block stage sends it
     stuck = Fault(step=3, stage=ENDS, signal="stuck", moment="backward", offset=last, resume_after_s=STUCK_S)
     train(config, [stuck], engine=killing(step=3))
@@ -119,7 +130,7 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_others(tmp_path: Path) -> None:
-    config, whole = (every_step(tmp_path, 4, steps) for steps in (2, 7))
+    config, whole = (every_step(tmp_path, "econtrol:4bits", steps) for steps in (2, 7))
     folder = folder_of(config)
 
     def go_on(steps: int, engine: str) -> None:

@@ -278,7 +278,7 @@ def _outer(
             found[f"{part}/{local[name]}"] = Made("copy", sources)
         elif parts.get(part) == "own":
             found[f"{part}/{local[name]}"] = Made("sum", sources, wanted.replicas)
-        elif part in parts:
+        elif parts.get(part) == "shared":
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")
             found[f"{part}/{local[name]}"] = Made("mean", sources)

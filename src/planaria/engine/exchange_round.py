@@ -12,7 +12,7 @@ from planaria.config import ExchangeConfig
 from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
-from planaria.exchange.message import flaw
+from planaria.exchange.compress.plain import PLAIN
 from planaria.transport.wire import Content
 
 
@@ -37,7 +37,6 @@ class RoundMember:
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._lies = False
-        self._bits = {Content.PREFETCHED: 32, Content.BLOCKING: self.outer.exchange.blocking_bits}
         self._refused: dict[int, str] = {}
         """peer → what is wrong with its offer"""
         self._blamed: set[int] = set()
@@ -115,7 +114,8 @@ class RoundMember:
         for peer, parts in self._heard.items():
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
                 like = own[content]
-                wrong = "not expected" if like is None else flaw(parts[content], like, self._bits[content])
+                codec = PLAIN if content == Content.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
+                wrong = "not expected" if like is None else codec.flaw(parts[content], like)
                 self._checked.add((peer, content))
                 if wrong:
                     self._refused.setdefault(peer, f"its {content.name.lower()} part: {wrong}")
@@ -133,7 +133,7 @@ class RoundMember:
         offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
         offers[me] = self._own
         outer, rule = self.outer, self.outer.exchange
-        apart = rule.apart(offers)
+        apart = rule.apart(outer.settled, offers)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
         runner.put(fast)
         blocking, prefetched = (

@@ -201,6 +201,8 @@ class InlineEngine:
                 rebuilt[node] = self._chain.rebuild(by, stage, given, workshop(self.config, stage, self.step))
                 made[node] = by, given
         self.become(rebuilt)
+        if self.replicas is not None:
+            self.replicas.rebuilt([node for node in rebuilt if node not in made])
         for node, (by, given) in made.items():
             self.keeping[node].restore(by, self.runners[node].state(), given, self.step)
         if self._memory is not None:

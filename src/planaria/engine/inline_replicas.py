@@ -60,6 +60,12 @@ class InlineReplicas:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
         self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
 
+    def rebuilt(self, nodes: Sequence[int]) -> None:
+        """These nodes are copies of others of their stages."""
+        for stage in {self._arrangement.stage[node] for node in nodes}:
+            for node in self._arrangement.nodes(stage):
+                self.outer[node].anew()
+
     def state(self, node: int) -> StageState:
         """All of a node that outlives a step; shares memory."""
         return replace(self._runners[node].state(), outer=self.outer[node].settled.state())

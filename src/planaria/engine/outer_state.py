@@ -42,7 +42,7 @@ class OuterState:
         """
         runner.weigh()
         offer = self.exchange.offer(self.settled, runner.grads)
-        if not all(torch.isfinite(lost).all() for lost in offer.lost.values()):
+        if not all(torch.isfinite(tensor).all() for part in offer.kept.values() for tensor in part.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
         return offer
 
@@ -50,6 +50,10 @@ class OuterState:
         """The gradient that the ``offers`` (by node, that of ``me`` among them) come to takes the place of the own."""
         grads, self._pending = self.exchange.settle(self.settled, runner.grads, offers, me)
         runner.take(grads)
+
+    def anew(self) -> None:
+        """Another node of the stage has been rebuilt, and lacks what was its own: the others do not go by it either."""
+        self.settled = self.exchange.anew(self.settled)
 
     def commit(self) -> None:
         """The step is committed."""

@@ -144,6 +144,8 @@ class Worker:
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         taken = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
         self.runner, timing = taken.runner, taken.timing
+        if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
+            self.post.circle.outer.anew()
         if self.keeping is None or not isinstance(me.source, d.Keep):
             self.keeping = Keeping(self.config, me.node, self.itinerary.column(form.replica), new_runner)
         if taken.given and isinstance(me.source, d.Rebuild):

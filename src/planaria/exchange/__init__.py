@@ -6,8 +6,10 @@ from functools import lru_cache
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
+from planaria.exchange.aggregate import Averaging
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.base import Exchange
+from planaria.exchange.compression import compression
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.local import Local
@@ -39,6 +41,10 @@ def exchange(config: ExchangeConfig) -> Exchange:
     :raises UserError: naming the kind or option that is unknown, or the option's wrong value.
     """
     made = EXCHANGES.make(config.kind, config.options)
+    if config.compress:
+        if not isinstance(made, Averaging):
+            raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
+        made = made.compressed(compression(config.compress))
     with blaming(lambda: foreign([type(made)])):
         every, overlap = made.interval, made.overlap
         if every is not None and (not isinstance(every, int) or every < 0):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Protocol
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, PrivateAttr
 from torch import Tensor
 
-from planaria.errors import nearest
+from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import Exchange, ExchangeCost, Offer, Parts, Shapes, Weights, meeting_cost
+from planaria.exchange.base import Exchange, ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compression import Compression, compression
 
 
 class Aggregator(Protocol):
@@ -48,28 +51,56 @@ def _known(name: str) -> str:
 class Averaging(Exchange, ABC):
     """An exchange whose members say one value each, in so many bits, and go by an aggregate of them."""
 
+    follows: ClassVar[bool] = False
+    """Does every member hear every message of every other, so that they can follow estimates of each other?"""
+
     bits: Literal[4, 8, 16, 32] = 32
     """bits of a number in a message that others wait for; what rounding takes is sent later"""
     aggregator: Annotated[str, AfterValidator(_known)] = "mean"
     """how what the members of a group say becomes one value: mean"""
 
-    @property
-    def parts(self) -> Parts:
-        return message.residual(self.bits)
+    _compressed: Compression | None = PrivateAttr(default=None)
+
+    @cached_property
+    def compression(self) -> Compression:
+        """How messages that others wait for travel."""
+        return self._compressed or compression(f"{self.bits}bits")
+
+    def compressed(self, by: Compression) -> Self:
+        """The same, with the messages that others wait for made shorter.
+
+        :raises UserError: when it cannot work like that.
+        """
+        if self.bits != 32:
+            raise UserError(f"exchange.compress beside exchange.options.bits = {self.bits}: give one of them")
+        if by.feedback.estimates and not self.follows:
+            raise UserError(
+                "exchange.compress: this feedback has estimates of every member, and here some may be missing in a "
+                "round; take ef14, or exchange.kind = 'allreduce'"
+            )
+        made = self.model_copy()
+        made._compressed = by
+        return made
 
     @property
-    def blocking_bits(self) -> int:
-        return self.bits
+    def parts(self) -> Parts:
+        return self.compression.parts
+
+    def codec(self, outer: Outer) -> Compressor:
+        return self.compression.codec(outer)
+
+    def anew(self, outer: Outer) -> Outer:
+        return self.compression.anew(outer)
 
     def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
         """One value of those of several members (member → tensors by name), all of which count the same."""
         return AGGREGATORS[self.aggregator](said, equal(said))
 
-    def apart(self, offers: Mapping[int, Offer]) -> float:
-        return message.apart(offers, self.bits)
+    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
+        return message.apart(offers, self.codec(outer), outer.rounds)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
-        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits))
+        return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes))
 
 
 def equal(members: Iterable[int]) -> dict[int, float]:

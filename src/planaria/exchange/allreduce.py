@@ -13,20 +13,22 @@ from planaria.exchange.base import Offer, Outer, Weights
 
 
 class AllReduce(Averaging):
-    """Messages are gradients. The outer state holds nothing but the rounding's residual."""
+    """Messages are gradients. The outer state holds nothing but what feedback needs."""
 
     synchronised: ClassVar[bool] = True
+    follows: ClassVar[bool] = True
 
     @property
     def interval(self) -> int:
         return 0
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return message.rounded_offer(fast, outer["residual"], self.bits)
+        return self.compression.offer(outer, fast)
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        """g ← (1/n) Σ_j g_j, or what another aggregator makes of them."""
-        said, residual = message.heard(offers, me, fast, self.bits)
-        return message.fast_copy(self.aggregate(said), fast), outer.settled(residual=residual)
+        """g ← (1/n) Σ_j g_j, or what another aggregator makes of them, or the mean of estimates."""
+        said, kept = self.compression.heard(outer, offers, me, fast)
+        reached, shared = self.compression.reached(outer, self.aggregate(said))
+        return message.fast_copy(reached, fast), outer.settled(**kept, **shared)

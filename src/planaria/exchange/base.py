@@ -25,6 +25,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.pairing import one_group
 from planaria.registry import Choice
 
@@ -33,9 +35,10 @@ Weights = Mapping[str, Tensor]
 Shapes = Mapping[str, torch.Size]
 
 
-Sharing = Literal["shared", "own"]
+Sharing = Literal["shared", "own", "estimate"]
 """Of a part of the outer state. shared: a copy of a replica takes it over, as it takes over the weights. own: it is of
-this replica alone, as what rounding kept back of its messages is; a copy begins without it."""
+this replica alone, as what rounding kept back of its messages is; a copy begins without it, and another number of
+replicas shares out what they owed. estimate: own, but nothing that is owed; another number begins without it."""
 Parts = Mapping[str, Sharing]
 
 
@@ -93,8 +96,8 @@ class Offer:
     """needs the inner steps to be done: the others wait for it"""
     prefetched: Tensor | None = None
     """was known when the round before was settled: sent while the inner steps run"""
-    lost: Weights = field(default_factory=dict)
-    """what rounding took from ``blocking``; stays with the sender, for its own ``settle``"""
+    kept: Mapping[str, Weights] = field(default_factory=dict)
+    """parts of the sender's outer state once others have heard ``blocking``; stay with it, for its own ``settle``"""
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,13 @@ class Exchange(Choice, ABC):
         """The parts of its outer state by name, and whose each is."""
         return {}
 
-    @property
-    def blocking_bits(self) -> int:
-        """Of a number in the blocking part of an offer, as ``exchange.message.pack`` packs it."""
-        return 32
+    def codec(self, outer: Outer) -> Compressor:
+        """What the blocking parts of the round after ``outer`` are encoded with (``exchange.message.pack``)."""
+        return PLAIN
+
+    def anew(self, outer: Outer) -> Outer:
+        """What a replica goes on with whose fellow members have changed within a step."""
+        return outer
 
     def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
         """Who meets whom: ``members`` (any distinct ids, in any order) in groups, ids in each group in order.
@@ -195,7 +201,7 @@ class Exchange(Choice, ABC):
         :raises ValueError: when a message does not have the size or type that it must have.
         """
 
-    def apart(self, offers: Mapping[int, Offer]) -> float:
+    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
         """How far the weights of these members lie apart (``exchange.message.apart``), as far as their offers tell."""
         return 0.0
 

@@ -46,15 +46,15 @@ class DiLoCo(Averaging):
         return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        return message.rounded_offer(pseudo_gradient(outer["slow"], fast), outer["residual"], self.bits)
+        return self.compression.offer(outer, pseudo_gradient(outer["slow"], fast))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, residual = message.heard(offers, me, outer["slow"], self.bits)
+        said, kept = self.compression.heard(outer, offers, me, outer["slow"])
         drift = self.aggregate(said)
         slow, momentum = stepped(outer["slow"], outer["momentum"], drift, self.beta, self.alpha, self.momentum)
-        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, residual=residual)
+        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, **kept)
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class Gossip(Averaging, ABC):
 
     @property
     def two_parts(self) -> bool:
-        return self.prefetch or self.bits < 32
+        return self.prefetch or not self.compression.exact
 
     @property
     def parts(self) -> Parts:
@@ -77,13 +77,13 @@ class Gossip(Averaging, ABC):
         drift = {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
-            return message.rounded_offer(drift, outer["residual"], self.bits, prefetched)
+            return self.compression.offer(outer, drift, prefetched)
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, residual = message.heard(offers, me, outer["slow"], self.bits)
+        said, kept = self.compression.heard(outer, offers, me, outer["slow"])
         if self.two_parts:
             prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in said}
             said = {
@@ -94,14 +94,14 @@ class Gossip(Averaging, ABC):
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             new_slow[name], momentum[name] = self.step(slow, outer["momentum"][name], said[me][name], joined[name])
-        return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, residual=residual)
+        return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
-    def apart(self, offers: Mapping[int, Offer]) -> float:
-        return super().apart(offers) / (1.0 if self.two_parts else self.unit)
+    def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
+        return super().apart(outer, offers) / (1.0 if self.two_parts else self.unit)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = message.packed_bytes(shapes) if self.two_parts else 0
-        return meeting_cost(self.groups(0, range(members), 0), message.packed_bytes(shapes, self.bits), prefetched)
+        return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes), prefetched)
 
 
 class Pulled(Gossip, ABC):

@@ -11,7 +11,6 @@ from pydantic import model_validator
 from torch import Tensor
 
 from planaria.bounds import Fraction, Natural, Positive
-from planaria.exchange import message
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
 from planaria.exchange.diloco import DiLoCo, pseudo_gradient
 from planaria.exchange.outer_step import stepped
@@ -56,22 +55,22 @@ class Streaming(DiLoCo):
 
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         slow = self._part(outer["slow"], outer.rounds)
-        return message.rounded_offer(pseudo_gradient(slow, fast), outer["residual"], self.bits)
+        return self.compression.offer(outer, pseudo_gradient(slow, fast))
 
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
         part = self._part(outer["slow"], outer.rounds)
-        said, residual = message.heard(offers, me, part, self.bits)
+        said, kept = self.compression.heard(outer, offers, me, part)
         drift = self.aggregate(said)
         slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
-        return {**fast, **mixed}, outer.settled(slow=slow, momentum=momentum, residual=residual)
+        return {**fast, **mixed}, outer.settled(slow=slow, momentum=momentum, **kept)
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""
         parts = fragments(shapes, self.fragments)
-        blocking = sum(message.packed_bytes({n: shapes[n] for n in part}, self.bits) for part in parts) / self.fragments
+        blocking = sum(self.compression.bytes({n: shapes[n] for n in part}) for part in parts) / self.fragments
         cost = meeting_cost(one_group(range(members)), blocking)
         return replace(cost, critical=0.0) if self.delay else cost
 

@@ -1,0 +1,77 @@
+"""What compressors that send some numbers of each chunk have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from planaria.exchange.compress import chunks
+from planaria.exchange.compress.base import Compressor, all_finite
+
+_TINY = torch.finfo(torch.float32).tiny
+_STEPS = 127
+"""levels of 8 bits on either side of zero"""
+
+
+class Sparse(Compressor, ABC):
+    """As many numbers of each chunk of 65,536, so that a message's size is known beforehand."""
+
+    place_bytes: ClassVar[int]
+    """that say where a number belongs"""
+
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """share of the numbers that is sent; of each chunk one at least"""
+    bits: Literal[8, 16] = 16
+    """of a number that is sent"""
+
+    def kept(self, size: int) -> int:
+        """Of a chunk of ``size`` numbers."""
+        return math.ceil(self.keep * size - 1e-9)
+
+    def bytes(self, count: int) -> int:
+        each = self.place_bytes + self.bits // 8
+        return chunks.COUNT_BYTES + sum(
+            n * (chunks.SCALE_BYTES + self.kept(size) * each) for n, size in chunks.sizes(count)
+        )
+
+    def delta(self, count: int) -> float:
+        """min over chunks of k/d."""
+        return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
+
+    def count(self, message: Tensor) -> int:
+        return chunks.counted(message)
+
+    def damage(self, message: Tensor, count: int) -> str:
+        try:
+            reader = chunks.Reader(message, count, self.bytes(count))
+        except ValueError as error:
+            return str(error)
+        return next((said for n, size in chunks.sizes(count) if (said := self._wrong(reader, n, size))), "")
+
+    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+        """What is wrong with the next ``n`` chunks of ``size`` numbers."""
+        scales, numbers = self._numbers(reader, n, size)
+        finite = all_finite(scales) and (self.bits == 8 or all_finite(numbers))
+        return "" if finite else "not all of its numbers are finite"
+
+    def _numbers(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:
+        """Scales [n, 1] and numbers [n, k]."""
+        scales = reader.take((n, 1), torch.float32)
+        return scales, reader.take((n, self.kept(size)), torch.float16 if self.bits == 16 else torch.int8)
+
+    def _scaled(self, values: Tensor) -> list[Tensor]:
+        """``values`` [n, k] as the bytes of scales (fp32, the largest of each chunk) and of numbers between −1 and 1
+        (fp16, or int8 in steps of 1/127). A chunk with a number that is not finite gets a scale that is not either."""
+        scales = values.abs().amax(dim=1, keepdim=True)
+        relative = values / scales.clamp(min=_TINY)
+        numbers = relative.half() if self.bits == 16 else (relative * _STEPS).round_().to(torch.int8)
+        return [chunks.raw(scales), chunks.raw(numbers)]
+
+    def _unscaled(self, scales: Tensor, numbers: Tensor) -> Tensor:
+        """What :meth:`_scaled` was given, but for rounding: fp32 [n, k]."""
+        return numbers.float() * (scales if self.bits == 16 else scales / _STEPS)

@@ -1,0 +1,139 @@
+"""How the vectors of a round travel: a compressor, and the feedback that makes up for what it loses.
+
+A recipe says ``exchange.compress = "econtrol:top1%"``, or as a table what has more settings than that:
+``{ kind = "topk", keep = 0.01, bits = 8, feedback = "econtrol", eta = 0.002 }``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from planaria.errors import UserError, nearest
+from planaria.exchange import message
+from planaria.exchange.base import Offer, Outer, Parts, Shapes, Weights
+from planaria.exchange.compress import COMPRESSORS
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.compress.chunks import CHUNK
+from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.feedback import FEEDBACKS
+from planaria.exchange.feedback.base import Feedback
+from planaria.exchange.feedback.ef14 import EF14
+
+_SHORT = re.compile(r"(?:(?P<feedback>\w+):)?(?:(?P<kind>top|rand)(?P<keep>[\d.]+)%|(?P<bits>\d+)bits|(?P<name>\w+))")
+_EF14 = EF14()
+_KINDS = {"top": "topk", "rand": "randk"}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A compressor with its feedback. Where nothing is lost there is nothing to make up for."""
+
+    compressor: Compressor = PLAIN
+    feedback: Feedback = _EF14
+
+    @property
+    def exact(self) -> bool:
+        """Do others hear what was meant, to the last bit?"""
+        return self.compressor.exact
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of an outer state that feedback needs."""
+        return {} if self.exact else self.feedback.parts
+
+    def codec(self, outer: Outer) -> Compressor:
+        """What the round's messages are encoded with: estimates begin with exact vectors."""
+        begins = self.feedback.estimates and not outer["estimate"]
+        return PLAIN if begins else self.compressor
+
+    def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
+        """An offer of ``exact``, and what its sender keeps once the others have heard it."""
+        codec = self.codec(outer)
+        if codec.exact:
+            return Offer(message.pack(exact), prefetched, {} if self.exact else self.feedback.begun(exact))
+        vector_of, count = message.flat, sum(tensor.numel() for tensor in exact.values())
+        meant = self.feedback.meant(outer, exact, codec.delta(count))
+        blocking = codec.encode(vector_of(meant), outer.rounds)
+        sent = message.named(codec.decode(blocking, count, outer.rounds), meant)
+        return Offer(blocking, prefetched, self.feedback.kept(outer, exact, meant, sent))
+
+    def heard(
+        self, outer: Outer, offers: Mapping[int, Offer], me: int, like: Weights
+    ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
+        """What members have sent, in order of id, and what ``me`` keeps.
+
+        :raises ValueError: when a message is none of such a round.
+        """
+        codec = self.codec(outer)
+        sent = {member: message.unpack(offers[member].blocking, like, codec, outer.rounds) for member in sorted(offers)}
+        kept = offers[me].kept
+        if len(offers) > 1 or not kept or codec.exact:
+            return sent, kept
+        value, kept = self.feedback.alone(kept, sent[me])
+        return {me: dict(value)}, kept
+
+    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+        """What members go on with, ``joined`` being the aggregate of what they have sent; and the shared parts then."""
+        if self.exact:
+            return joined, {}
+        if self.codec(outer).exact:
+            return joined, self.feedback.shared(joined)
+        return self.feedback.reached(outer, joined)
+
+    def anew(self, outer: Outer) -> Outer:
+        """The members have changed: estimates begin anew, and what is owed stays owed."""
+        if not self.feedback.estimates:
+            return outer
+        return replace(outer, parts={part: held for part, held in outer.parts.items() if part != "estimate"})
+
+    def bytes(self, shapes: Shapes) -> int:
+        """Of a message of tensors of these shapes, once estimates have begun."""
+        return self.compressor.bytes(sum(shape.numel() for shape in shapes.values()))
+
+
+def compression(said: str | Mapping[str, Any]) -> Compression:
+    """The compression that ``exchange.compress`` names.
+
+    :raises UserError: naming what is unknown or does not go together.
+    """
+    given = _spelled(said) if isinstance(said, str) else dict(said)
+    kind, name = given.pop("kind", None), given.pop("feedback", "ef14")
+    if not isinstance(kind, str) or not isinstance(name, str):
+        raise UserError(f"exchange.compress = {said!r}: give kind, a name: {', '.join(COMPRESSORS.names)}")
+    known = {option for chosen in (COMPRESSORS.find(kind), FEEDBACKS.find(name)) for option in chosen.model_fields}
+    if unknown := next((option for option in given if option not in known), None):
+        mend = nearest(unknown, known) if known else "there are none; leave it out"
+        raise UserError(f"exchange.compress.{unknown}: no option of {kind!r} or {name!r}; {mend}")
+    made = Compression(
+        COMPRESSORS.make(kind, COMPRESSORS.declared([kind], given)),
+        FEEDBACKS.make(name, FEEDBACKS.declared([name], given)),
+    )
+    if wrong := made.feedback.misfit(made.compressor.delta(CHUNK)):
+        raise UserError(f"exchange.compress: {wrong}")
+    return made
+
+
+def _spelled(said: str) -> dict[str, Any]:
+    """The table that a short form stands for."""
+    found = _SHORT.fullmatch(said)
+    if found is None:
+        raise UserError(
+            f"exchange.compress = {said!r}: write FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', "
+            "'ef14:4bits' or 'sign', or a table with kind"
+        )
+    feedback = {"feedback": found["feedback"]} if found["feedback"] else {}
+    if found["name"]:
+        return {"kind": found["name"], **feedback}
+    if found["bits"]:
+        bits = int(found["bits"])
+        return {"kind": "plain" if bits >= 16 else "quantised", "bits": bits, **feedback}
+    try:
+        keep = float(found["keep"]) / 100
+    except ValueError:
+        raise UserError(f"exchange.compress = {said!r}: {found['keep']!r} is no number of per cent") from None
+    return {"kind": _KINDS[found["kind"]], "keep": keep, **feedback}

@@ -1,0 +1,61 @@
+"""What is sent in place of a vector when a compressor loses a part of it, and what members of a round go on with.
+
+The words of arXiv 2402.10774 and 2311.05645: replica i has the exact vector g_i of the round and sends a difference or
+a sum D_i = C(…), which all decode alike; e_i is the error that is owed, h_i an estimate of g_i that follows from what
+i has sent, h̄ the mean of these estimates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from planaria.exchange.base import Outer, Parts, Weights
+from planaria.registry import Choice
+
+
+class Feedback(Choice, ABC):
+    """One way; its fields are its options. Pure: tensors in fp32 in and out, nothing that is given is changed.
+
+    Its parts of the outer state are named tensors of the vector's names and shapes; one that is missing is zero.
+    """
+
+    estimates: ClassVar[bool] = False
+    """Do members hold estimates of each other? Then all must hear all, and a round begins them with exact vectors
+    whenever the members change: differences to what somebody has never seen mean nothing to him."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Parts:
+        """Its parts of the outer state by name, and whose each is."""
+
+    @abstractmethod
+    def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
+        """What is compressed in place of ``exact``; ``delta`` is the compressor's δ."""
+
+    @abstractmethod
+    def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
+        """The sender's own parts once others have decoded ``sent`` from its message."""
+
+    def alone(self, kept: Mapping[str, Weights], sent: Weights) -> tuple[Weights, Mapping[str, Weights]]:
+        """What it is worth, and what is kept, when nobody else has heard the message."""
+        return sent, kept
+
+    def reached(self, outer: Outer, joined: Weights) -> tuple[Weights, dict[str, Weights]]:
+        """What members go on with, ``joined`` being the aggregate of what was sent; and the shared parts after it."""
+        return joined, {}
+
+    def begun(self, exact: Weights) -> dict[str, Weights]:
+        """The sender's own parts once it has sent ``exact`` as it is, to begin."""
+        return {}
+
+    def shared(self, joined: Weights) -> dict[str, Weights]:
+        """The shared parts after a round in which all sent exact vectors, which came to ``joined``."""
+        return {}
+
+    def misfit(self, delta: float) -> str:
+        """Why it does not work with a compressor of this δ; empty if it does."""
+        return ""

@@ -1,0 +1,181 @@
+"""Compressors: messages of the size that is stated, what is lost, what is refused, and by chance alike for all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from planaria.errors import UserError
+from planaria.exchange.compress import COMPRESSORS, chunks
+from planaria.exchange.compress.base import Compressor, measured_delta
+from planaria.exchange.compress.randk import RandK
+from planaria.exchange.compress.topk import TopK
+from planaria.exchange.compression import compression
+
+ALL = ["32bits", "16bits", "8bits", "4bits", "2bits", "sign", "top1%", "top5%", "rand1%", "rand20%"]
+EVERY = pytest.mark.parametrize("said", ALL)
+COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3, 2 * chunks.CHUNK + 100]
+
+
+def made(said: str) -> Compressor:
+    return compression(said).compressor
+
+
+def vector(count: int, seed: int = 0) -> Tensor:
+    """Numbers of very unlike sizes, as gradients are."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(2).exp() * 1e-4
+
+
+@EVERY
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_message_has_the_size_that_is_stated_and_stands_for_as_many_numbers(said: str, count: int) -> None:
+    codec, exact = made(said), vector(count)
+    message = codec.encode(exact)
+    assert message.ndim == 1 and message.nbytes == codec.bytes(count)
+    assert count <= codec.count(message) < count + 128
+    sent = codec.decode(message, count)
+    assert (sent.dtype, sent.shape) == (torch.float32, (count,))
+    assert codec.flaw(message, codec.encode(vector(count, 1))) == ""
+    assert torch.equal(codec.encode(exact), message), "and is the same wherever it is made"
+
+
+@EVERY
+@given(count=st.integers(1, 600), seed=st.integers(0, 99), scale=st.sampled_from([1e-12, 1.0, 1e3]))
+def test_no_more_is_lost_than_delta_allows(said: str, count: int, seed: int, scale: float) -> None:
+    """Of sign and two bits, whose δ is that of a normal variable, only that a message points the right way."""
+    codec, exact = made(said), vector(count, seed) * scale
+    if said.startswith("rand"):
+        found = sum(measured_delta(codec, exact, draw) for draw in range(400)) / 400
+        few = math.sqrt(count / codec.kept(count) / 400) * 3 * float(exact.abs().max() / exact.norm()) ** 2  # type: ignore[attr-defined]
+        assert found >= codec.delta(count) - few - 0.01
+    elif said in ("sign", "2bits"):
+        assert float(codec.decode(codec.encode(exact), count) @ exact) >= 0
+    else:
+        rounding = 5e-3 if scale > 1e-9 or said.startswith("top") else 1.0  # fp16 holds no numbers of 1e-12
+        assert measured_delta(codec, exact) >= codec.delta(count) - rounding
+
+
+@pytest.mark.parametrize(("said", "least", "most"), [("sign", 0.62, 0.65), ("2bits", 0.87, 0.885)])
+def test_delta_of_a_normal_variable(said: str, least: float, most: float) -> None:
+    normal = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
+    assert least < measured_delta(made(said), normal) < most
+    assert made(said).delta(200_000) == pytest.approx(measured_delta(made(said), normal), abs=0.01)
+
+
+@given(st.integers(1, 400), st.floats(0.001, 1.0), st.integers(0, 50))
+def test_top_k_sends_the_largest_and_nothing_else(count: int, keep: float, seed: int) -> None:
+    codec, exact = TopK(keep=keep), torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    sent = codec.decode(codec.encode(exact), count)
+    kept = codec.kept(count)
+    largest = exact.abs().sort(descending=True).values
+    assert int((sent != 0).sum()) == kept
+    assert float(sent[sent != 0].abs().min()) == pytest.approx(float(largest[kept - 1]), rel=1e-3)
+    assert torch.allclose(sent[sent != 0], exact[sent != 0], rtol=1e-3, atol=1e-4 * float(largest[0]))
+
+
+def test_chunks_keep_their_own_largest_at_their_own_scale() -> None:
+    exact = torch.cat([vector(chunks.CHUNK) * 1e6, vector(chunks.CHUNK, 1) * 1e-6])
+    sent = TopK().decode(TopK().encode(exact), len(exact))
+    counts = [int((part != 0).sum()) for part in sent.split(chunks.CHUNK)]
+    assert counts == [656] * 2
+    small = sent[chunks.CHUNK :]
+    assert torch.allclose(small[small != 0], exact[chunks.CHUNK :][small != 0], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_random_places_are_drawn_alike_and_anew_in_each_round(bits: int) -> None:
+    codec, exact = RandK(keep=0.1, bits=bits), torch.ones(5000)  # type: ignore[arg-type]
+    found = [codec.decode(codec.encode(exact, draw), 5000, draw) != 0 for draw in (1, 1, 2)]
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    covered = torch.stack([codec.decode(codec.encode(exact, draw), 5000, draw) != 0 for draw in range(100)]).any(0)
+    assert covered.float().mean() > 0.99, "in time every number has its turn"
+
+
+@pytest.mark.parametrize("said", [said for said in ALL if said not in ("32bits", "16bits")])
+def test_what_is_no_message_of_a_round_is_told_from_one(said: str) -> None:
+    codec, count = made(said), 1000
+    like = codec.encode(vector(count))
+    for other in (like[:-1], torch.cat([like, like[:1]]), like.float(), like[:0]):
+        assert codec.flaw(other, like)
+        with pytest.raises(ValueError, match="1000 numbers"):
+            codec.decode(other, count)
+    if said not in ("8bits", "4bits", "2bits"):
+        renumbered = torch.cat([chunks.header(999), like[chunks.COUNT_BYTES :]])
+        assert "999" in codec.flaw(renumbered, like)
+    for worst in (math.nan, math.inf):
+        spoilt = torch.full((count,), worst) if said.startswith("rand") else vector(count)
+        spoilt[int(spoilt.abs().argmax())] = worst
+        message = codec.encode(spoilt)
+        clipped = said in ("8bits", "4bits", "2bits") and worst == math.inf
+        assert clipped or "finite" in codec.flaw(message, like), worst
+
+
+@given(st.data())
+def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(data: st.DataObject) -> None:
+    codec, count = TopK(keep=0.05), 700
+    like = codec.encode(vector(count))
+    changed = like.clone()
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(like) - 1))] = data.draw(st.integers(0, 255))
+    if not codec.flaw(changed, like):
+        assert torch.isfinite(codec.decode(changed, count)).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "options", "feedback"),
+    [
+        ("econtrol:top1%", "topk", {"keep": 0.01}, "EControl"),
+        ("ef21:rand2.5%", "randk", {"keep": 0.025}, "EF21"),
+        ("4bits", "quantised", {"bits": 4}, "EF14"),
+        ("none:16bits", "plain", {"bits": 16}, "Naive"),
+        ("ef14:sign", "sign", {}, "EF14"),
+        (
+            {"kind": "topk", "keep": 0.1, "bits": 8, "feedback": "econtrol", "eta": 0.05},
+            "topk",
+            {"bits": 8},
+            "EControl",
+        ),
+        ({"kind": "quantised"}, "quantised", {"bits": 8}, "EF14"),
+    ],
+)
+def test_compression_is_said_in_short_or_as_a_table(
+    said: object, kind: str, options: dict[str, float], feedback: str
+) -> None:
+    found = compression(said)  # type: ignore[arg-type]
+    assert type(found.compressor) is COMPRESSORS.find(kind) and type(found.feedback).__name__ == feedback
+    assert {name: getattr(found.compressor, name) for name in options} == pytest.approx(options)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("top0%", r"exchange\.compress\.keep = 0\.0: .*greater than 0"),
+        ("top200%", r"exchange\.compress\.keep = 2\.0: .*less than or equal to 1"),
+        ("top1.2.3%", "'1.2.3' is no number of per cent"),
+        ("top 1 per cent", "write FEEDBACK:COMPRESSOR"),
+        ("econtrl:top1%", r"exchange\.compress\.feedback = 'econtrl': no such choice; did you mean 'econtrol'\?"),
+        ("ef14:signs", r"exchange\.compress\.kind = 'signs': no such choice; did you mean 'sign'\?"),
+        ("3bits", r"exchange\.compress\.bits = 3"),
+        ({"keep": 0.1}, "give kind, a name"),
+        (
+            {"kind": "topk", "kep": 0.1},
+            r"exchange\.compress\.kep: no option of 'topk' or 'ef14'; did you mean 'keep'\?",
+        ),
+        ({"kind": "sign", "feedback": "ef14", "eta": 1}, "no option of 'sign' or 'ef14'; there are none"),
+        ({"kind": "topk", "feedback": "econtrol", "eta": 0.1}, "eta = 0.1 is above the compressor's delta = 0.01"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(said: object, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        compression(said)  # type: ignore[arg-type]
+
+
+def test_a_control_above_delta_can_be_forced() -> None:
+    said = {"kind": "topk", "feedback": "econtrol", "eta": 0.1, "force": True}
+    assert compression(said).feedback.eta == 0.1  # type: ignore[attr-defined]

@@ -1,0 +1,211 @@
+"""Error feedback and estimates: the formulas written out, their invariants, and small problems of their papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from lab_models import make
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.errors import UserError
+from planaria.exchange import exchange
+from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.compression import compression
+from planaria.exchange.lab import Replica, meet
+
+FEEDBACKS = ["none", "ef14", "ef21", "econtrol"]
+COMPRESSORS = ["top10%", "rand10%", "sign", "8bits", "4bits", "2bits"]
+D = 60
+
+
+def compressed(said: str, kind: str = "allreduce") -> Exchange:
+    return exchange(ExchangeConfig(kind=kind, compress=said))
+
+
+def gradient(replica: int, step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + replica)
+    return {"w": torch.randn(D - 4, generator=generator) + replica, "b": torch.randn(2, 2, generator=generator)}
+
+
+def stepped(made: Exchange, of: dict[int, Replica], step: int) -> None:
+    """A step in which each replica has a gradient of its own."""
+    for member, replica in of.items():
+        replica.fast = gradient(member, step)
+    meet(made, of, step, 0)
+
+
+def begun(made: Exchange, members: int = 3) -> dict[int, Replica]:
+    return {member: Replica(gradient(member, 0), made.start(gradient(member, 0))) for member in range(members)}
+
+
+def flat(weights: object) -> Tensor:
+    return torch.cat([weights[name].reshape(-1) for name in sorted(weights)]).double()  # type: ignore[index, attr-defined]
+
+
+def mean(of: dict[int, Replica], part: str) -> Tensor:
+    return sum(flat(replica.outer[part]) for replica in of.values()) / len(of)  # type: ignore[return-value, arg-type]
+
+
+@pytest.mark.parametrize("said", COMPRESSORS)
+@pytest.mark.parametrize("feedback", ["ef21", "econtrol"])
+def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, said: str) -> None:
+    made = compressed(f"{feedback}:{said}")
+    of = begun(made)
+    exact = reached = torch.zeros(D, dtype=torch.float64)
+    for step in range(200):
+        exact = exact + sum(flat(gradient(member, step)) for member in of) / len(of)
+        stepped(made, of, step)
+        reached = reached + flat(of[0].fast)
+        assert all(torch.equal(flat(r.fast), flat(of[0].fast)) for r in of.values()), "all go on alike, to the last bit"
+        estimate = flat(of[0].outer["mean_estimate"])
+        assert float((estimate - mean(of, "estimate")).norm() / estimate.norm()) < 1e-5
+        if feedback == "econtrol" and step:
+            owed = mean(of, "residual")
+            # what was stepped along, and what is owed: together the sum of all mean gradients, from the second step on
+            assert float((reached + owed - exact).norm() / exact.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("said", COMPRESSORS)
+def test_what_error_feedback_has_sent_and_owes_is_what_was_meant(said: str) -> None:
+    made = compressed(f"ef14:{said}")
+    of = begun(made)
+    meant = sent = torch.zeros(D, dtype=torch.float64)
+    for step in range(50):
+        meant = meant + sum(flat(gradient(member, step)) for member in of) / len(of)
+        stepped(made, of, step)
+        sent = sent + flat(of[0].fast)
+        assert float((sent + mean(of, "residual") - meant).norm() / meant.norm()) < 1e-5
+
+
+def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], Tensor], eta: float) -> list[Tensor]:
+    """What replicas step along, as the papers write it: e, h and h̄ as plain vectors; the first step in full."""
+    n = len(gradients[0])
+    e = [torch.zeros(D) for _ in range(n)]
+    h: list[Tensor] = []
+    bar, found = torch.zeros(D), []
+    for g in gradients:
+        if name in ("ef21", "econtrol") and not h:
+            h = [x.clone() for x in g]
+            bar = sum(g) / n  # type: ignore[assignment]
+            found.append(bar)
+            continue
+        if name == "none":
+            d = [c(g[i]) for i in range(n)]
+        elif name == "ef14":
+            d = [c(e[i] + g[i]) for i in range(n)]
+            e = [e[i] + g[i] - d[i] for i in range(n)]
+        elif name == "ef21":
+            d = [c(g[i] - h[i]) for i in range(n)]
+            h = [h[i] + d[i] for i in range(n)]
+        else:
+            d = [c(eta * e[i] + g[i] - h[i]) for i in range(n)]
+            e = [e[i] + g[i] - h[i] - d[i] for i in range(n)]
+            h = [h[i] + d[i] for i in range(n)]
+        joined: Tensor = sum(d) / n  # type: ignore[assignment]
+        bar = bar + joined
+        found.append(bar if h else joined)
+    return found
+
+
+@pytest.mark.parametrize("name", FEEDBACKS)
+def test_the_formulas_of_the_papers(name: str) -> None:
+    made, said = compressed(f"{name}:top10%"), compression("top10%").compressor
+    gradients = [[flat(gradient(member, step)).float() for member in range(3)] for step in range(30)]
+    expected = written_out(name, gradients, lambda v: said.decode(said.encode(v), D), said.delta(D) / 2)
+    of = begun(made)
+    for step, reached in enumerate(expected):
+        stepped(made, of, step)
+        assert float((flat(of[1].fast) - reached).norm() / reached.norm()) < 1e-6, step
+
+
+def test_momentum_is_what_ef21_then_follows() -> None:
+    config = ExchangeConfig.model_validate(
+        {"compress": {"kind": "plain", "bits": 16, "feedback": "ef21", "momentum": 0.3}}
+    )
+    made = exchange(config)
+    of, followed = begun(made, 2), flat(gradient(0, 0)) / 2 + flat(gradient(1, 0)) / 2
+    stepped(made, of, 0)
+    for step in range(1, 10):
+        stepped(made, of, step)
+        followed = 0.7 * followed + 0.3 * (flat(gradient(0, step)) + flat(gradient(1, step))) / 2
+        assert float((flat(of[0].fast) - followed).norm() / followed.norm()) < 1e-3
+
+
+def test_estimates_begin_anew_where_a_member_is_another() -> None:
+    made = compressed("econtrol:top10%")
+    of = begun(made)
+    for step in range(5):
+        stepped(made, of, step)
+    owed = flat(of[1].outer["residual"])
+    of[0].outer = of[1].outer.copied(made.parts)
+    assert set(of[0].outer.parts) == {"mean_estimate"}, "a copy has nothing of another's own"
+    for replica in of.values():
+        replica.outer = made.anew(replica.outer)
+    stepped(made, of, 5)
+    exact = sum(flat(gradient(member, 5)) for member in of) / 3
+    assert float((flat(of[0].fast) - exact).norm()) < 1e-5, "a step is exchanged in full"
+    assert torch.equal(flat(of[1].outer["residual"]), owed), "who lives still owes"
+    stepped(made, of, 6)
+    estimate = flat(of[0].outer["mean_estimate"])
+    assert float((estimate - mean(of, "estimate")).norm() / estimate.norm()) < 1e-5
+    owes = flat(of[0].outer["residual"])
+    assert owes.any() and float((owes + flat(of[0].outer["estimate"]) - flat(gradient(0, 6))).norm()) < 1e-5
+
+
+def test_a_state_is_kept_with_a_checkpoint_to_the_last_bit() -> None:
+    made = compressed("econtrol:rand10%")
+    of = begun(made)
+    for step in range(3):
+        stepped(made, of, step)
+    again = {m: Replica(r.fast, Outer.load(r.outer.state(), made.parts)) for m, r in of.items()}
+    for step in range(3, 6):
+        stepped(made, of, step)
+        stepped(made, again, step)
+    assert torch.equal(flat(of[2].fast), flat(again[2].fast))
+
+
+@pytest.mark.parametrize("kind", ["diloco", "streaming_diloco", "noloco", "pair_mean"])
+def test_estimates_are_for_exchanges_in_which_all_hear_all(kind: str) -> None:
+    with pytest.raises(UserError, match=r"estimates of every member.*take ef14, or exchange\.kind = 'allreduce'"):
+        compressed("econtrol:top1%", kind)
+    assert compressed("top1%", kind).parts["residual"] == "own"
+
+
+def test_one_way_to_say_it() -> None:
+    with pytest.raises(UserError, match=r"exchange\.options\.bits = 8: give one of them"):
+        exchange(ExchangeConfig.model_validate({"options": {"bits": 8}, "compress": "8bits"}))
+    with pytest.raises(UserError, match="'local' has no messages to compress"):
+        compressed("8bits", "local")
+    short, long = make("allreduce", bits=8), compressed("8bits")
+    gradients = gradient(0, 0)
+    assert torch.equal(short.offer(Outer(), gradients).blocking, long.offer(Outer(), gradients).blocking)  # type: ignore[arg-type]
+
+
+# ---- the papers' own small problems; their full forms are in benchmarks/compression.py
+
+
+def test_naive_top_k_diverges_where_estimates_converge() -> None:
+    """f_i = (a_iᵀx)² + ‖x‖²/4 with the rotations of (−3, 2, 2), top-1, x₀ = (1, 1, 1): the worst case of naive top-k."""
+    rows = torch.tensor([[-3.0, 2.0, 2.0], [2.0, -3.0, 2.0], [2.0, 2.0, -3.0]], dtype=torch.float64)
+    gamma = 0.005859
+
+    def run(said: str, steps: int) -> tuple[Tensor, float]:
+        made = compressed(said)
+        x = torch.ones(3, dtype=torch.float64)
+        of = {i: Replica({"x": torch.zeros(3)}, Outer()) for i in range(3)}
+        for step in range(steps):
+            for i, replica in of.items():
+                replica.fast = {"x": (2 * rows[i] * (rows[i] @ x) + x / 2).float()}
+            exact = sum(r.fast["x"] for r in of.values()) / 3
+            meet(made, of, step, 0)
+            x = x - gamma * of[0].fast["x"].double()
+        return x, float(exact.norm())  # type: ignore[union-attr]
+
+    found, _ = run("none:top30%", 200)
+    assert float(found.norm()) == pytest.approx(math.sqrt(3) * (1 + 11 * gamma / 6) ** 200, rel=1e-3)
+    _, norm = run("ef21:top30%", 2000)
+    assert norm < 1e-4
