@@ -16,6 +16,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Modules that can be run; the others in benchmarks/ are what these share.
 BENCHMARKS := $(basename $(notdir $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)))
 
+# Hundreds of processes are started, and each would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-swarm test test-gpu hunt docs bench clean
 
 demo: $(VENV)/.installed

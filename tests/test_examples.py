@@ -32,6 +32,7 @@ def test_it_is_a_notebook_whose_outputs_are_empty() -> None:
             assert cell["outputs"] == [] and cell["execution_count"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_cell_runs_as_printed(tmp_path: Path) -> None:
     said = (

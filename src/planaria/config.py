@@ -149,6 +149,10 @@ class ExchangeConfig(Section):
     """how messages are made shorter: FEEDBACK:COMPRESSOR, such as 'econtrol:top1%', 'ef21:rand5%', 'ef14:4bits' or
     'sign'; or a table of kind (topk, randk, sign, quantised, plain, 'module:Class'), feedback (none, ef14, ef21,
     econtrol, 'module:Class') and their options"""
+    robust: str | Options = ""
+    """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
+    'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, flag, 'module:Class'),
+    liars, mix (none, nnm, bucketing) and the rule's options"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0

@@ -24,6 +24,7 @@ class Mine(CheckFree):
 """
 
 
+@pytest.mark.slow
 def test_it_is_raced_like_any_other_and_again_when_its_file_is_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

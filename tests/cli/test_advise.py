@@ -24,6 +24,7 @@ def test_the_demo_is_told_in_seconds(capsys: pytest.CaptureFixture[str]) -> None
     assert "as good  " in out
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_told_in_longer_units(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"^advice +.+: \d\d\.\d\d minutes ", advice(capsys, "demo", "--train.steps", "20000"), re.MULTILINE

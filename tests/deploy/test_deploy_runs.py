@@ -134,6 +134,7 @@ def test_slurm_trains_to_the_end_of_its_time_and_goes_on_when_it_is_requeued(tmp
     assert_finished(tmp_path / "runs" / "mine", homes)
 
 
+@pytest.mark.slow
 def test_a_job_of_slurm_that_cannot_be_done_is_not_requeued(tmp_path: Path) -> None:
     commands, homes = real(tmp_path), tmp_path / "homes"
     shell(commands / "srun", SRUN.format(python=sys.executable, homes=str(homes)))

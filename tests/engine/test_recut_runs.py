@@ -128,7 +128,13 @@ def test_by_stage_the_same_clip_would_not_be(bounded: tuple[Path, dict[int, floa
     assert losses(folder)[23] != through[23]
 
 
-@pytest.mark.parametrize("exchange", [{"replicas": 2}, {"replicas": 3, "kind": "noloco", "options": {"every": 3}}])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        {"replicas": 2},
+        pytest.param({"replicas": 3, "kind": "noloco", "options": {"every": 3}}, marks=pytest.mark.slow),
+    ],
+)
 def test_replicas_clip_by_layer_whatever_their_cut(exchange: dict[str, Any], config: Recipe, tmp_path: Path) -> None:
     """What is clipped is the mean gradient of replicas that agree on it, and each one's own otherwise."""
     sections: dict[str, Any] = {"exchange": exchange, "optim": {"clip": 1e-3, "clip_by": "layer"}}
@@ -232,9 +238,15 @@ NOLOCO = {"kind": "noloco", "options": {"every": 3, "bits": 8}}
     ("exchange", "flags"),
     [
         (NOLOCO | {"replicas": 3}, {"exchange.replicas": 2, "pipeline.stages": 2}),
-        (NOLOCO | {"replicas": 2}, {"exchange.replicas": 3, "pipeline.microbatches": 3}),
+        pytest.param(
+            NOLOCO | {"replicas": 2}, {"exchange.replicas": 3, "pipeline.microbatches": 3}, marks=pytest.mark.slow
+        ),
         ({"replicas": 2, "options": {"bits": 8}}, {"exchange.replicas": 3, "pipeline.stages": 6}),
-        ({"replicas": 3}, {"exchange.kind": "noloco", "exchange.options.every": 2, "pipeline.stages": 1}),
+        pytest.param(
+            {"replicas": 3},
+            {"exchange.kind": "noloco", "exchange.options.every": 2, "pipeline.stages": 1},
+            marks=pytest.mark.slow,
+        ),
         (NOLOCO | {"replicas": 3}, {"exchange.replicas": 1, "pipeline.microbatch_size": 5}),
     ],
 )

@@ -82,7 +82,9 @@ def test_what_comes_back_holds_its_parities_at_once(config: Recipe) -> None:
     assert whole(engine) == whole(untroubled) and losses(engine, 2) == losses(untroubled, 2)
 
 
-@pytest.mark.parametrize(("tolerate", "every", "slices"), [(1, 1, 1), (1, 4, 1), (2, 4, 3)])
+@pytest.mark.parametrize(
+    ("tolerate", "every", "slices"), [(1, 1, 1), pytest.param(1, 4, 1, marks=pytest.mark.slow), (2, 4, 3)]
+)
 def test_all_go_back_to_the_snapshot_that_they_retain(config: Recipe, tolerate: int, every: int, slices: int) -> None:
     """Snapshots are of steps 0, every, 2 every …, and retained ``slices`` steps later; what follows repeats itself."""
     unbroken = made(config, tolerate, every=every, slices=slices)

@@ -93,6 +93,7 @@ def strike_after_first_pair(
     monkeypatch.setattr(SurveyProgress, "told", strike)
 
 
+@pytest.mark.slow
 def test_known_links_are_found_again(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(recipe, "--network.emulate", "true", "--network.scale", "0.5") == 0
     out, err = capsys.readouterr()

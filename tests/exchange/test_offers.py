@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from lab_models import COUNT, KINDS, SHAPES, apart, distance, drift, fitting, make, mean, weights
 
 from planaria.exchange.base import Offer, Outer
-from planaria.exchange.compression import compression
+from planaria.exchange.compression import compression_of
 from planaria.exchange.lab import Replica, meet, offers, replicas, settle
 from planaria.exchange.message import pack, unpack
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 
 BITS = pytest.mark.parametrize("bits", [32, 16, 8, 4])
-CODECS = {bits: compression(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
+CODECS = {bits: compression_of(f"{bits}bits").compressor for bits in (32, 16, 8, 4)}
 
 
 @BITS

@@ -82,6 +82,7 @@ def test_a_training_that_gets_on_has_a_pulse_though_it_saves_nothing(training: T
     assert len({str(pulse) for pulse in pulses}) > 1
 
 
+@pytest.mark.slow
 def test_recipes_of_those_who_wait_are_there_from_the_beginning(training: Training) -> None:
     first = Training(configured(training.config, {"train": {"steps": 2}}))
     waiting = Training(configured(training.config, {"name": "two", "train": {"steps": 2}}))

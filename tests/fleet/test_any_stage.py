@@ -35,8 +35,15 @@ def test_training_goes_on_whoever_dies(tmp_path: Path, lost: list[int], moment: 
 
 
 @pytest.mark.usefixtures("ground")
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("moments", [True, False])
+@pytest.mark.parametrize(
+    ("moments", "tied"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_ends_come_back_byte_identical(tmp_path: Path, tied: bool, moments: bool) -> None:
     """Killed between two steps of which the first was saved, and saved again at its rebirth's first step.
 

@@ -103,7 +103,8 @@ def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "middle"), [(signal.SIGKILL, False), (signal.SIGSTOP, False), (signal.SIGSTOP, True)]
+    ("number", "middle"),
+    [(signal.SIGKILL, False), pytest.param(signal.SIGSTOP, False, marks=pytest.mark.slow), (signal.SIGSTOP, True)],
 )
 def test_a_server_that_is_dead_or_stuck_is_replaced_and_nobody_dies_with_it(
     scene: Scene, number: signal.Signals, middle: bool

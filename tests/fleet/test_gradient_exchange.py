@@ -33,9 +33,10 @@ REPLICAS = 3
 ESTIMATES = ("econtrol", "ef21")
 
 
-def every_step(folder: Path, said: str, steps: int = 6, **sections: dict[str, Any]) -> RunConfig:
+def every_step(folder: Path, said: str, steps: int = 6, robust: str = "", **sections: dict[str, Any]) -> RunConfig:
     """Three replicas of two stages each (with the ends), whose messages are compressed as ``said``."""
-    return tiny(folder, stages=1, steps=steps, exchange={"replicas": REPLICAS, "compress": said}, **sections)
+    exchange = {"replicas": REPLICAS, "compress": said, "robust": robust}
+    return tiny(folder, stages=1, steps=steps, exchange=exchange, **sections)
 
 
 def sent_within_stages(record: RunRecord) -> Counter[tuple[int, int]]:
@@ -82,6 +83,13 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
         steady = (config.train.steps - begins) * stated(config, node % 2)
         assert sum(sent[node, peer] for peer in others) == begins * in_full(config, node % 2) + steady
         assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
+
+
+@pytest.mark.parametrize("robust", ["median", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
+def test_replicas_that_distrust_each_other_learn_what_inline_learns(tmp_path: Path, robust: str) -> None:
+    config = every_step(tmp_path, "ef14:8bits", robust=robust)
+    record = train(config)
+    assert losses(record) == inline(record)[0] != inline_losses(every_step(tmp_path, "ef14:8bits"))
 
 
 ENDS, STUCK_S = 0, 20.0

@@ -70,6 +70,7 @@ def holders(record: RunRecord) -> dict[int, str]:
     return {m.stage: where[m.worker] for m in facts(record, d.Form)[-1].members}
 
 
+@pytest.mark.slow
 def test_the_slow_machine_gets_the_small_stages_also_when_it_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,7 +220,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("gpu_node")
-@pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), (0.5, {"0"})])
+@pytest.mark.parametrize(("share", "expected"), [(1.0, {"0", "1"}), pytest.param(0.5, {"0"}, marks=pytest.mark.slow)])
 def test_every_seat_has_the_gpu_that_ray_reserved_and_keeps_it(cluster: Any, share: float, expected: set[str]) -> None:
     import ray
 

@@ -78,7 +78,7 @@ def test_the_best_interval_is_chosen_from_what_the_run_itself_takes(tmp_path: Pa
     "recovery",
     [
         {"strategy": "echo", "options": {"bits": 8, "every": 2}},
-        {"strategy": "echo", "options": {"bits": 2, "every": 1, "distance": 2}},
+        pytest.param({"strategy": "echo", "options": {"bits": 2, "every": 1, "distance": 2}}, marks=pytest.mark.slow),
         {"strategy": "echo, checkfree, checkpoint", "options": {"bits": 4, "every": 3, "moments": "mean"}},
     ],
 )
@@ -88,7 +88,9 @@ def test_an_echo_brings_back_what_inline_brings_back(tmp_path: Path, recovery: d
     assert apart(losses(record), inline(record)[0]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("strategy", ["copy", "uniform", "random", "identity"])
+@pytest.mark.parametrize(
+    "strategy", ["copy", *(pytest.param(s, marks=pytest.mark.slow) for s in ("uniform", "random", "identity"))]
+)
 def test_the_ablations_bring_back_what_inline_brings_back(tmp_path: Path, strategy: str) -> None:
     kills = [fault.model_copy(update={"stage": 2 + fault.step % 2}) for fault in KILLS]
     record = train(tiny(tmp_path, steps=18, recovery={"strategy": strategy}), kills)

@@ -9,12 +9,13 @@ from planaria.errors import UserError
 from planaria.exchange.aggregate import Averaging
 from planaria.exchange.allreduce import AllReduce
 from planaria.exchange.base import Exchange
-from planaria.exchange.compression import compression
+from planaria.exchange.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.local import Local
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
+from planaria.exchange.robust import robust_of
 from planaria.exchange.streaming import Streaming
 from planaria.registry import Registry, blaming, foreign
 
@@ -44,7 +45,11 @@ def exchange(config: ExchangeConfig) -> Exchange:
     if config.compress:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.compress: {config.kind!r} has no messages to compress; leave it out")
-        made = made.compressed(compression(config.compress))
+        made = made.compressed(compression_of(config.compress))
+    if config.robust:
+        if not isinstance(made, Averaging):
+            raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
+        made = made.defended(robust_of(config.robust, config.replicas))
     with blaming(lambda: foreign([type(made)])):
         every, overlap = made.interval, made.overlap
         if every is not None and (not isinstance(every, int) or every < 0):

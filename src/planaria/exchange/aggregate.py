@@ -14,7 +14,8 @@ from planaria.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import Exchange, ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
 from planaria.exchange.compress.base import Compressor
-from planaria.exchange.compression import Compression, compression
+from planaria.exchange.compression import Compression, compression_of
+from planaria.exchange.robust import Robust
 
 
 class Aggregator(Protocol):
@@ -60,11 +61,12 @@ class Averaging(Exchange, ABC):
     """how what the members of a group say becomes one value: mean"""
 
     _compressed: Compression | None = PrivateAttr(default=None)
+    _robust: Robust | None = PrivateAttr(default=None)
 
     @cached_property
     def compression(self) -> Compression:
         """How messages that others wait for travel."""
-        return self._compressed or compression(f"{self.bits}bits")
+        return self._compressed or compression_of(f"{self.bits}bits")
 
     def compressed(self, by: Compression) -> Self:
         """The same, with the messages that others wait for made shorter.
@@ -82,6 +84,25 @@ class Averaging(Exchange, ABC):
         made._compressed = by
         return made
 
+    def defended(self, by: Robust) -> Self:
+        """The same, with a robust rule in place of the mean.
+
+        :raises UserError: when it cannot work like that.
+        """
+        if not self.follows:
+            raise UserError(
+                "exchange.robust: in a round of such an exchange members may be missing, and the rule could not tell "
+                "how many of the others lie; take exchange.kind = 'allreduce'"
+            )
+        if self.compression.feedback.estimates:
+            raise UserError(
+                "exchange.robust beside estimates (exchange.compress): a difference to an estimate says nothing by "
+                "itself; take ef14"
+            )
+        made = self.model_copy()
+        made._robust = by
+        return made
+
     @property
     def parts(self) -> Parts:
         return self.compression.parts
@@ -92,8 +113,11 @@ class Averaging(Exchange, ABC):
     def anew(self, outer: Outer) -> Outer:
         return self.compression.anew(outer)
 
-    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
-        """One value of those of several members (member → tensors by name), all of which count the same."""
+    def aggregate(self, said: Mapping[int, Weights], draw: int = 0) -> dict[str, Tensor]:
+        """One value of those of several members (member → tensors by name), all of which count the same; ``draw`` is a
+        number that all of them know."""
+        if self._robust is not None:
+            return self._robust.aggregate(said, draw)
         return AGGREGATORS[self.aggregator](said, equal(said))
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:

@@ -48,8 +48,8 @@ class Compression:
 
     def codec(self, outer: Outer) -> Compressor:
         """What the round's messages are encoded with: estimates begin with exact vectors."""
-        begins = self.feedback.estimates and not outer["estimate"]
-        return PLAIN if begins else self.compressor
+        needed = [part for part, sharing in self.parts.items() if sharing != "own"]
+        return self.compressor if all(outer[part] for part in needed) else PLAIN
 
     def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
         """An offer of ``exact``, and what its sender keeps once the others have heard it."""
@@ -87,16 +87,14 @@ class Compression:
 
     def anew(self, outer: Outer) -> Outer:
         """The members have changed: estimates begin anew, and what is owed stays owed."""
-        if not self.feedback.estimates:
-            return outer
-        return replace(outer, parts={part: held for part, held in outer.parts.items() if part != "estimate"})
+        return replace(outer, parts={n: held for n, held in outer.parts.items() if self.parts.get(n) != "estimate"})
 
     def bytes(self, shapes: Shapes) -> int:
         """Of a message of tensors of these shapes, once estimates have begun."""
         return self.compressor.bytes(sum(shape.numel() for shape in shapes.values()))
 
 
-def compression(said: str | Mapping[str, Any]) -> Compression:
+def compression_of(said: str | Mapping[str, Any]) -> Compression:
     """The compression that ``exchange.compress`` names.
 
     :raises UserError: naming what is unknown or does not go together.

@@ -11,14 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from planaria.exchange.base import Outer, Parts, Weights
 from planaria.registry import Choice
 
 
+def full(tensor: Tensor) -> Tensor:
+    """In fp32 at least; may share memory."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 class Feedback(Choice, ABC):
-    """One way; its fields are its options. Pure: tensors in fp32 in and out, nothing that is given is changed.
+    """One way; its fields are its options. Pure and elementwise: nothing that is given is changed, and the vectors of
+    several members may lie in one tensor.
 
     Its parts of the outer state are named tensors of the vector's names and shapes; one that is missing is zero.
     """

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.exchange.base import Outer, Parts, Weights
+from planaria.exchange.feedback.base import full
 from planaria.exchange.feedback.estimates import Estimates
 
 
@@ -47,4 +48,4 @@ class EControl(Estimates):
 
 def _ahead(outer: Outer, exact: Weights) -> dict[str, Tensor]:
     """g − h"""
-    return {name: g.detach().float() - outer["estimate"][name] for name, g in exact.items()}
+    return {name: full(g) - outer["estimate"][name] for name, g in exact.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from planaria.exchange.base import Outer, Parts, Weights
-from planaria.exchange.feedback.base import Feedback
+from planaria.exchange.feedback.base import Feedback, full
 
 
 class Naive(Feedback):
@@ -19,7 +19,7 @@ class Naive(Feedback):
         return {}
 
     def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
-        return {name: tensor.detach().float() for name, tensor in exact.items()}
+        return {name: full(tensor) for name, tensor in exact.items()}
 
     def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {}
@@ -36,7 +36,7 @@ class EF14(Feedback):
         return {"residual": "own"}
 
     def meant(self, outer: Outer, exact: Weights, delta: float) -> dict[str, Tensor]:
-        return {name: tensor.detach().float() + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
+        return {name: full(tensor) + outer["residual"].get(name, 0.0) for name, tensor in exact.items()}
 
     def kept(self, outer: Outer, exact: Weights, meant: Weights, sent: Weights) -> dict[str, Weights]:
         return {"residual": {name: meant[name] - sent[name] for name in meant}}

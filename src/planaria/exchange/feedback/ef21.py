@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.exchange.base import Outer, Parts, Weights
+from planaria.exchange.feedback.base import full
 from planaria.exchange.feedback.estimates import Estimates
 
 
@@ -41,5 +42,5 @@ class EF21(Estimates):
         """v ← (1 − a)v + ag (arXiv 2305.15155, algorithm 1)."""
         a = self.momentum
         if a == 1.0:
-            return {name: g.detach().float() for name, g in exact.items()}
-        return {name: (1.0 - a) * outer["followed"][name] + a * g.detach().float() for name, g in exact.items()}
+            return {name: full(g) for name, g in exact.items()}
+        return {name: (1.0 - a) * outer["followed"][name] + a * full(g) for name, g in exact.items()}

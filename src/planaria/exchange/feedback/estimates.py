@@ -5,10 +5,8 @@ from __future__ import annotations
 from abc import ABC
 from typing import ClassVar
 
-import torch
-
 from planaria.exchange.base import Outer, Parts, Weights
-from planaria.exchange.feedback.base import Feedback
+from planaria.exchange.feedback.base import Feedback, full
 
 
 class Estimates(Feedback, ABC):
@@ -26,7 +24,7 @@ class Estimates(Feedback, ABC):
         return mean, {"mean_estimate": mean}
 
     def begun(self, exact: Weights) -> dict[str, Weights]:
-        return {"estimate": {name: g.detach().to(torch.float32, copy=True) for name, g in exact.items()}}
+        return {"estimate": {name: full(g).clone() for name, g in exact.items()}}
 
     def shared(self, joined: Weights) -> dict[str, Weights]:
         return {"mean_estimate": joined}

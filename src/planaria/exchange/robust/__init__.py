@@ -1,0 +1,92 @@
+"""What replicas go on with when some of them lie: a registry of robust rules, each one file.
+
+A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
+``{ rule = "flag", liars = 2, mix = "nnm", rounds = 5 }``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from planaria.errors import UserError, nearest
+from planaria.exchange import message
+from planaria.exchange.base import Weights
+from planaria.exchange.robust.base import Rule
+from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.coordinate import Median, TrimmedMean
+from planaria.exchange.robust.flag import Flag
+from planaria.exchange.robust.geometric import GeometricMedian
+from planaria.exchange.robust.krum import Krum, MultiKrum
+from planaria.exchange.robust.mixing import BUCKET, Mix
+from planaria.registry import Registry
+
+RULES: Registry[Rule] = Registry(
+    "rule",
+    "exchange.robust.rule",
+    Rule,  # type: ignore[type-abstract]
+    {
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "krum": Krum,
+        "multikrum": MultiKrum,
+        "geometric_median": GeometricMedian,
+        "flag": Flag,
+    },
+    place="exchange.robust",
+)
+
+
+@dataclass(frozen=True)
+class Robust:
+    """A rule, and what is done to vectors before it sees them."""
+
+    rule: Rule
+    mix: Mix = "none"
+
+    def least(self) -> int:
+        """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
+        return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
+
+    def aggregate(self, said: Mapping[int, Weights], draw: int) -> dict[str, Tensor]:
+        """One value of those of several members, in order; ``draw`` is a number that all of them know.
+
+        A value with a number that is not finite is left out: its sender is one of the liars.
+        """
+        vectors = [message.flat(weights) for weights in said.values()]
+        sound = [vector for vector in vectors if bool(torch.isfinite(vector).all())]
+        known = len(vectors) - len(sound)
+        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)})
+        if len(sound) < left.least():
+            raise ValueError(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
+        return message.named(combine(left, sound, self.mix, draw).value, next(iter(said.values())))
+
+
+def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
+    """What ``exchange.robust`` names, for so many members.
+
+    :raises UserError: naming what is unknown or does not go together.
+    """
+    given = _spelled(said) if isinstance(said, str) else dict(said)
+    rule, mix = given.pop("rule", None), given.pop("mix", "none")
+    if not isinstance(rule, str):
+        raise UserError(f"exchange.robust = {said!r}: give rule, a name: {', '.join(RULES.names)}")
+    if mix not in get_args(Mix):
+        raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
+    made = Robust(RULES.make(rule, given), mix)
+    if members < made.least():
+        raise UserError(
+            f"exchange.robust: {rule!r} with liars = {made.rule.liars} and mix = {mix!r} needs exchange.replicas = "
+            f"{made.least()} or more, and here are {members}; lower liars, or add replicas"
+        )
+    return made
+
+
+def _spelled(said: str) -> dict[str, Any]:
+    """The table that RULE or MIX:RULE stands for."""
+    mix, colon, rule = said.partition(":")
+    return {"rule": rule, "mix": mix} if colon and mix in get_args(Mix) else {"rule": said}

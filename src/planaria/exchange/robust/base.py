@@ -1,0 +1,55 @@
+"""What every robust rule answers: one value of those that n members say, of whom at most f lie.
+
+Rules are of two kinds. Most need nothing of the vectors but their inner products, K = XXᵀ: their value is Σ c_j x_j
+with coefficients c that follow from K (:class:`GramRule`). Two look at each coordinate by itself
+(:class:`CoordinateRule`). Vectors are visited in chunks, so that nothing of their size is made but the value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from planaria.bounds import Natural
+from planaria.registry import Choice
+
+
+class Rule(Choice, ABC):
+    """One way; its fields are its options. Pure: all who have the same vectors in the same order get the same value."""
+
+    liars: Natural = 1
+    """f, the members that may lie"""
+
+    @abstractmethod
+    def least(self) -> int:
+        """The fewest members with whom so many liars can be borne."""
+
+
+class GramRule(Rule, ABC):
+    """Goes by inner products alone."""
+
+    @abstractmethod
+    def coefficients(self, gram: Tensor) -> Tensor:
+        """c [n] for K [n, n], both fp64."""
+
+
+class CoordinateRule(Rule, ABC):
+    """Looks at each coordinate by itself."""
+
+    @abstractmethod
+    def combine(self, chunk: Tensor) -> Tensor:
+        """One value [d] of the rows of ``chunk`` [n, d]."""
+
+
+def distances(gram: Tensor) -> Tensor:
+    """‖x_i − x_j‖² [n, n] from K, none below zero; a liar's infinite one stays infinite and touches no other pair."""
+    sizes = gram.diagonal()
+    return (sizes.unsqueeze(0) + sizes.unsqueeze(1) - 2 * gram).clamp_(min=0.0).fill_diagonal_(0.0)
+
+
+def nearest(gram: Tensor, count: int) -> Tensor:
+    """For each member the ``count`` members nearest to it, itself the first of all: [n, count]."""
+    apart = distances(gram).fill_diagonal_(-1.0)
+    return torch.sort(apart, dim=1, stable=True).indices[:, :count]

@@ -1,0 +1,38 @@
+"""Krum and multi-Krum (arXiv 1703.02757): who has the nearest neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from planaria.exchange.robust.base import GramRule, distances
+
+
+def scores(gram: Tensor, liars: int) -> Tensor:
+    """s_i = Σ ‖x_i − x_j‖² over the n − f − 2 nearest others (arXiv 1703.02757, section 4): [n]."""
+    others = len(gram) - liars - 2
+    return distances(gram).sort(dim=1).values[:, 1 : 1 + others].sum(dim=1)
+
+
+class Krum(GramRule):
+    """The vector of the least score."""
+
+    def least(self) -> int:
+        return 2 * self.liars + 3
+
+    def coefficients(self, gram: Tensor) -> Tensor:
+        chosen = torch.zeros(len(gram), dtype=gram.dtype)
+        chosen[int(scores(gram, self.liars).argmin())] = 1.0
+        return chosen
+
+
+class MultiKrum(GramRule):
+    """The mean of the n − f vectors of least score."""
+
+    def least(self) -> int:
+        return 2 * self.liars + 3
+
+    def coefficients(self, gram: Tensor) -> Tensor:
+        count = len(gram) - self.liars
+        best = torch.sort(scores(gram, self.liars), stable=True).indices[:count]
+        return torch.zeros(len(gram), dtype=gram.dtype).index_fill_(0, best, 1.0 / count)
