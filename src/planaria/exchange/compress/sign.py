@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.base import Compressor, all_finite
+from planaria.exchange.compress.base import all_finite
+from planaria.exchange.compress.chunked import Chunked
 
 
-class Sign(Compressor):
+class Sign(Chunked):
     """sign(v)·‖v‖₁/d, chunk by chunk (arXiv 1901.09847, definition of the scaled sign). Zero counts as positive."""
 
     def bytes(self, count: int) -> int:
@@ -37,16 +38,8 @@ class Sign(Compressor):
         """2/π, of a normal variable: the worst vector, with one number that is not zero, has 1/d."""
         return 2.0 / math.pi
 
-    def count(self, message: Tensor) -> int:
-        return chunks.counted(message)
-
-    def damage(self, message: Tensor, count: int) -> str:
-        try:
-            reader = chunks.Reader(message, count, self.bytes(count))
-        except ValueError as error:
-            return str(error)
-        finite = all(all_finite(self._read(reader, n, size)[0]) for n, size in chunks.sizes(count))
-        return "" if finite else "not all of its numbers are finite"
+    def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
+        return "" if all_finite(self._read(reader, n, size)[0]) else "not all of its numbers are finite"
 
     def _read(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:
         return reader.take((n, 1), torch.float32), reader.take((n, -(-size // 8)), torch.uint8)

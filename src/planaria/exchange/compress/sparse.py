@@ -11,14 +11,15 @@ from pydantic import Field
 from torch import Tensor
 
 from planaria.exchange.compress import chunks
-from planaria.exchange.compress.base import Compressor, all_finite
+from planaria.exchange.compress.base import all_finite
+from planaria.exchange.compress.chunked import Chunked
 
 _TINY = torch.finfo(torch.float32).tiny
 _STEPS = 127
 """levels of 8 bits on either side of zero"""
 
 
-class Sparse(Compressor, ABC):
+class Sparse(Chunked, ABC):
     """As many numbers of each chunk of 65,536, so that a message's size is known beforehand."""
 
     place_bytes: ClassVar[int]
@@ -43,18 +44,7 @@ class Sparse(Compressor, ABC):
         """min over chunks of k/d."""
         return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
 
-    def count(self, message: Tensor) -> int:
-        return chunks.counted(message)
-
-    def damage(self, message: Tensor, count: int) -> str:
-        try:
-            reader = chunks.Reader(message, count, self.bytes(count))
-        except ValueError as error:
-            return str(error)
-        return next((said for n, size in chunks.sizes(count) if (said := self._wrong(reader, n, size))), "")
-
     def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
-        """What is wrong with the next ``n`` chunks of ``size`` numbers."""
         scales, numbers = self._numbers(reader, n, size)
         finite = all_finite(scales) and (self.bits == 8 or all_finite(numbers))
         return "" if finite else "not all of its numbers are finite"
