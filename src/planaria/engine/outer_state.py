@@ -11,7 +11,7 @@ from torch import Tensor
 from planaria.config import ExchangeConfig
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
-from planaria.exchange.base import Offer, Outer, Weights
+from planaria.exchange.base import Offer, Outer, TooManyLiars, Weights
 
 
 class OuterState:
@@ -42,13 +42,20 @@ class OuterState:
         """
         runner.weigh()
         offer = self.exchange.offer(self.settled, runner.grads)
-        if not all(torch.isfinite(tensor).all() for part in offer.kept.values() for tensor in part.values()):
+        lossy = offer.blocking is not None and offer.blocking.dtype != torch.float32
+        if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
         return offer
 
     def settle(self, offers: Mapping[int, Offer], me: int, runner: StageRunner) -> None:
-        """The gradient that the ``offers`` (by node, that of ``me`` among them) come to takes the place of the own."""
-        grads, self._pending = self.exchange.settle(self.settled, runner.grads, offers, me)
+        """The gradient that the ``offers`` (by node, that of ``me`` among them) come to takes the place of the own.
+
+        :raises NonFinite: when too many of them are not finite for anything to be made of all.
+        """
+        try:
+            grads, self._pending = self.exchange.settle(self.settled, runner.grads, offers, me)
+        except TooManyLiars as error:
+            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}") from None
         runner.take(grads)
 
     def anew(self) -> None:

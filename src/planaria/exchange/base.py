@@ -100,6 +100,10 @@ class Offer:
     """parts of the sender's outer state once others have heard ``blocking``; stay with it, for its own ``settle``"""
 
 
+class TooManyLiars(ValueError):
+    """More members say what cannot be meant than a robust rule bears."""
+
+
 @dataclass(frozen=True)
 class ExchangeCost:
     """Bytes that one replica sends in one round, as the mean over rounds, when everyone sends to everyone in its group.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import Weights
+from planaria.exchange.base import TooManyLiars, Weights
 from planaria.exchange.robust.base import Rule
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
@@ -60,10 +60,10 @@ class Robust:
         vectors = [message.flat(weights) for weights in said.values()]
         sound = [vector for vector in vectors if bool(torch.isfinite(vector).all())]
         known = len(vectors) - len(sound)
-        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)})
+        left = Robust(self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)}), self.mix)
         if len(sound) < left.least():
-            raise ValueError(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
-        return message.named(combine(left, sound, self.mix, draw).value, next(iter(said.values())))
+            raise TooManyLiars(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
+        return message.named(combine(left.rule, sound, self.mix, draw).value, next(iter(said.values())))
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:

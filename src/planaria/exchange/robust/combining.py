@@ -32,12 +32,12 @@ def combine(rule: Rule, vectors: Sequence[Tensor], mix: Mix = "none", draw: int 
 
     :raises ValueError: when they are too few for the rule.
     """
-    if len(vectors) < rule.least():
-        raise ValueError(f"{len(vectors)} members are too few for {rule.liars} liars: give {rule.least()} or more")
     value = torch.empty_like(vectors[0])
     identity = isinstance(rule, CoordinateRule) and mix == "none"
     gram, shorter = bounded(torch.zeros(0, 0) if identity else products(vectors))
     matrix = None if mix == "none" else mixing(mix, gram, rule.liars, draw)
+    if (count := len(vectors) if matrix is None else len(matrix)) < rule.least():
+        raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
     if isinstance(rule, GramRule):
         seen_as = torch.eye(len(vectors), dtype=gram.dtype) if matrix is None else matrix
         c = seen_as.T @ rule.coefficients(seen_as @ gram @ seen_as.T) * shorter

@@ -48,4 +48,4 @@ def _projection(unit: Tensor, w: Tensor, m: int) -> Tensor:
     values, vectors = torch.linalg.eigh(w.unsqueeze(1) * unit * w.unsqueeze(0))
     kept = values[-m:] > values[-1] * 1e-12
     leading = w.unsqueeze(1) * vectors[:, -m:][:, kept]
-    return leading / values[-m:][kept] @ leading.T
+    return torch.matmul(leading / values[-m:][kept], leading.T)

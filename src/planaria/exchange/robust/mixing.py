@@ -28,6 +28,6 @@ def mixing(mix: Mix, gram: Tensor, liars: int, draw: int) -> Tensor:
         return torch.zeros(n, n, dtype=gram.dtype).scatter_(1, near, 1.0 / near.shape[1])
     order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
     made = torch.zeros(-(-n // BUCKET), n, dtype=gram.dtype)
-    for row, members in enumerate(order.split(BUCKET)):
+    for row, members in enumerate(torch.split(order, BUCKET)):
         made[row, members] = 1.0 / len(members)
     return made
