@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -91,6 +92,7 @@ def alive(pid: int) -> bool:
 
 def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> None:
     scene.spawn("w0")
+    gc.collect()  # what tests before this one have left may go meanwhile
     held = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
     for number in range(1, 201, 2):
         for worker in (f"w{number}", f"w{number + 1}"):
@@ -98,7 +100,8 @@ def test_two_hundred_births_and_deaths_leave_nothing_behind(scene: Scene) -> Non
             scene.fleet.signal(worker, 1, signal.SIGKILL)  # perhaps before it is born
         scene.until(lambda count=number + 1: len(scene.gone()) == count)  # type: ignore[misc]
     scene.until(lambda: not children(state="Z"))
-    assert (len(list(Path("/proc/self/fd").iterdir())), threading.active_count()) == held
+    descriptors, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    assert descriptors <= held[0] and threads <= held[1]
     assert not [pid for pid in children() if named(pid).startswith("planaria w") and named(pid) != "planaria w0.1"]
 
 

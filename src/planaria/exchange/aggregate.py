@@ -113,11 +113,12 @@ class Averaging(Exchange, ABC):
     def anew(self, outer: Outer) -> Outer:
         return self.compression.anew(outer)
 
-    def aggregate(self, said: Mapping[int, Weights], draw: int = 0) -> dict[str, Tensor]:
-        """One value of those of several members (member → tensors by name), all of which count the same; ``draw`` is a
-        number that all of them know."""
-        if self._robust is not None:
-            return self._robust.aggregate(said, draw)
+    def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate."""
+        return self.aggregate(said) if self._robust is None else self._robust.aggregate(said, outer.rounds)
+
+    def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
+        """One value of those of several members (member → tensors by name), all of which count the same."""
         return AGGREGATORS[self.aggregator](said, equal(said))
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:

@@ -30,5 +30,5 @@ class AllReduce(Averaging):
     ) -> tuple[dict[str, Tensor], Outer]:
         """g ← (1/n) Σ_j g_j, or what another aggregator makes of them, or the mean of estimates."""
         said, kept = self.compression.heard(outer, offers, me, fast)
-        reached, shared = self.compression.reached(outer, self.aggregate(said, outer.rounds))
+        reached, shared = self.compression.reached(outer, self.joined(outer, said))
         return message.fast_copy(reached, fast), outer.settled(**kept, **shared)
