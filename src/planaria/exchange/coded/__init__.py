@@ -1,0 +1,105 @@
+"""How replicas go on without those that are late: a registry of schemes of gradient coding, each one file.
+
+A recipe will say ``"msgc"``, or a table ``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planaria.errors import UserError
+from planaria.exchange.coded.base import Scheme
+from planaria.exchange.coded.choose import grid
+from planaria.exchange.coded.gc import GC
+from planaria.exchange.coded.msgc import MSGC
+from planaria.exchange.coded.srsgc import SRSGC
+from planaria.exchange.coded.uncoded import Uncoded
+from planaria.registry import Registry
+
+SCHEMES: Registry[Scheme] = Registry(
+    "scheme",
+    "exchange.coded.scheme",
+    Scheme,  # type: ignore[type-abstract]
+    {"none": Uncoded, "gc": GC, "srsgc": SRSGC, "msgc": MSGC},
+    place="exchange.coded",
+)
+FEWEST = 3
+"""replicas: of two, the one that is left computes everything in any code"""
+MOST_JOBS = 1 << 10
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A scheme, and how a step is cut into its jobs."""
+
+    scheme: Scheme
+    """"none" while a probe is under way"""
+    jobs: int = 8
+    """J: jobs of a step, which takes J + T rounds"""
+    slow: float = 2.0
+    """1 + µ: who takes more than so many times the fastest worker's time is late"""
+    among: tuple[tuple[str, Scheme], ...] = ()
+    """with ``stragglers = "auto"``: what is chosen from after a probe"""
+
+    def least(self, n: int) -> int:
+        """The microbatches of each of n replicas in a step are a multiple of this."""
+        return self.jobs * self.scheme.chunks(n) // n
+
+    def require(self, n: int, microbatches: int) -> None:
+        """:raises UserError: if a step of so many microbatches a replica cannot be cut into jobs and chunks."""
+        if over := microbatches % (least := self.least(n)):
+            raise UserError(
+                f"exchange.coded: {n} replicas and jobs = {self.jobs} need pipeline.microbatches to be a multiple of "
+                f"{least}, and here are {microbatches}; take {microbatches + least - over}, or other jobs or parameters"
+            )
+
+
+def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
+    """What ``exchange.coded`` names, for so many members.
+
+    :raises UserError: naming what is unknown or does not go together.
+    """
+    given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
+    name: Any = given.pop("scheme", None)
+    jobs: Any = given.pop("jobs", 8)
+    slow: Any = given.pop("slow", 2.0)
+    if not isinstance(name, str):
+        raise UserError(f"exchange.coded = {said!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
+    if members < FEWEST:
+        raise UserError(
+            f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, and here are {members}; "
+            "add replicas, or leave it out"
+        )
+    _require_window(jobs, slow)
+    if given.get("stragglers") == AUTO:
+        return _to_choose(name, given, members, jobs, float(slow))
+    scheme = SCHEMES.make(name, given)
+    if why := scheme.objection(members):
+        raise UserError(f"exchange.coded: {name!r}: {why}")
+    return Coded(scheme, jobs, float(slow))
+
+
+def _require_window(jobs: Any, slow: Any) -> None:
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MOST_JOBS}")
+    if not isinstance(slow, int | float) or isinstance(slow, bool) or not 1 < slow <= 1e6:
+        raise UserError(f"exchange.coded.slow = {slow!r}: give a number above 1, times the fastest replica's time")
+
+
+def _to_choose(name: str, given: dict[str, Any], members: int, jobs: int, slow: float) -> Coded:
+    """What a probe chooses from: the grid's schemes of this name with the options that are given."""
+    fixed = {option: value for option, value in given.items() if option != "stragglers"}
+    SCHEMES.make(name, fixed)  # refuses unknown options
+    if "stragglers" not in SCHEMES.find(name).model_fields:
+        raise UserError(f"exchange.coded.stragglers: no option of {name!r}; leave it out")
+    alike = tuple(
+        (said, scheme)
+        for said, scheme in grid(members)
+        if said == name and all(getattr(scheme, option) == value for option, value in fixed.items())
+    )
+    if not alike:
+        raise UserError(f"exchange.coded: {name!r} with {fixed}: nothing that a probe could choose; give stragglers")
+    return Coded(Uncoded(), jobs, slow, alike)

@@ -1,0 +1,151 @@
+"""Which scheme pays for workers that lag as a probe's did; "none" where none does.
+
+The probe is some 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads
+(arXiv 2211.13802, appendix; the grid is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planaria.exchange.coded.base import Scheme
+from planaria.exchange.coded.gc import GC
+from planaria.exchange.coded.msgc import MSGC
+from planaria.exchange.coded.simulate import Profile, replay, unhurried, windows
+from planaria.exchange.coded.srsgc import SRSGC
+from planaria.exchange.coded.uncoded import Uncoded
+
+WORTH = 0.02
+"""share of the uncoded time that a code must save: less is within what a probe can tell"""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one scheme would take, and its prices."""
+
+    name: str
+    scheme: Scheme
+    seconds: float
+    """a job"""
+    load: float
+    """share of a job's data for each worker"""
+    vectors: int
+    """gradients that a worker sends for a job"""
+    microbatches: int
+    """a job's, at least, over all workers"""
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name} = {value}" for name, value in self.scheme.model_dump().items())
+        return f"{self.name}{f' ({options})' if options else ''}: {self.seconds:.4g} s a job"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The best offer, and all that were compared."""
+
+    best: Offer
+    offers: tuple[Offer, ...]
+    """the quickest first"""
+    why: str
+    """one sentence"""
+    always_slow: tuple[int, ...] = ()
+    """workers that are slow in most rounds: no case for coding"""
+
+
+def grid(n: int, most_delay: int = 3) -> Iterator[tuple[str, Scheme]]:
+    """All schemes worth a look for n workers, of which a job's delay is at most ``most_delay`` rounds."""
+    counts = range(1, n + 1) if n <= 8 else sorted({round(float(x)) for x in np.geomspace(1, n, 12)})
+    yield "none", Uncoded()
+    for late in counts:
+        if late < n:
+            yield "gc", GC(stragglers=late)
+        for burst in range(1, most_delay + 1):
+            for window in range(burst + 1, most_delay + 2 + burst):
+                found: list[tuple[str, Scheme]] = [
+                    ("srsgc", SRSGC(burst=burst, window=window, stragglers=late)),
+                    ("msgc", MSGC(burst=burst, window=window, stragglers=late)),
+                ]
+                yield from ((name, made) for name, made in found if _fits(made, n, most_delay))
+
+
+def _fits(scheme: Scheme, n: int, most_delay: int) -> bool:
+    return not scheme.objection(n) and scheme.delay() <= most_delay
+
+
+def slow_always(profile: Profile, slow: float) -> tuple[int, ...]:
+    """Workers whose median finish time is more than ``slow`` times the median worker's."""
+    medians = np.median(profile.seconds, axis=0)
+    return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
+
+
+def predicted(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> float:
+    """Seconds a job under the profile's delays: in a row, or in steps of ``window`` jobs.
+
+    Without a code and in steps, workers wait for each other at the end of a step alone.
+    """
+    rounds = len(profile.seconds)
+    if not window:
+        return replay(scheme, profile, rounds, slow=slow).seconds / rounds
+    count = max(1, rounds // window)
+    if isinstance(scheme, Uncoded) and scheme.exact:
+        return sum(unhurried(profile, window, count)) / (count * window)
+    return sum(windows(scheme, profile, window, count, slow=slow)) / (count * window)
+
+
+def choose(
+    profile: Profile,
+    *,
+    slow: float = 2.0,
+    window: int = 0,
+    most_delay: int = 3,
+    microbatches: int | None = None,
+    among: tuple[tuple[str, Scheme], ...] = (),
+) -> Chosen:
+    """The scheme that would have been quickest on the probe.
+
+    :param window: jobs in a step, where each step is a window of its own; 0: jobs follow each other without end.
+    :param microbatches: of a job, over all workers; schemes whose chunks they cannot be cut into are left out.
+    :param among: names and schemes to compare in place of the whole grid; "none" is always compared.
+    """
+    n = profile.workers
+    given = {"none": Uncoded(), **{f"{name} {made}": made for name, made in among or grid(n, most_delay)}}
+    offers = [
+        Offer(
+            said.partition(" ")[0],
+            scheme,
+            predicted(scheme, profile, slow, window),
+            scheme.load(n),
+            scheme.vectors(),
+            scheme.chunks(n),
+        )
+        for said, scheme in given.items()
+        if microbatches is None or microbatches % scheme.chunks(n) == 0 or said == "none"
+    ]
+    ranked = tuple(sorted(offers, key=lambda offer: (offer.seconds, offer.load)))
+    none = next(offer for offer in ranked if offer.name == "none")
+    best = ranked[0] if ranked[0].seconds < (1 - WORTH) * none.seconds else none
+    if always := slow_always(profile, slow):
+        return _no_case(profile, ranked, none, best, always, slow, window)
+    if best is none:
+        return Chosen(none, ranked, f"no code saves more than {WORTH:.0%} of the uncoded {none.seconds:.4g} s a job")
+    return Chosen(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
+
+
+def _no_case(
+    profile: Profile,
+    ranked: tuple[Offer, ...],
+    none: Offer,
+    best: Offer,
+    always: tuple[int, ...],
+    slow: float,
+    window: int,
+) -> Chosen:
+    """With machines that are always slow: leave them out, unless a code is quicker than all the others without one."""
+    left = predicted(Uncoded(), profile.without(always), slow, window)
+    who = ", ".join(map(str, always))
+    said = f"replicas {who} are slow in most rounds, which is no case for coding: without them {left:.4g} s a job"
+    chosen = replace(none) if left <= best.seconds else best
+    return Chosen(chosen, ranked, f"{said}; best with them, {best}", always)

@@ -1,0 +1,146 @@
+"""What a scheme would have taken: a profile of finish times, replayed with the scheme's loads and its wait-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planaria.exchange.coded.base import Late, Scheme
+
+Seconds = NDArray[np.float64]
+Rule = Literal["bears", "conforms"]
+"""when a round may close: every job can still be decoded, or the pattern is one that is published to be borne"""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """When each worker finished each round of a probe in which all had the same load."""
+
+    seconds: Seconds
+    """[rounds, n], from the beginning of the round"""
+    load: float
+    """the share of a job's data that each computed; uncoded 1/n"""
+    slope: float
+    """seconds that one unit of load takes a worker that is not slowed down; 0: all cost is fixed"""
+    slows: Literal["times", "plus"] = "times"
+    """what a slow round does to more load: it takes as many times longer, or the same seconds longer (published)"""
+    send_s: float = 0.0
+    """seconds for each vector that a worker sends beyond the first in a round"""
+
+    @property
+    def workers(self) -> int:
+        return int(self.seconds.shape[1])
+
+    @property
+    def typical(self) -> float:
+        """The median finish time."""
+        return float(np.median(self.seconds))
+
+    def at(self, round: int, loads: Seconds) -> Seconds:
+        """When each would have finished with these loads [n]; rounds beyond the last begin again with the first."""
+        measured = self.seconds[round % len(self.seconds)]
+        more = self.slope * (loads - self.load)
+        found = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
+        return np.asarray(np.maximum(found, 1e-9))
+
+    def without(self, workers: Sequence[int]) -> Profile:
+        """The others' rounds, as they were."""
+        kept = np.delete(self.seconds, list(workers), axis=1)
+        return Profile(kept, self.load, self.slope, self.slows, self.send_s)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How rounds went under a scheme."""
+
+    rounds: tuple[float, ...]
+    """seconds of each"""
+    history: tuple[Late, ...]
+    waits: int
+    """workers that were waited for beyond the deadline of their round"""
+    work: float
+    """shares of a job's data that the mean worker computed, over all rounds"""
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.rounds)
+
+
+def close(finish: Seconds, busy: Sequence[int], slow: float, allowed: Callable[[Late], bool]) -> tuple[Late, float]:
+    """Who is late in a round, and when it ends.
+
+    κ is the finish time of the fastest. After ``slow`` · κ, that is (1+µ)κ, those who are still busy are late, if that
+    is allowed; else the next of them to finish is waited for, until it is (arXiv 2211.13802; one by one is ours).
+    """
+    order = sorted(busy, key=lambda worker: (finish[worker], worker))
+    deadline = slow * finish[order[0]]
+    there = sum(finish[worker] <= deadline for worker in order)
+    ends = deadline
+    while there < len(order) and not allowed(frozenset(order[there:])):
+        ends = finish[order[there]]
+        there += 1
+    late = frozenset(order[there:])
+    return late, float(ends if late else finish[order[-1]])
+
+
+def replay(
+    scheme: Scheme,
+    profile: Profile,
+    jobs: int,
+    *,
+    slow: float = 2.0,
+    start: int = 0,
+    rule: Rule = "bears",
+    full: bool = False,
+) -> Replay:
+    """So many jobs in jobs + T rounds, the first of which is round ``start`` of the profile.
+
+    A scheme with T = 0 loses nothing by late workers and closes a round as soon as it may. A worker without mini-tasks,
+    as some have in the first and last rounds, costs nothing, unless ``full`` charges every round with the whole load.
+    """
+    n, history, spent, waits, work = profile.workers, list[Late](), [], 0, 0.0
+    each = scheme.load(n) / scheme.slots()
+    for now in range(jobs + scheme.delay()):
+        counts = scheme.busy(n, jobs, history)
+        busy = [worker for worker in range(n) if counts[worker]]
+        if not busy:
+            history.append(frozenset())
+            continue
+        loads = np.full(n, scheme.load(n)) if full else each * np.array(counts)
+        finish = profile.at(start + now, loads)
+        if profile.send_s:
+            sends = np.array([sum(task.sent for task in own) for own in scheme.tasks(n, jobs, history)])
+            finish = finish + profile.send_s * np.maximum(sends - 1, 0)
+        patience = slow if scheme.delay() else 1.0
+        late, ends = close(finish, busy, patience, lambda late: _may_close(scheme, rule, n, jobs, [*history, late]))
+        waits += sum(finish[worker] > patience * finish[busy].min() for worker in busy if worker not in late)
+        work += float(loads[busy].sum()) / n
+        history.append(late)
+        spent.append(ends)
+    return Replay(tuple(spent), tuple(history), waits, work)
+
+
+def _may_close(scheme: Scheme, rule: Rule, n: int, jobs: int, history: list[Late]) -> bool:
+    return scheme.conforms(n, history) if rule == "conforms" else scheme.bears(n, jobs, history)
+
+
+def windows(
+    scheme: Scheme, profile: Profile, jobs: int, count: int, *, slow: float = 2.0, full: bool = False
+) -> list[float]:
+    """Seconds of each of ``count`` steps whose microbatches are cut into so many jobs, one after the other."""
+    rounds = jobs + scheme.delay()
+    return [replay(scheme, profile, jobs, slow=slow, start=k * rounds, full=full).seconds for k in range(count)]
+
+
+def unhurried(profile: Profile, jobs: int, count: int) -> list[float]:
+    """The same steps without a code, where workers wait for each other at the end of a step alone: max_i Σ_j t_ij.
+
+    This is what all-reduce once a step does. Short delays of different workers add up in none of them.
+    """
+    loads = np.full(profile.workers, 1 / profile.workers)
+    sums = (sum(profile.at(k * jobs + now, loads) for now in range(jobs)) for k in range(count))
+    return [float(np.max(own)) for own in sums]

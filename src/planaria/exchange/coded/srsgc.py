@@ -1,0 +1,89 @@
+"""SR-SGC: plain gradient coding whose late tasks are repeated some rounds later (arXiv 2211.13802, section 3.1)."""
+
+from __future__ import annotations
+
+from planaria.exchange.coded.base import NOBODY, Burst, History, Late, Scheme, Share, Stragglers, Task, Tasks, Window
+from planaria.exchange.coded.gc import code
+from planaria.exchange.coded.patterns import bursty
+
+
+class SRSGC(Scheme):
+    """GC(n, s) with the s that bursts need if what is too much is repeated: T = B."""
+
+    burst: Burst = 1
+    """B: a worker's late rounds within a window lie less than this apart; divides window − 1"""
+    window: Window = 2
+    """W, in rounds"""
+    stragglers: Stragglers = 1
+    """λ: distinct workers that are late within a window"""
+
+    def objection(self, n: int) -> str:
+        if self.burst >= self.window:
+            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
+        if (self.window - 1) % self.burst:
+            fitting = self.window + self.burst - (self.window - 1) % self.burst
+            return (
+                f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; give window = {fitting}, "
+                "or burst = 1"
+            )
+        if self.stragglers > n:
+            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
+        return ""
+
+    def spare(self) -> int:
+        """s = ⌈Bλ / (W − 1 + B)⌉."""
+        return -(-self.burst * self.stragglers // (self.window - 1 + self.burst))
+
+    def delay(self) -> int:
+        return self.burst
+
+    def load(self, n: int) -> float:
+        """(s + 1) / n."""
+        return (self.spare() + 1) / n
+
+    def tasks(self, n: int, jobs: int, history: History) -> Tasks:
+        now = len(history)
+        again = self._repeating(self.missing(history), now)
+        new = (Task(now, 0),) if now < jobs else ()
+        return tuple((Task(now - self.burst, 0),) if worker in again else new for worker in range(n))
+
+    def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
+        return code(n, self.spare()).row(worker)
+
+    def missing(self, history: History) -> list[Late]:
+        """Of each round those whose result for the job that began in it is missing: late, or repeating another."""
+        found: list[Late] = []
+        for now, late in enumerate(history):
+            found.append(late | self._repeating(found, now))
+        return found
+
+    def _repeating(self, missing: list[Late], now: int) -> Late:
+        """Who repeats in round ``now`` the task of B rounds before: the first of those missing, as many as exceed s."""
+        before = missing[now - self.burst] if now >= self.burst else NOBODY
+        return frozenset(sorted(before)[: max(0, len(before) - self.spare())])
+
+    def _sent(self, n: int, history: History, job: int) -> dict[int, int]:
+        """Who sent a result for the job in time, and in which round."""
+        missing = self.missing(history[: job + 1])
+        sent = {worker: job for worker in range(n) if worker not in missing[job]}
+        again = job + self.burst
+        if again < len(history):
+            late = history[again]
+            sent |= dict.fromkeys(self._repeating(missing, again) - late, again)
+        return sent
+
+    def decodable(self, n: int, history: History, job: int) -> bool:
+        return job < len(history) and code(n, self.spare()).bears(self._sent(n, history, job))
+
+    def decode(self, n: int, history: History, job: int) -> tuple[Share, ...] | None:
+        sent = self._sent(n, history, job) if job < len(history) else {}
+        found = code(n, self.spare()).coefficients(sent)
+        return None if found is None else tuple(Share(i, sent[i], 0, part) for i, part in found.items())
+
+    def conforms(self, n: int, history: History) -> bool:
+        """Bursty in the newest window, where a round with at most s late in which nobody repeats does not count."""
+        missing, counted = self.missing(history), list(history)
+        for now, late in enumerate(history):
+            if len(late) <= self.spare() and not self._repeating(missing, now):
+                counted[now] = NOBODY
+        return bursty(counted[-self.window :], self.burst, self.stragglers)

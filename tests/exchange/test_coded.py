@@ -1,0 +1,287 @@
+"""Gradient coding: formulas written out, patterns that are borne and those that are not, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.exchange.coded import SCHEMES, Coded, coded_of
+from planaria.exchange.coded.base import NOBODY, Late, Scheme
+from planaria.exchange.coded.gc import GC, Cyclic, Repeated, code, encoding
+from planaria.exchange.coded.lab import decoded
+from planaria.exchange.coded.msgc import MSGC
+from planaria.exchange.coded.srsgc import SRSGC
+from planaria.exchange.coded.uncoded import Dropping, Uncoded
+
+JOBS = 9
+Rule = Callable[[list[Late]], bool]
+
+
+@st.composite
+def schemes(draw: st.DrawFn, kinds: tuple[str, ...] = ("gc", "srsgc", "msgc", "none")) -> tuple[int, Scheme]:
+    """Workers, and a scheme for them with any parameters that are allowed; λ = n among them."""
+    n, kind = draw(st.integers(4, 8)), draw(st.sampled_from(kinds))
+    if kind == "none":
+        return n, Uncoded()
+    if kind == "gc":
+        return n, GC(stragglers=draw(st.integers(0, n - 1)))
+    burst = draw(st.integers(1, 3))
+    if kind == "srsgc":
+        return n, SRSGC(burst=burst, window=burst * draw(st.integers(1, 3)) + 1, stragglers=draw(st.integers(0, n)))
+    return n, MSGC(burst=burst, window=burst + draw(st.integers(1, 2)), stragglers=draw(st.integers(0, n)))
+
+
+def drawn(scheme: Scheme, n: int, seed: int, rule: str | None) -> list[Late]:
+    """Random late workers of all rounds; with a rule, each round is waited out until the rule allows it."""
+    rng, history = random.Random(seed), list[Late]()
+    share = rng.choice([0.1, 0.3, 0.6])
+    for _ in range(JOBS + scheme.delay()):
+        busy = scheme.busy(n, JOBS, history)
+        late = [worker for worker in range(n) if busy[worker] and rng.random() < share]
+        rng.shuffle(late)
+        allowed: Rule = {
+            "conforms": lambda seen: scheme.conforms(n, seen),
+            "bears": lambda seen: scheme.bears(n, JOBS, seen),
+            None: lambda seen: True,
+        }[rule]
+        while not allowed([*history, frozenset(late)]):
+            late.pop()
+        history.append(frozenset(late))
+    return history
+
+
+def gradients(scheme: Scheme, n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((JOBS, scheme.chunks(n), 3))
+
+
+# ---- what is borne
+
+
+@pytest.mark.parametrize("rule", ["conforms", "bears"])
+@settings(max_examples=150)
+@given(which=schemes(), seed=st.integers(0, 10**6))
+def test_every_job_is_decoded_in_time(rule: str, which: tuple[int, Scheme], seed: int) -> None:
+    n, scheme = which
+    g = gradients(scheme, n, seed)
+    found = decoded(scheme, n, JOBS, drawn(scheme, n, seed, rule), lambda job, chunk: g[job, chunk])
+    assert len(found) == JOBS and all(value is not None for value in found)
+    assert float(np.abs(np.array(found) - g.sum(axis=1)).max()) < 1e-9
+
+
+@settings(max_examples=150)
+@given(which=schemes(), seed=st.integers(0, 10**6))
+def test_beyond_what_is_borne_a_sum_is_right_or_absent(which: tuple[int, Scheme], seed: int) -> None:
+    n, scheme = which
+    g, history = gradients(scheme, n, seed), drawn(scheme, n, seed, None)
+    found = decoded(scheme, n, JOBS, history, lambda job, chunk: g[job, chunk])
+    for job, value in enumerate(found):
+        assert (value is not None) == scheme.decodable(n, history[: job + scheme.delay() + 1], job)
+        assert value is None or float(np.abs(value - g[job].sum(axis=0)).max()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("scheme", "history"),
+    [
+        (Uncoded(), [{3}]),
+        (GC(stragglers=1), [{0, 1}]),  # both of a group
+        (GC(stragglers=2), [{0, 1, 2}]),
+        (SRSGC(burst=1, window=2, stragglers=2), [{0, 1, 2}, {0, 1}]),
+        (MSGC(burst=1, window=2, stragglers=2), [{0}, {0}]),  # one worker, twice
+        (MSGC(burst=1, window=2, stragglers=2), [{0, 1}, {2}]),  # three within a window
+        (MSGC(burst=2, window=3, stragglers=4), [{0}, {0}, {0}]),
+    ],
+)
+def test_a_pattern_beyond_the_model_is_told_of(scheme: Scheme, history: list[set[int]]) -> None:
+    n, seen = 4, [frozenset(late) for late in history]
+    full = [*seen, *[NOBODY] * (1 + scheme.delay() - len(seen))]
+    assert scheme.decode(n, full, 0) is None
+    assert not scheme.bears(n, JOBS, seen) and not scheme.conforms(n, seen)
+
+
+@settings(max_examples=100)
+@given(which=schemes(("srsgc", "msgc", "gc")), seed=st.integers(0, 10**6))
+def test_what_conforms_is_borne_and_what_is_not_borne_is_lost(which: tuple[int, Scheme], seed: int) -> None:
+    n, scheme = which
+    history, rng = drawn(scheme, n, seed, "conforms"), random.Random(seed)
+    assert all(scheme.bears(n, JOBS, history[: now + 1]) for now in range(len(history)))
+    history = drawn(scheme, n, seed, "bears")
+    now = rng.randrange(JOBS)
+    busy = scheme.busy(n, JOBS, history[:now])
+    seen = [*history[:now], frozenset(rng.sample([w for w in range(n) if busy[w]], min(n, rng.randint(1, 4))))]
+    assume(not scheme.bears(n, JOBS, seen))
+    while len(seen) < JOBS + scheme.delay():
+        seen.append(frozenset(worker for worker in range(n) if rng.random() < 0.1))
+    ends = [seen[: job + scheme.delay() + 1] for job in range(JOBS)]
+    assert not all(scheme.decodable(n, end, job) for job, end in enumerate(ends))
+
+
+# ---- codes
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 12), st.data())
+def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None:
+    s = data.draw(st.integers(0, n - 1))
+    late = data.draw(st.sets(st.integers(0, n - 1), max_size=s))
+    made, there = code(n, s), [worker for worker in range(n) if worker not in late]
+    assert isinstance(made, Repeated if n % (s + 1) == 0 else Cyclic)
+    found = made.coefficients(there)
+    assert found is not None and set(found) <= set(there)
+    total = np.zeros(n)
+    for worker, coefficient in found.items():
+        assert len(made.row(worker)) == s + 1
+        for chunk, weight in made.row(worker):
+            total[chunk] += coefficient * weight
+    assert float(np.abs(total - 1).max()) < 1e-9
+
+
+@pytest.mark.parametrize(("n", "s"), [(5, 1), (7, 2), (8, 5), (11, 3)])
+def test_a_cyclic_code_is_its_construction(n: int, s: int) -> None:
+    matrix = encoding(n, s, 0)
+    h = np.random.default_rng([n, s, 0]).standard_normal((s, n))
+    h[:, -1] = -h[:, :-1].sum(axis=1)
+    assert float(np.abs(h @ matrix.T).max()) < 1e-9
+    assert np.linalg.matrix_rank(matrix) == n - s
+    for i in range(n):
+        assert matrix[i, i] == 1.0
+        assert set(np.flatnonzero(matrix[i])) == {(i + step) % n for step in range(s + 1)}
+    fewer = matrix[: n - s - 1]
+    rest = np.linalg.lstsq(fewer.T, np.ones(n), rcond=None)[0]
+    assert float(np.abs(rest @ fewer - 1).max()) > 1e-3, "one fewer do not give the sum"
+    assert code(n, s).coefficients(range(n - s - 1)) is None
+
+
+@pytest.mark.parametrize(("n", "s"), [(4, 1), (6, 1), (6, 2), (8, 3)])
+def test_fractional_repetition_is_exact_whoever_is_late(n: int, s: int) -> None:
+    draw = torch.Generator().manual_seed(n)
+    g = torch.randn(n, 50, generator=draw) * torch.logspace(-3, 3, n).unsqueeze(1)
+    sums = []
+    for size in range(n):
+        for late in itertools.combinations(range(n), size):
+            value = decoded(GC(stragglers=s), n, 1, [frozenset(late)], lambda _, chunk: g[chunk])[0]
+            alive = all(any(w not in late for w in range(at, at + s + 1)) for at in range(0, n, s + 1))
+            assert (value is not None) == alive
+            sums += [value] if value is not None else []
+    assert len(sums) > n and all(torch.equal(value, sums[0]) for value in sums)
+
+
+# ---- loads and prices
+
+
+def test_loads_are_those_published() -> None:
+    assert MSGC(burst=1, window=2, stragglers=27).load(256) == pytest.approx(0.007543, abs=1e-6)
+    assert SRSGC(burst=2, window=3, stragglers=23).spare() == 12
+    assert SRSGC(burst=2, window=3, stragglers=23).load(256) == pytest.approx(0.050781, abs=1e-6)
+    assert GC(stragglers=15).load(256) == pytest.approx(0.0625, abs=1e-6)
+    assert Uncoded().load(256) == pytest.approx(0.0039, abs=1e-5)
+
+
+@pytest.mark.parametrize(("n", "most"), [(8, 1.31), (16, 1.46), (32, 1.59), (256, 1.83)])
+def test_m_sgc_meets_the_bound_at_its_ends_and_is_above_it_between(n: int, most: float) -> None:
+    worst = 0.0
+    for window, late in itertools.product((2, 3, 4), range(n + 1)):
+        burst = window - 1
+        bound = Fraction(window - 1 + burst, n * (window - 1) + burst * (n - late))
+        ratio = MSGC(burst=burst, window=window, stragglers=late).load(n) / float(bound)
+        assert ratio == pytest.approx(1) if late >= n - 1 else ratio > 1 - 1e-12
+        worst = max(worst, ratio)
+    assert worst == pytest.approx(most, abs=0.005)
+
+
+@settings(max_examples=100)
+@given(schemes())
+def test_a_round_is_its_load_in_equal_mini_tasks(which: tuple[int, Scheme]) -> None:
+    n, scheme = which
+    assert not scheme.objection(n) and scheme.load(n) <= 1 + 1e-12, "no load needs to be refused"
+    full, quiet = scheme.load(n) * scheme.chunks(n), [NOBODY] * (scheme.delay() + 2)
+    for worker, own in enumerate(scheme.tasks(n, 100, quiet)):
+        sizes = {len(scheme.parts(n, worker, task)) for task in own}
+        assert sizes == {round(full / scheme.slots())}
+        unused = isinstance(scheme, MSGC) and scheme.stragglers == n
+        assert len(own) == scheme.slots() - (scheme.burst if unused else 0)  # type: ignore[attr-defined]
+    sent = [0] * n
+    for now in range(scheme.delay() + 1):
+        for worker, own in enumerate(scheme.tasks(n, 100, [NOBODY] * now)):
+            sent[worker] += sum(task.sent for task in own if task.job == 0)
+    coded = scheme.vectors() - (scheme.burst if isinstance(scheme, MSGC) and scheme.stragglers == n else 0)
+    assert sent == [coded] * n
+
+
+@settings(max_examples=60)
+@given(which=schemes(("msgc", "srsgc")), seed=st.integers(0, 10**6))
+def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -> None:
+    n, scheme = which
+    history = drawn(scheme, n, seed, "bears")
+    for now in range(len(history)):
+        counted = [len(own) for own in scheme.tasks(n, JOBS, history[:now])]
+        assert scheme.busy(n, JOBS, history[:now]) == counted
+
+
+def test_chunks_of_the_spec() -> None:
+    assert MSGC(burst=1, window=2, stragglers=1).chunks(8) == 24
+    assert MSGC(burst=1, window=3, stragglers=3).chunks(8) == 72
+    assert MSGC(burst=1, window=3, stragglers=8).chunks(8) == 16
+    assert GC(stragglers=3).chunks(8) == SRSGC().chunks(8) == Uncoded().chunks(8) == 8
+
+
+def test_dropping_is_an_estimate() -> None:
+    g = torch.arange(4.0)
+    found = decoded(Dropping(stragglers=1), 4, 1, [frozenset({3})], lambda _, chunk: g[chunk])[0]
+    assert float(found) == pytest.approx((0 + 1 + 2) * 4 / 3) and not Dropping.exact
+    assert "drop" not in SCHEMES.names and Dropping not in SCHEMES.shipped.values()
+
+
+# ---- as a setting
+
+
+@pytest.mark.parametrize(
+    ("said", "members", "told"),
+    [
+        ("mgsc", 8, r"exchange\.coded\.scheme = 'mgsc': no such choice; did you mean 'msgc'\?"),
+        ({"burst": 1}, 8, "give scheme, a name: gc, msgc, none, srsgc"),
+        ("gc", 2, r"'gc' needs exchange\.replicas = 3 or more, and here are 2"),
+        ({"scheme": "gc", "stragglers": 8}, 8, "stragglers = 8 leaves nobody of 8 replicas; give 7 or fewer"),
+        ({"scheme": "msgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas; give 8 or fewer"),
+        ({"scheme": "srsgc", "stragglers": 9}, 8, "stragglers = 9 is more than all 8 replicas"),
+        ({"scheme": "msgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3; give window = 4 or more"),
+        ({"scheme": "srsgc", "burst": 3, "window": 3}, 8, "burst = 3 is not below window = 3"),
+        ({"scheme": "srsgc", "burst": 2, "window": 4}, 8, "burst = 2 does not divide window − 1 = 3; give window = 5"),
+        ({"scheme": "msgc", "window": 1}, 8, r"exchange\.coded\.window = 1"),
+        ({"scheme": "msgc", "window": 65, "burst": 1}, 8, "at most 64: a job would stay open for as many rounds"),
+        ({"scheme": "gc", "window": 2}, 8, r"exchange\.coded\.window: no option of 'gc'"),
+        ({"scheme": "gc", "jobs": 0}, 8, r"exchange\.coded\.jobs = 0: give a number of jobs a step from 1"),
+        ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: give a number above 1"),
+        ({"scheme": "gc", "slow": "2"}, 8, r"exchange\.coded\.slow = '2'"),
+        ({"scheme": "none", "stragglers": "auto"}, 8, r"exchange\.coded\.stragglers: no option of 'none'"),
+        ({"scheme": "msgc", "stragglers": "auto", "burst": 9}, 8, "nothing that a probe could choose"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(said: object, members: int, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        coded_of(said, members)  # type: ignore[arg-type]
+
+
+def test_a_setting_becomes_a_scheme() -> None:
+    assert coded_of("none", 3) == Coded(Uncoded())
+    made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
+    assert made == Coded(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
+    auto = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": "auto"}, 8)
+    assert auto.scheme == Uncoded() and {made.stragglers for _, made in auto.among} == set(range(1, 9))  # type: ignore[attr-defined]
+    assert all(made.window == 3 for _, made in auto.among)  # type: ignore[attr-defined]
+
+
+def test_microbatches_that_do_not_fit_are_told_the_next_number() -> None:
+    made = coded_of({"scheme": "msgc", "jobs": 4}, 8)  # 24 chunks a job of 8 replicas
+    assert made.least(8) == 12
+    made.require(8, 24)
+    with pytest.raises(UserError, match=r"8 replicas and jobs = 4 need pipeline\.microbatches.*of 12.*25; take 36"):
+        made.require(8, 25)

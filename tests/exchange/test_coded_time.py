@@ -1,0 +1,237 @@
+"""Gradient coding against the clock: patterns, rounds that close, replays by hand, the choice, and SPARe beside it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.exchange.coded.base import History, Scheme
+from planaria.exchange.coded.choose import choose, grid, predicted, slow_always
+from planaria.exchange.coded.gc import GC
+from planaria.exchange.coded.msgc import MSGC
+from planaria.exchange.coded.patterns import arbitrary, bursty, bursty_throughout
+from planaria.exchange.coded.simulate import Profile, close, replay, unhurried, windows
+from planaria.exchange.coded.spare import best_stack, cover, distances, endured, holders, stacked
+from planaria.exchange.coded.srsgc import SRSGC
+from planaria.exchange.coded.uncoded import Dropping, Uncoded
+
+
+def even(rounds: int, n: int, *slow: tuple[int, int, float]) -> Profile:
+    """Everyone takes 1 s for its 1/n, of which 0.2 s are fixed; (round, worker, times) are slow."""
+    seconds = np.ones((rounds, n))
+    for at, worker, times in slow:
+        seconds[at, worker] = times
+    return Profile(seconds, 1 / n, 0.8 * n)
+
+
+def lagging(rounds: int, n: int, seed: int, fixed: float = 0.2) -> Profile:
+    """One worker in ten is five times as slow in a round."""
+    rng = np.random.default_rng(seed)
+    return Profile(np.where(rng.random((rounds, n)) < 0.1, 5.0, 1.0), 1 / n, (1 - fixed) * n)
+
+
+# ---- patterns
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.frozensets(st.integers(0, 4), max_size=3), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.integers(0, 5),
+)
+def test_patterns_are_their_definitions(window: list[frozenset[int]], times: int, most: int) -> None:
+    rounds = {who: [at for at, late in enumerate(window) if who in late] for who in range(5)}
+    distinct = sum(bool(at) for at in rounds.values())
+    assert bursty(window, times, most) == (
+        distinct <= most and all(not at or at[-1] - at[0] < times for at in rounds.values())
+    )
+    assert arbitrary(window, times, most) == (distinct <= most and all(len(at) <= times for at in rounds.values()))
+
+
+def test_every_window_counts() -> None:
+    history: History = [frozenset(late) for late in ({1}, set(), {1}, {2})]
+    assert bursty_throughout(history, 1, 2, 2) and not bursty_throughout(history, 1, 3, 2)
+    assert not bursty_throughout(history, 1, 2, 1), "rounds 2 and 3"
+
+
+# ---- rounds
+
+
+@pytest.mark.parametrize(
+    ("finish", "bears", "late", "ends"),
+    [
+        ([1.0, 1.5, 1.9, 1.2], 0, set(), 1.9),  # nobody beyond 2 κ
+        ([1.0, 1.5, 7.0, 1.2], 1, {2}, 2.0),  # the deadline
+        ([1.0, 5.0, 7.0, 1.2], 1, {2}, 5.0),  # one is waited for
+        ([1.0, 5.0, 7.0, 1.2], 0, set(), 7.0),
+        ([1.0, 5.0, 7.0, 9.0], 3, {1, 2, 3}, 2.0),
+    ],
+)
+def test_a_round_closes_at_its_deadline_or_when_it_may(
+    finish: list[float], bears: int, late: set[int], ends: float
+) -> None:
+    assert close(np.array(finish), range(4), 2.0, lambda who: len(who) <= bears) == (late, ends)
+
+
+def test_replays_by_hand() -> None:
+    profile = even(6, 4, (1, 2, 5.0))
+    assert replay(Uncoded(), profile, 6).rounds == pytest.approx((1, 5, 1, 1, 1, 1))
+    double = 0.2 + 2 * 0.8
+    found = replay(GC(stragglers=1), profile, 6)
+    assert found.rounds == pytest.approx([double] * 6), "closed as soon as each group is there"
+    assert found.history[1] >= {2} and found.work == pytest.approx(6 * 2 / 4)
+    retried = replay(MSGC(burst=1, window=2, stragglers=4), profile, 6)
+    assert retried.history[1] == {2} and retried.waits == 0
+    assert retried.rounds == pytest.approx((1, 2, double, 1, 1, 1)), "round 2 retries; round 6 has nothing to do"
+    assert replay(Dropping(stragglers=1), profile, 6).rounds == pytest.approx([1] * 6)
+    full = replay(MSGC(burst=1, window=2, stragglers=4), profile, 6, full=True)
+    assert full.rounds == pytest.approx((double, 2 * double, double, double, double, double))
+
+
+def test_a_worker_that_stays_slow_is_waited_for_where_the_scheme_must() -> None:
+    profile = even(4, 4, *((at, 1, 5.0) for at in range(4)))
+    found = replay(MSGC(burst=1, window=2, stragglers=2), profile, 4)
+    assert found.waits == 2 and [bool(late) for late in found.history] == [True, False] * 2 + [True]
+
+
+def test_slowness_grows_with_the_load_or_stays() -> None:
+    seconds = np.array([[1.0, 5.0, 1.0]])
+    loads = np.full(3, 2 / 3)
+    times, plus = (Profile(seconds, 1 / 3, 2.4, slows).at(0, loads) for slows in ("times", "plus"))  # type: ignore[arg-type]
+    assert times == pytest.approx([1.8, 9.0, 1.8]) and plus == pytest.approx([1.8, 5.8, 1.8])
+
+
+def test_vectors_beyond_the_first_cost_what_they_cost() -> None:
+    quiet = even(5, 4)
+    dear = Profile(quiet.seconds, quiet.load, quiet.slope, send_s=0.5)
+    scheme = MSGC(burst=1, window=2, stragglers=1)
+    cheap, found = replay(scheme, quiet, 5), replay(scheme, dear, 5)
+    assert found.seconds - cheap.seconds == pytest.approx(0.5 * 4), "in rounds 1 to 4 two are sent; at the ends one"
+
+
+def test_steps_of_windows_and_steps_with_one_barrier() -> None:
+    profile = even(8, 4, (0, 0, 5.0), (2, 1, 5.0), (5, 0, 3.0))
+    assert windows(Uncoded(), profile, 4, 2) == pytest.approx([5 + 1 + 5 + 1, 1 + 3 + 1 + 1])
+    assert unhurried(profile, 4, 2) == pytest.approx([8, 6]), "delays of two workers do not add up"
+    scheme = MSGC(burst=1, window=2, stragglers=4)
+    first = replay(scheme, profile, 4)
+    assert windows(scheme, profile, 4, 2)[0] == pytest.approx(first.seconds)
+    assert first.work == pytest.approx(4 / 4 + 2 / 16), "what two workers were late with is computed twice"
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6))
+def test_all_work_is_done_and_the_weakest_rule_waits_no_longer_for_plain_codes(seed: int) -> None:
+    profile = lagging(40, 6, seed)
+    for scheme in (MSGC(burst=1, window=3, stragglers=2), MSGC(burst=2, window=3, stragglers=1)):
+        assert replay(scheme, profile, 40).work == pytest.approx(40 * scheme.load(6))
+    rules = [replay(GC(stragglers=2), profile, 40, rule=rule).seconds for rule in ("bears", "conforms")]  # type: ignore[arg-type]
+    assert rules[0] <= rules[1]
+
+
+# ---- the choice
+
+
+def test_none_where_nothing_pays_and_a_code_where_one_does() -> None:
+    quiet = choose(even(20, 6), most_delay=2)
+    assert quiet.best.name == "none" and "no code saves" in quiet.why
+    found = choose(lagging(40, 6, 1), most_delay=2)
+    none = next(offer for offer in found.offers if offer.name == "none")
+    assert found.best is found.offers[0] and found.best.seconds < 0.9 * none.seconds and "saves" in found.why
+    assert found.best.seconds == pytest.approx(predicted(found.best.scheme, lagging(40, 6, 1)))
+    assert {offer.name for offer in found.offers} == {"none", "gc", "srsgc", "msgc"}
+
+
+def test_steps_with_one_barrier_leave_codes_little() -> None:
+    assert choose(lagging(320, 6, 2), window=32, among=(("msgc", MSGC(stragglers=6)),)).best.name == "none"
+
+
+def test_what_microbatches_do_not_allow_is_left_out() -> None:
+    found = choose(lagging(30, 6, 1), microbatches=6)
+    assert all(offer.microbatches == 6 for offer in found.offers) and len(found.offers) > 2
+
+
+def test_a_machine_that_is_always_slow_is_no_case_for_coding() -> None:
+    seconds = np.ones((30, 6))
+    seconds[:, 4] = 5.0
+    profile = Profile(seconds, 1 / 6, 0.8 * 6)
+    found = choose(profile, most_delay=2)
+    assert slow_always(profile, 2.0) == found.always_slow == (4,)
+    assert found.best.name == "none" and "replicas 4 are slow in most rounds, which is no case for coding" in found.why
+
+
+def test_the_grid_has_no_scheme_twice_and_none_that_cannot_serve() -> None:
+    for n in (4, 8, 16):
+        found = [scheme for _, scheme in grid(n)]
+        assert len(set(map(repr, found))) == len(found)
+        assert all(not scheme.objection(n) and scheme.delay() <= 3 for scheme in found)
+
+
+# ---- SPARe
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 9), st.integers(1, 4), st.data())
+def test_shards_are_covered_with_the_least_depth(n: int, stack: int, data: st.DataObject) -> None:
+    stack = min(stack, n)
+    dead = data.draw(st.sets(st.integers(0, n - 1), max_size=n - 1))
+    there = [worker for worker in range(n) if worker not in dead]
+    found = cover(n, stack, range(n), there)
+    within = [[worker for worker in holders(n, stack, shard) if worker in there] for shard in range(n)]
+    if not all(within):
+        assert found is None
+        return
+    assert found is not None
+    depth, owners = found
+    counts = [list(owners.values()).count(worker) for worker in there]
+    assert sorted(owners) == list(range(n)) and max(counts) == depth >= -(-n // len(there))
+    assert all(owner in within[shard] for shard, owner in owners.items())
+    if n <= 6:
+        every = itertools.product(*within)
+        assert depth == min(max(choice.count(worker) for worker in there) for choice in every)
+
+
+def test_a_stack_is_spread() -> None:
+    assert distances(16, 4) == (0, 1, 3, 7)
+    for n, stack in ((16, 4), (5, 5), (8, 4)):
+        assert len(set(distances(n, stack))) == stack
+    assert [best_stack(n) for n in (200, 600, 1000)] == [8, 10, 10]
+
+
+def test_deaths_until_a_shard_is_lost() -> None:
+    n, stack, rng, found = 60, 3, random.Random(1), []
+    for _ in range(200):
+        order = rng.sample(range(n), n)
+        died = {worker: at for at, worker in enumerate(order, 1)}
+        found.append(min(max(died[worker] for worker in holders(n, stack, shard)) for shard in range(n)))
+    assert np.mean(found) == pytest.approx(endured(n, stack), rel=0.12)
+
+
+def test_spare_by_hand() -> None:
+    profile = even(3, 4, (1, 2, 5.0))
+    assert stacked(profile, 3, 2).rounds == pytest.approx((1, 3, 1)), "deadline, and one shard more"
+    assert stacked(even(3, 4, (1, 2, 2.5)), 3, 2).rounds == pytest.approx((1, 2.5, 1)), "it comes sooner itself"
+    found = stacked(even(4, 4), 4, 2, deaths={1: [2]})
+    assert found.rounds == pytest.approx((1, 3, 1.8, 1.8)) and found.depths == (1, 1, 2, 2) and not found.restarts
+
+
+def test_spare_restarts_when_a_shard_has_no_holder_left() -> None:
+    first, second = holders(4, 2, 0)
+    found = stacked(even(4, 4), 4, 2, deaths={1: [first, second]}, restart_s=10.0)
+    assert found.restarts == 1 and len(found.rounds) == 5
+    two = 0.2 + 0.8 * 2  # two workers with half of a job each
+    assert found.rounds == pytest.approx((1, 12, two, two, two))
+
+
+def test_all_schemes_agree_when_nobody_is_late() -> None:
+    profile, n = even(10, 6), 6
+    for scheme in (Uncoded(), GC(), SRSGC(), MSGC(stragglers=n), MSGC()):
+        assert isinstance(scheme, Scheme)
+        work = 1 if isinstance(scheme, MSGC) and scheme.stragglers == n else scheme.load(n) * n
+        assert replay(scheme, profile, 10).work == pytest.approx(10 * work / n)
+    assert stacked(profile, 10, 3).seconds == pytest.approx(10)
