@@ -153,6 +153,10 @@ class ExchangeConfig(Section):
     """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
     'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, flag, 'module:Class'),
     liars, mix (none, nnm, bucketing) and the rule's options"""
+    coded: str | Options = ""
+    """how a step goes on without replicas that are late, its gradient exact all the same: a scheme (gc, srsgc, msgc,
+    none, 'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded by themselves) and
+    slow (times what the fastest took, after which the others are late)"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0

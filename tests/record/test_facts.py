@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from planaria.config import ExchangeConfig, RecoveryConfig
 from planaria.options import Options
@@ -59,7 +60,13 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if origin is dict:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
     assert issubclass(annotation, BaseModel), annotation
-    return st.builds(annotation, **{name: values(field.annotation) for name, field in annotation.model_fields.items()})
+    return st.builds(annotation, **{name: _held(field) for name, field in annotation.model_fields.items()})
+
+
+def _held(field: FieldInfo) -> st.SearchStrategy[Any]:
+    """All that a field may hold; where a number is bounded, it is one of bytes."""
+    bounded = field.annotation is int and field.metadata
+    return st.integers(0, 2**40) if bounded else values(field.annotation)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,8 @@ class Controller:
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
+            case d.CloseRound():
+                self._order(decision, self.state.replicas[decision.replica].holders.values())
             case d.Introduce() | d.Meet() | d.Settle():
                 for number in decision.members:
                     members = self.state.replicas[number].holders.values()

@@ -2,11 +2,13 @@
 
 Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
 replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
-``control/formation.py``, when replicas meet in ``control/rounds.py``, who is hired in ``control/staffing.py``.
+``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
+``control/coded.py``, who is hired in ``control/staffing.py``.
 """
 
 from __future__ import annotations
 
+from planaria.control.coded import close_round
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
@@ -54,6 +56,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if replica.phase == "run" and not replica.waiting:
         progress = run.settings.progress(run.allotment.out[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
+    if replica.phase == "run" and replica.coded is not None:
+        return close_round(run, replica)
     if replica.phase != "idle":
         return None
     if replica.cannot:

@@ -1,4 +1,4 @@
-"""How long a run has waited for what may never come: others in a round, machines that join, a disk with room.
+"""How long a run has waited: for others in a round, stragglers, machines that join, a disk with room.
 
 Pure but for what it remembers; moments are monotonic seconds, and the caller's.
 """
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from planaria.config import RunConfig
+from planaria.control.coded import Stragglers
 from planaria.control.rounds import waiting
 from planaria.control.saving import resting
 from planaria.control.staffing import lacking
@@ -28,13 +29,15 @@ class Waits:
         """when a last save that failed is tried again"""
         self.impatient: dict[int, tuple[float, tuple[int, int, bool]]] = {}
         """replica → until when it waits for others in a round, and in which (as ``control/rounds.py`` says it)"""
+        self._stragglers = Stragglers()
         self._lacking: tuple[float, int] = math.inf, 0
         """until when machines that join are waited for, and how many workers the run stands still for"""
 
     @property
     def due(self) -> list[float]:
         """When these waits end."""
-        return [self._retry, self._lacking[0], *(until for until, _ in self.impatient.values())]
+        impatient = [until for until, _ in self.impatient.values()]
+        return [self._retry, self._lacking[0], *impatient, *self._stragglers.due]
 
     def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.Event]:
         """What is to be told of waits that have been long enough; each may change the ``state``, and other waits."""
@@ -42,6 +45,7 @@ class Waits:
             yield e.NobodyJoined(lacking=self._lacking[1])
         if now >= self._retry and (step := resting(state())) is not None:
             yield e.RetryDue(step=step)
+        yield from self._stragglers.over(now, state)
         for number, wait in list(self.impatient.items()):
             until, who = wait
             if now < until or self.impatient.get(number) is not wait:  # the one before may have begun another
@@ -52,6 +56,7 @@ class Waits:
 
     def note(self, now: float, run: RunState) -> e.Trouble | None:
         """Take down what is waited for now, of the replicas that have changed; what the user should hear of that."""
+        self._stragglers.note(now, run)
         changed = run.undecided
         for number in run.replicas if changed is None else changed:
             who = waiting(run, run.replicas[number])

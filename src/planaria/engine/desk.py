@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from planaria.engine.blows import Blows
 from planaria.fleet.base import ControlLine
-from planaria.record.decisions import ORDER, Blow, Disband, Form, Leave, Order, Save
+from planaria.record.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
 from planaria.record.events import Fact, Heartbeat
 from planaria.transport.inbox import Inbox
 
@@ -96,7 +96,7 @@ class Desk:
             return None
         finally:
             self._place = place._replace(since=time.monotonic(), cpu=time.thread_time())
-        if isinstance(item, Form | Save | Disband | Leave):
+        if isinstance(item, Form | Save | Disband | Leave | CloseRound):
             raise Interrupted(item)
         return item
 

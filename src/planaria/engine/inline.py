@@ -11,8 +11,11 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.batches import batches, masks
+from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping
+from planaria.engine.inline_passes import carry_out
 from planaria.engine.inline_replicas import InlineReplicas, Round
+from planaria.engine.inline_rounds import InlineRounds
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.prepare import require_device, require_sound
 from planaria.engine.rebirth import workshop
@@ -20,8 +23,7 @@ from planaria.engine.runner import StageRunner, added
 from planaria.memory_pool import keep_freed
 from planaria.model.packing import pack, unpack
 from planaria.model.state import StageState
-from planaria.plan.actions import Key, Plan
-from planaria.plan.order import topological_order
+from planaria.plan.actions import Action, Plan
 from planaria.record.ages import after_commit
 from planaria.record.decisions import PEER
 from planaria.record.memory import Memory
@@ -77,6 +79,9 @@ class InlineEngine:
         """routes for the nodes that are left, in place of a schedule's own"""
         several = config.exchange.replicas > 1
         self.replicas = InlineReplicas(config, self.itinerary.arrangement, self.runners) if several else None
+        coded = coded_steps(config, self.itinerary)
+        self.rounds = None if coded is None else InlineRounds(coded, self.runners)
+        """of coded steps"""
         self._ages = dict.fromkeys(self.runners, 0)
         self._rested: frozenset[int] = frozenset()
         self._train, self._validation = train, validation
@@ -97,8 +102,11 @@ class InlineEngine:
             self._memory = self._memory.begun(self.step)
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
-        self._carry_out(plan, self._train, sample, train=True)
-        self._agree(there)
+        if self.rounds is not None:
+            self._carry_out_rounds(self.rounds, self._train, sample)
+        else:
+            self._carry_out(plan, self._train, sample, train=True)
+            self._agree(there)
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)
         self._deliver("after")
@@ -275,12 +283,16 @@ class InlineEngine:
         for node, runner in self.runners.items():
             runner.begin(batch if self.stage[node] == 0 else None, train, own, apart)
             self.keeping[node].begin(apart)
-        messages: dict[Key, Tensor] = {}
-        for action in topological_order(plan):
-            given = messages.pop(action.needs) if action.needs is not None else None
-            runner = self.runners[action.node]
-            out = getattr(runner, action.kind)(action.microbatch, action.hop, given)
-            if action.target is not None:
-                messages[action.key] = out
-                if train:
-                    self.keeping[action.node].passed(action, out)
+
+        def passed(action: Action, out: Tensor) -> None:
+            if train:
+                self.keeping[action.node].passed(action, out)
+
+        carry_out(plan, self.runners, passed)
+
+    def _carry_out_rounds(self, rounds: InlineRounds, stream: Stream, first_sample: int) -> None:
+        batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)
+        apart = masks(self.config.data, stream, batch)
+        for keeping in self.keeping.values():
+            keeping.begin(apart)
+        rounds.run(self.step, lambda stage: Data(None if stage else batch, apart))

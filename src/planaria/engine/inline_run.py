@@ -46,6 +46,8 @@ def train(
     config = prepared.config
     with _one_thread():
         engine = InlineEngine(config, *streams(config, prepared.dataset))
+        if engine.rounds is not None:
+            engine.rounds.slowed(prepared.trace)
         run = _InlineRun(config, folder, engine, observer, origin)
         observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
         engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)

@@ -92,6 +92,14 @@ class Itinerary:
         walked = [route for route in self.routes(step) if route[0] in own]
         return self._compiled(tuple(without(walked, absent)), True)
 
+    def alone(self, step: int, replica: int, microbatches: Sequence[int]) -> Plan:
+        """The plan by which one of the replicas that go as one makes passes of these microbatches of a step, numbered
+        from 0, over its own nodes. Each goes the way that it goes at any other."""
+        ways, stages = routes(self.config, step), self.arrangement.stages
+        nodes = {stage: self.arrangement.nodes(stage)[replica] for stage in stages}
+        walked = [tuple(nodes[stage] for stage in ways[microbatch % len(ways)]) for microbatch in microbatches]
+        return self._compiled(tuple(walked), True)
+
     def validation(self, absent: Collection[int] = (), replica: int = 0) -> Plan:
         """The plan of a validation: every microbatch visits every stage that is there, at its first node."""
         column = self.column(replica)

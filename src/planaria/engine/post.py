@@ -60,6 +60,8 @@ class Post:
         land = None if self.staging is None else self.staging.receive
         self.mail = Mail(shape, wire.ACTIVATIONS[pipeline.wire], land)
         self.patience = Patience(setup.config.fleet.timeout_s)
+        self.first_pass = 0
+        """what activations are numbered from: in a coded step, those of rounds that were broken off are never taken"""
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
 
@@ -78,7 +80,7 @@ class Post:
 
     def advance(self, step: int) -> None:
         """Turn to ``step``."""
-        self.here.step = step
+        self.here.step, self.first_pass = step, 0
         self.mail.turn(self.here.generation, step)
 
     def leave(self) -> None:
@@ -195,18 +197,19 @@ class Post:
         return self.staging.join(payload) if self.staging is not None and payload.is_cuda else payload
 
     def _activation(self, key: Key) -> wire.Activation:
-        return wire.Activation(self.here.generation, self.here.step, key.microbatch, key.hop, _PASSES[key.kind])
+        microbatch = self.first_pass + key.microbatch
+        return wire.Activation(self.here.generation, self.here.step, microbatch, key.hop, _PASSES[key.kind])
 
-    def send_share(self, node: int, flat: Tensor) -> None:
-        """Send to another node of this stage what there is of the step's gradient."""
-        self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step), flat)
+    def send_share(self, node: int, flat: Tensor, part: int = 0) -> None:
+        """Send to another node of this stage what there is of the step's gradient, or a ``part`` of that."""
+        self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step, part), flat)
 
-    def take_shares(self, nodes: Sequence[int], like: Tensor) -> list[Tensor]:
+    def take_shares(self, nodes: Sequence[int], like: Tensor, part: int = 0) -> list[Tensor]:
         """Wait for the shares of these ``nodes``, each of the shape of ``like``, and take them in this order.
 
         One of another shape is a broken edge; the wait then ends with the next generation.
         """
-        label = wire.GradientShare(self.here.generation, self.here.step)
+        label = wire.GradientShare(self.here.generation, self.here.step, part)
         taken: list[Tensor] = []
         while len(taken) < len(nodes):
             found = self.collect([Awaited(node, label) for node in nodes], "the gradient of {}")

@@ -20,6 +20,7 @@ from planaria.data.shards import prepare as prepare_data
 from planaria.data.stream import Stream
 from planaria.engine.best import settle
 from planaria.engine.branch import require_tokenizer, starting_weights, unfit
+from planaria.engine.coded_step import coded_steps
 from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import needs
@@ -191,6 +192,7 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
             "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
     exchange(config.exchange)
+    coded_steps(config, itinerary)
     if config.exchange.replicas > 1 and itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")
     kind = config.routing.kind if itinerary.schedule is None else "a schedule"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,13 +52,24 @@ class StageRunner:
         self._losses: dict[int, Tensor] = {}
         self._batch: Batch | None = None
         self._masks: Masks | None = None
-        self._train, self._microbatches, self._seen = True, 1, 0
+        self._train, self._microbatches, self._seen = True, 1, 0.0
+        self._weights: Sequence[float] | None = None
 
-    def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
-        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart."""
+    def begin(
+        self,
+        batch: Batch | None,
+        train: bool,
+        microbatches: int,
+        masks: Masks | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Start a step (or a validation) of so many microbatches: the ends' data, and what keeps documents apart.
+
+        ``weights``: by which each microbatch counts, in a coded step; all alike unless given.
+        """
         self.drop()
-        self._batch, self._masks = batch, masks
-        self._train, self._microbatches, self._seen = train, microbatches, 0
+        self._batch, self._masks, self._weights = batch, masks, weights
+        self._train, self._microbatches, self._seen = train, microbatches, 0.0
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
         """One visit's forward pass: the activation as it travels, in any engine, of one that has travelled.
@@ -79,6 +90,8 @@ class StageRunner:
             else:
                 assert x is not None
                 y = self.module.loss(x, self._targets.pop(microbatch)) / self._microbatches
+                if self._weights is not None:
+                    y = y * self._weights[microbatch]
                 self._losses[microbatch] = y.detach()
         if self._train:
             self._outputs[microbatch, hop] = y
@@ -93,7 +106,7 @@ class StageRunner:
     def backward(self, microbatch: int, hop: int, grad: Tensor | None) -> Tensor | None:
         """One visit's backward pass: adds to the gradients; that of the visit's input, if any, as it travels."""
         y = self._outputs.pop((microbatch, hop))
-        self._seen += 1
+        self._seen += 1.0 if self._weights is None else self._weights[microbatch]
         torch.autograd.backward(y, None if grad is None else grad.to(y.device, y.dtype))
         x = self._inputs.pop((microbatch, hop), None)
         return None if x is None or x.grad is None else x.grad.to(self._travels)
@@ -126,7 +139,7 @@ class StageRunner:
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._microbatches / self._seen)
-            self._seen = self._microbatches
+            self._seen = float(self._microbatches)
 
     def _fold(self) -> None:
         """Let the ends put together what they gathered apart, if their family does that."""
@@ -146,7 +159,7 @@ class StageRunner:
     def share(self) -> Tensor:
         """What there is of the step's sums at this node: gradients in a row, passes seen, loss. [n + 2], fp32, CPU."""
         self._fold()
-        counted = torch.tensor([float(self._seen), self.loss or 0.0])
+        counted = torch.tensor([self._seen, self.loss or 0.0])
         return torch.cat([*(grad.reshape(-1).float().cpu() for grad in self.grads.values()), counted])
 
     def absorb(self, total: Tensor) -> None:
@@ -155,7 +168,7 @@ class StageRunner:
         named = zip(self.parameters.items(), pieces, strict=True)
         # Others absorb the same total, and clipping changes gradients in place.
         self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
-        self._seen = round(counted[0].item())
+        self._seen = float(round(counted[0].item()))  # a whole number of passes, whatever it was added up of
         if self.stage == 0:
             self._losses = {0: counted[1].clone()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -51,8 +52,15 @@ class SleepingRunner(StageRunner):
         """From now on, passes take so many times as long."""
         self._times = times
 
-    def begin(self, batch: Batch | None, train: bool, microbatches: int, masks: Masks | None = None) -> None:
-        super().begin(None, train, microbatches)
+    def begin(
+        self,
+        batch: Batch | None,
+        train: bool,
+        microbatches: int,
+        masks: Masks | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        super().begin(None, train, microbatches, weights=weights)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 

@@ -15,8 +15,10 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.data.dataset import Split, open_data
 from planaria.data.stream import Stream
 from planaria.engine.afflictions import afflictions
-from planaria.engine.batches import Batch, Masks, batches, masks
+from planaria.engine.batches import batches, masks
 from planaria.engine.blows import SIGNALS, Blows
+from planaria.engine.coded_rounds import CodedRounds
+from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
@@ -78,6 +80,7 @@ class Worker:
         """from the moment on that this worker has a stage"""
         self.outliving = outliving(setup)
         self._saver = Saver(self.desk, StageFiles(setup, worker))
+        self.coded = coded_steps(self.config, self.itinerary)
         self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
 
@@ -168,20 +171,20 @@ class Worker:
         began = time.monotonic()
         self.post.links.end_transfers()
         self.post.advance(order.step)
-        plan = self._plan(order)
+        plan, train = self._plan(order), order.mode == "train"
         self.post.patience.expect(sum(map(len, plan.actions.values())))
-        if order.mode == "train" and self.desk.blows is not None:
+        if train and self.desk.blows is not None:
             self.desk.blows.aim(plan.actions.get(self.here.node, ()))
-        batch, apart = self._reads(order)
-        if isinstance(self.runner, SleepingRunner):
-            self.runner.slow_down(straggling(self.config, self.here.replica, self.post.circle.rounds))
-        own = len(plan.routes) // (self.itinerary.at_once if order.mode == "train" else 1)
-        self.runner.begin(batch, order.mode == "train", own, apart)
+        data = self._reads(order)
+        self._straggle(0)
+        if not (train and self.coded):
+            own = len(plan.routes) // (self.itinerary.at_once if train else 1)
+            self.runner.begin(data.batch, train, own, data.masks)
         if self.keeping is not None:
-            self.keeping.begin(apart)
+            self.keeping.begin(data.masks)
         spans: list[e.Span] = []
         try:
-            norm = (self._train if order.mode == "train" else self._validate)(plan, spans)
+            norm = self._train(plan, data, spans) if train else self._validate(plan, spans)
         except (Interrupted, NonFinite):
             self._report_work(spans, dropped=True)
             raise
@@ -189,13 +192,26 @@ class Worker:
         self.post.patience.learn(time.monotonic() - began)
         self._report_work(spans)
 
-    def _train(self, plan: Plan, spans: list[e.Span]) -> float | None:
+    def _straggle(self, round: int) -> None:
+        """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a coded step."""
+        if not isinstance(self.runner, SleepingRunner):
+            return
+        if self.itinerary.at_once == 1:
+            drawn = self.here.replica, self.post.circle.rounds
+        else:
+            drawn = self.here.number, self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
+        self.runner.slow_down(straggling(self.config, *drawn))
+
+    def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
         """This stage's part of a step and of what is kept for others; the gradient's norm."""
         step, keeping = self.here.step, self.keeping
         assert keeping is not None
         self._send_copies(keeping.before(step, self.runner), spans)
-        perform(plan, self.post, self.runner, spans, keeping.passed)
-        self._agree(spans)
+        if self.coded is not None:
+            CodedRounds(self.coded, self.post, self.runner, data, spans).run(self._straggle)
+        else:
+            perform(plan, self.post, self.runner, spans, keeping.passed)
+            self._agree(spans)
         norm = self.runner.finish()
         self._send_copies(keeping.after(step, self.runner), spans)
         self.post.take_parcels(keeping)
@@ -288,12 +304,14 @@ class Worker:
     def _plan(self, order: d.RunStep) -> Plan:
         if order.mode == "evaluate":
             return self.itinerary.validation(self.here.absent, self.here.replica)
+        if self.coded is not None:
+            return next(self.coded.work(order.step, (), self.here.number)).plan
         return self.itinerary.training(order.step, self.here.absent, self._detour, self.here.replica)
 
-    def _reads(self, order: d.RunStep) -> tuple[Batch | None, Masks | None]:
+    def _reads(self, order: d.RunStep) -> Data:
         """What this stage needs of the step's samples: the ends their tokens, and all, it may be, their documents."""
         if self.here.stage and not self.config.data.document_mask:
-            return None, None
+            return Data(None, None)
         split: Split = "train" if order.mode == "train" else "validation"
         if split not in self._streams:
             dataset = open_data(self.setup.dataset)
@@ -301,4 +319,4 @@ class Worker:
         first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
         stream = self._streams[split]
         batch = batches(stream, first, self.config.pipeline.microbatch_size)
-        return None if self.here.stage else batch, masks(self.config.data, stream, batch)
+        return Data(None if self.here.stage else batch, masks(self.config.data, stream, batch))

@@ -98,6 +98,30 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
 
 
 @handles
+def _(fact: e.ResultsSent, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run")
+    if replica is None or not _in_round(replica, fact):
+        return run
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replace(replica.coded, sent=replica.coded.sent | {fact.node})))
+
+
+@handles
+def _(fact: e.RoundLate, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    if replica.phase != "run" or replica.generation != fact.generation or not _in_round(replica, fact):
+        return run
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replace(replica.coded, late=True)))
+
+
+def _in_round(replica: ReplicaState, fact: e.ResultsSent | e.RoundLate) -> bool:
+    """Is the fact about the round of a coded step that is under way?"""
+    coded = replica.coded
+    return coded is not None and (fact.step, fact.round) == (replica.step, len(coded.counted))
+
+
+@handles
 def _(fact: e.StageCommitted, run: RunState) -> RunState:
     replica = _answering(run, fact, "commit")
     if replica is None or fact.step != replica.step:

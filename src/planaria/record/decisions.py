@@ -118,6 +118,18 @@ class Commit(Fact):
     """the run's step to which the block of samples belongs"""
 
 
+class CloseRound(Fact):
+    """A round of a coded step is over. The results of these replicas count; the others drop what they are computing."""
+
+    kind: Literal["close_round"] = "close_round"
+    replica: int = 0
+    generation: int
+    step: int
+    round: int
+    counted: list[int]
+    """replicas whose gradients are added up, in order"""
+
+
 class DrawGroups(Fact):
     """Somebody has come to a round of the exchange: these are the groups in which replicas meet in it."""
 
@@ -278,6 +290,7 @@ Decision = Annotated[
     | Replan
     | RunStep
     | Commit
+    | CloseRound
     | DrawGroups
     | Introduce
     | Meet
@@ -293,7 +306,7 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form | RunStep | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
+    Form | RunStep | CloseRound | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
     Field(discriminator="kind"),
 ]
 

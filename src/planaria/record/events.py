@@ -20,6 +20,7 @@ from planaria.record.reports import Mode as Mode
 from planaria.record.reports import OfferHeard as OfferHeard
 from planaria.record.reports import OfferRefused as OfferRefused
 from planaria.record.reports import Report as Report
+from planaria.record.reports import ResultsSent as ResultsSent
 from planaria.record.reports import RoundMade as RoundMade
 from planaria.record.reports import SaveFailed as SaveFailed
 from planaria.record.reports import StageCommitted as StageCommitted
@@ -93,6 +94,18 @@ class PatienceOver(Fact):
     replica: int
     round: int
     meeting: bool
+
+
+class RoundLate(Fact):
+    """Replicas that have not sent their results of a round of a coded step by now are its stragglers."""
+
+    kind: Literal["round_late"] = "round_late"
+    replica: int
+    generation: int
+    step: int
+    round: int
+    fastest_s: float
+    """that the first of them took"""
 
 
 class NobodyJoined(Fact):
@@ -196,6 +209,8 @@ Event = Annotated[
     | EdgeBroken
     | GraceExpired
     | StageReady
+    | ResultsSent
+    | RoundLate
     | StageCommitted
     | StageCopied
     | StageSaved

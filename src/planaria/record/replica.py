@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+from planaria.record.coded import CodedStep
 from planaria.record.copied import copied
 from planaria.record.decisions import Recall, Source
 from planaria.record.events import Replanned, RunStarted, Standing
@@ -88,6 +89,8 @@ class ReplicaState:
     inner: int = 0
     """steps since the last of them"""
     meeting: OpenRound | None = None
+    coded: CodedStep | None = None
+    """of the step under way; None where every result is waited for"""
     memory: Memory | None = None
     """what its workers remember together; None where no strategy has them do so"""
     cannot: str = ""

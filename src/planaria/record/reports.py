@@ -114,6 +114,18 @@ class StageReady(Fact):
     """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
 
 
+class ResultsSent(Fact):
+    """A worker has sent all its results of a round of a coded step to the other nodes of its stage."""
+
+    kind: Literal["results_sent"] = "results_sent"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    step: int
+    round: int
+
+
 class StageCommitted(Fact):
     """A stage has applied the step's update."""
 
@@ -197,6 +209,7 @@ Report = Annotated[
     | Linked
     | EdgeBroken
     | StageReady
+    | ResultsSent
     | StageCommitted
     | StageCopied
     | StageSaved

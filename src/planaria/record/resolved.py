@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planaria.record import decisions as d
 from planaria.record.ages import after_commit
+from planaria.record.coded import CodedStep
 from planaria.record.fold import (
     anew,
     concerning,
@@ -135,7 +136,15 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
         if replica.memory is not None:
             replica = go_on(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
-    return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values())))
+    coded = CodedStep() if fact.mode == "train" and run.coding is not None else None
+    return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values()), coded=coded))
+
+
+@handles
+def _(fact: d.CloseRound, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    assert replica.coded is not None
+    return with_replica(run, go_on(replica, coded=replica.coded.closed(frozenset(fact.counted))))
 
 
 @handles

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange
+from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.record.allotment import Allotment, Used
 from planaria.record.events import RunStarted, Standing
 from planaria.record.replica import Group, ReplicaState
@@ -106,6 +107,11 @@ class RunState:
     def rule(self) -> Exchange:
         """How replicas agree."""
         return exchange(self.settings.exchange)
+
+    @cached_property
+    def coding(self) -> Coding | None:
+        """How replicas do without stragglers in a step; None where they do not."""
+        return coding_of(self.settings.exchange)
 
     def wants(self, part: Writing) -> bool:
         """Is this still a part of the checkpoint under way? A replica is not saved again before it is written."""

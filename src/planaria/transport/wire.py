@@ -19,7 +19,7 @@ _NUMBERS = 4
 """that a label may have"""
 _LAYOUT = struct.Struct("<4sBBBB 4I 4Q Q d B 55x")
 _MAGIC = b"PLNR"
-_VERSION = 3
+_VERSION = 4
 _DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16, 3: torch.int64, 4: torch.uint8}
 ACTIVATIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """what activations and their gradients travel as, by ``pipeline.wire``"""
@@ -70,6 +70,8 @@ class GradientShare(NamedTuple):
 
     generation: int
     step: int
+    part: int = 0
+    """where a node sends several in a step, its number"""
     content: Literal[Content.SHARE] = Content.SHARE
 
 

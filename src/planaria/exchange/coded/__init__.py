@@ -1,6 +1,7 @@
 """How replicas go on without those that are late: a registry of schemes of gradient coding, each one file.
 
-A recipe will say ``"msgc"``, or a table ``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
+A recipe says ``exchange.coded = "msgc"``, or a table
+``{ scheme = "msgc", burst = 1, window = 3, stragglers = 2, jobs = 8 }``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ SCHEMES: Registry[Scheme] = Registry(
 FEWEST = 3
 """replicas: of two, the one that is left computes everything in any code"""
 MOST_JOBS = 1 << 10
+JOBS = 8
+"""of a step, unless given, where some rounds at its end only finish what is open; else one"""
 AUTO = "auto"
 
 
@@ -37,7 +40,7 @@ class Coded:
 
     scheme: Scheme
     """"none" while a probe is under way"""
-    jobs: int = 8
+    jobs: int = JOBS
     """J: jobs of a step, which takes J + T rounds"""
     slow: float = 2.0
     """1 + µ: who takes more than so many times the fastest worker's time is late"""
@@ -64,7 +67,7 @@ def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
     """
     given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
     name: Any = given.pop("scheme", None)
-    jobs: Any = given.pop("jobs", 8)
+    jobs: Any = given.pop("jobs", None)
     slow: Any = given.pop("slow", 2.0)
     if not isinstance(name, str):
         raise UserError(f"exchange.coded = {said!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
@@ -73,12 +76,14 @@ def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
             f"exchange.coded: {name!r} needs exchange.replicas = {FEWEST} or more, and here are {members}; "
             "add replicas, or leave it out"
         )
-    _require_window(jobs, slow)
+    _require_window(JOBS if jobs is None else jobs, slow)
     if given.get("stragglers") == AUTO:
-        return _to_choose(name, given, members, jobs, float(slow))
+        return _to_choose(name, given, members, JOBS if jobs is None else jobs, float(slow))
     scheme = SCHEMES.make(name, given)
     if why := scheme.objection(members):
         raise UserError(f"exchange.coded: {name!r}: {why}")
+    if jobs is None:
+        jobs = JOBS if scheme.delay() else 1
     return Coded(scheme, jobs, float(slow))
 
 

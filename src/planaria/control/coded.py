@@ -1,0 +1,96 @@
+"""When a round of a coded step is over, and whose results count in it.
+
+A round ends as soon as nothing is gained by waiting: all have sent their results, or those that have are enough
+(gradient coding over one round). After ``slow`` times what the fastest took, the others are stragglers, and the round
+ends without them if the code bears that; else one after the other is admitted as it finishes. Pure but for what
+:class:`Stragglers` remembers; moments are monotonic seconds, and the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
+
+LEAST_S = 0.005
+"""that stragglers are given beyond the fastest: less is the way of a report"""
+
+
+def close_round(run: RunState, replica: ReplicaState) -> d.CloseRound | None:
+    """End the round that the replica's nodes work at, if it is over."""
+    coding, coded = run.coding, replica.coded
+    if coding is None or coded is None or replica.broken or len(coded.counted) == coding.rounds:
+        return None
+    done = coded.done(replica.arrangement)
+    if not coding.may_close(coded.counted, done, coded.late):
+        return None
+    return d.CloseRound(
+        replica=replica.number,
+        generation=replica.generation,
+        step=replica.step,
+        round=len(coded.counted),
+        counted=sorted(done),
+    )
+
+
+class _Round(NamedTuple):
+    generation: int
+    step: int
+    round: int
+
+
+class Stragglers:
+    """The clock of rounds: a round is late once it has taken ``slow`` times as long as its fastest replica."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[_Round, float]] = {}
+        """replica → the round under way, and since when"""
+        self._until: dict[int, tuple[float, float]] = {}
+        """replica → when its round is late, and what its fastest took"""
+
+    @property
+    def due(self) -> list[float]:
+        """When rounds are late."""
+        return [until for until, _ in self._until.values()]
+
+    def note(self, now: float, run: RunState) -> None:
+        """Take down which rounds are under way."""
+        if run.coding is None:
+            return
+        for number, replica in run.live.items():
+            at = _under_way(run, replica)
+            if at is None:
+                self._begun.pop(number, None)
+                self._until.pop(number, None)
+                continue
+            if number not in self._begun or self._begun[number][0] != at:
+                self._begun[number] = at, now
+                self._until.pop(number, None)
+            assert replica.coded is not None
+            done = replica.coded.done(replica.arrangement)
+            if number not in self._until and done & run.coding.busy(replica.coded.counted):
+                fastest = now - self._begun[number][1]
+                until = math.inf if replica.coded.late else now + max(LEAST_S, (run.coding.slow - 1) * fastest)
+                self._until[number] = until, fastest
+
+    def over(self, now: float, state: Callable[[], RunState]) -> Iterator[e.RoundLate]:
+        """Rounds that are late by now; each may change the ``state``."""
+        for number, (until, fastest) in list(self._until.items()):
+            if now < until:
+                continue
+            self._until[number] = math.inf, fastest
+            at = _under_way(state(), state().replicas[number])
+            if at is not None and at == self._begun[number][0]:
+                yield e.RoundLate(replica=number, **at._asdict(), fastest_s=fastest)
+
+
+def _under_way(run: RunState, replica: ReplicaState) -> _Round | None:
+    coded = replica.coded
+    if replica.phase != "run" or coded is None or run.coding is None or len(coded.counted) == run.coding.rounds:
+        return None
+    return _Round(replica.generation, replica.step, len(coded.counted))
