@@ -46,6 +46,8 @@ class NetworkConfig(Section):
     """emulated: chance that a replica is slow between one round of its exchange and the next"""
     straggle_times: Annotated[float, Field(ge=1)] = 5.0
     """emulated: how many times as long its passes take then"""
+    straggle_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """emulated: seconds that slowness lasts, if not a round; each piece of time is drawn for itself"""
     emulate: bool | Literal["links"] = False
     """make the fleet cost what this section, or the schedule, says: links delay what they carry, and unless it is only
     'links', stages sleep instead of computing"""

@@ -3,11 +3,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from planaria.config import RunConfig
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.sleeper import SleepingRunner, straggling
+from planaria.engine.sleeper import SleepingRunner, Slowness, straggling
 
 
 def test_a_sleeper_takes_its_time_and_sends_tensors_of_the_real_size(config: Callable[..., RunConfig]) -> None:
@@ -53,3 +54,27 @@ def test_stragglers_are_drawn_anew_for_every_replica_and_round_and_alike_everywh
     assert set(drawn) == {1.0, 3.0} and 150 < drawn.count(3.0) < 250
     assert drawn == [straggling(recipe, replica, round) for replica in range(8) for round in range(100)]
     assert straggling(config(), 0, 0) == 1.0
+
+
+def test_slowness_that_lasts_for_a_time_is_the_same_however_work_is_cut(
+    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("planaria.engine.sleeper.time.monotonic", lambda: now)
+    monkeypatch.setattr("planaria.engine.sleeper.time.sleep", pass_time)
+    recipe = config(network={"straggle": 0.25, "straggle_times": 3.0})
+    ends = []
+    for pieces in (1, 7, 60):
+        now = 100.0
+        slowness = Slowness(recipe, 2, every_s=0.5)
+        for _ in range(pieces):
+            slowness.sleep(6.0 / pieces)
+        ends.append(now)
+    assert ends == [pytest.approx(ends[0])] * 3
+    times = [straggling(recipe, 2, piece) for piece in range(int((ends[0] - 100.0) / 0.5) + 1)]
+    assert 3.0 in times and sum(0.5 / t for t in times) >= 6.0 > sum(0.5 / t for t in times[:-1])

@@ -31,6 +31,12 @@ def _add_comparisons(commands: Any) -> None:
 
     advise = command(commands, "advise", "predict which recovery strategy suits a recipe", _advise)
     add_recipe(advise, " whose [network] states costs and the failure rate")
+    advise.add_argument(
+        "--delays",
+        type=Path,
+        metavar="RUN",
+        help="which code of gradients suits replicas that are as late as those of this run (its folder) were",
+    )
     add_fields(advise, RunConfig)
 
 
@@ -76,7 +82,7 @@ def _seeds(text: str | None) -> list[int] | None:
 def _advise(given: argparse.Namespace) -> int:
     from planaria.commands.advise import advise
 
-    return advise(given.recipe, flagged(given))
+    return advise(given.recipe, flagged(given), given.delays)
 
 
 def _measure(given: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from planaria import recipe
+from planaria.commands.advise_coded import advise_coded
 from planaria.compare.advice import Advice, BreakEven
 from planaria.compare.advice import advise as weigh_all
 from planaria.compare.experience import Experience
@@ -27,10 +28,15 @@ def experience() -> Experience:
     return Experience.model_validate_json((files("planaria.compare") / "experience.json").read_bytes())
 
 
-def advise(path: Path, flags: Mapping[str, str]) -> int:
-    """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code."""
+def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None) -> int:
+    """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code.
+
+    With the folder of a run, ``delays``: the codes of gradients for replicas that are as late as that run's.
+    """
     config = recipe.load(path, flags, "train")
     check(config)
+    if delays is not None:
+        return advise_coded(config, delays)
     _require_prices(config, path)
     known = experience()
     advice = weigh_all(config, known)

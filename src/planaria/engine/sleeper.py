@@ -26,6 +26,27 @@ def straggling(config: RunConfig, replica: int, round: int) -> float:
     return config.network.straggle_times if drawn < config.network.straggle else 1.0
 
 
+class Slowness:
+    """How slow a node is from moment to moment, where that lasts for a time and not for a round.
+
+    Time is cut into pieces of ``network.straggle_s``, from the first step that the node works at; each is drawn for
+    itself. So whatever a run does in a round, it meets the same delays.
+    """
+
+    def __init__(self, config: RunConfig, replica: int, every_s: float) -> None:
+        self._config, self._replica, self._every_s = config, replica, every_s
+        self._begun = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """What takes so many seconds when nothing is slow; the rest of it takes as long as each piece says."""
+        while seconds > 0:
+            piece, into = divmod(time.monotonic() - self._begun, self._every_s)
+            times = straggling(self._config, self._replica, int(piece))
+            taken = min(seconds * times, self._every_s - into)
+            time.sleep(taken)
+            seconds -= taken / times if taken < seconds * times else seconds
+
+
 class SleepingRunner(StageRunner):
     """A stage runner whose passes take exactly what its node's prices say and move tensors of the real size.
 
@@ -36,6 +57,8 @@ class SleepingRunner(StageRunner):
         super().__init__(config, stage, initialise)
         self._prices: tuple[int, Prices] | None = None
         self._times = 1.0
+        self.slowness: Slowness | None = None
+        """in place of :meth:`slow_down`, where slowness lasts for a time"""
         shape = config.pipeline.microbatch_size, config.model.context, config.model.dim
         self._activation = torch.zeros(shape, dtype=self._travels)
 
@@ -46,7 +69,11 @@ class SleepingRunner(StageRunner):
     def _sleep(self, kind: str, hop: int) -> None:
         if self._prices is not None:
             node, prices = self._prices
-            time.sleep(self._times * Prices.seconds(prices.compute(kind, node, hop)))
+            seconds = Prices.seconds(prices.compute(kind, node, hop))
+            if self.slowness is None:
+                time.sleep(self._times * seconds)
+            else:
+                self.slowness.sleep(seconds)
 
     def slow_down(self, times: float) -> None:
         """From now on, passes take so many times as long."""

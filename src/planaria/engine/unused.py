@@ -66,6 +66,7 @@ RULES: dict[str, tuple[Used, str]] = {
     ),
     "network.straggle": (_straggles, STRAGGLING),
     "network.straggle_times": (_straggles, STRAGGLING),
+    "network.straggle_s": (lambda c: _straggles(c) and c.network.straggle > 0, STRAGGLING),
 }
 
 

@@ -32,7 +32,7 @@ from planaria.engine.post import Post
 from planaria.engine.runner import NonFinite
 from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
-from planaria.engine.sleeper import SleepingRunner, new_runner, straggling
+from planaria.engine.sleeper import SleepingRunner, Slowness, new_runner, straggling
 from planaria.engine.stage_files import StageFiles
 from planaria.engine.takeover import MemoryDamaged, donate, take_state
 from planaria.engine.warm import device_memory, layer_seconds, warm_runner
@@ -196,11 +196,14 @@ class Worker:
         """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a coded step."""
         if not isinstance(self.runner, SleepingRunner):
             return
-        if self.itinerary.at_once == 1:
-            drawn = self.here.replica, self.post.circle.rounds
+        lasts_s, replica, number = self.config.network.straggle_s, self.here.replica, self.post.circle.rounds
+        if self.itinerary.at_once > 1:
+            replica = self.here.number
+            number = self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
+        if lasts_s is None:
+            self.runner.slow_down(straggling(self.config, replica, number))
         else:
-            drawn = self.here.number, self.here.step * (self.coded.coding.rounds if self.coded else 1) + round
-        self.runner.slow_down(straggling(self.config, *drawn))
+            self.runner.slowness = self.runner.slowness or Slowness(self.config, replica, lasts_s)
 
     def _train(self, plan: Plan, data: Data, spans: list[e.Span]) -> float | None:
         """This stage's part of a step and of what is kept for others; the gradient's norm."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ class Profile:
     """what a slow round does to more load: it takes as many times longer, or the same seconds longer (published)"""
     send_s: float = 0.0
     """seconds for each vector that a worker sends beyond the first in a round"""
+    task_s: float = 0.0
+    """seconds that each mini-task takes whatever its load, as a pipeline takes to fill and to empty"""
 
     @property
     def workers(self) -> int:
@@ -47,10 +50,20 @@ class Profile:
         found = measured + more if self.slows == "plus" else measured * (1 + more / self.typical)
         return np.asarray(np.maximum(found, 1e-9))
 
+    def cut(self, jobs: int, into: int) -> Profile:
+        """Steps of so many ``jobs``, which were measured, cut ``into`` another number: jobs are put together, or each
+        is taken for several that are equally long."""
+        common = lcm(jobs, into)
+        parts = np.repeat(np.maximum(self.seconds - self.task_s, 0.0) / (common // jobs), common // jobs, axis=0)
+        size = common // into
+        whole = len(parts) // size * size
+        seconds = parts[:whole].reshape(-1, size, self.workers).sum(axis=1) + self.task_s
+        return replace(self, seconds=seconds, slope=self.slope * jobs / into)
+
     def without(self, workers: Sequence[int]) -> Profile:
         """The others' rounds, as they were."""
         kept = np.delete(self.seconds, list(workers), axis=1)
-        return Profile(kept, self.load, self.slope, self.slows, self.send_s)
+        return replace(self, seconds=kept)
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,8 @@ def replay(
             continue
         loads = np.full(n, scheme.load(n)) if full else each * np.array(counts)
         finish = profile.at(start + now, loads)
+        if profile.task_s:
+            finish = finish + profile.task_s * np.maximum(np.array(counts) - 1, 0)
         if profile.send_s:
             sends = np.array([sum(task.sent for task in own) for own in scheme.tasks(n, jobs, history)])
             finish = finish + profile.send_s * np.maximum(sends - 1, 0)
