@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +17,12 @@ from planaria.exchange import exchange
 from planaria.exchange.base import Outer
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.robust import RULES, robust_of
+from planaria.exchange.robust.base import distances
+from planaria.exchange.robust.chunks import chunks
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.mixing import mixing
+from planaria.exchange.robust.products import framed, products
+from planaria.exchange.robust.selection import middle, network
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2
@@ -160,8 +165,87 @@ def test_mixing_changes_the_vectors_that_a_rule_of_inner_products_sees() -> None
 def test_chunks_are_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     x = vectors(N, 100, 8)
     whole = {rule: value(rule, x) for rule in ALL}
-    monkeypatch.setattr("planaria.exchange.robust.combining._CHUNK", 7)
+    mixed = value("median", x, mix="nnm")
+    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", partial(chunks, size=7))
+    monkeypatch.setattr("planaria.exchange.robust.products.chunks", partial(chunks, size=7))
     assert all(float((value(rule, x) - whole[rule]).norm()) < 1e-9 for rule in ALL)
+    assert float((value("median", x, mix="nnm") - mixed).norm()) < 1e-9
+
+
+# ---- in one pass, in little memory, the same for all
+
+
+@settings(max_examples=60)
+@given(n=st.integers(1, 17), data=st.data(), seed=st.integers(0, 10**6))
+def test_the_middle_is_that_of_sorted_numbers(n: int, data: st.DataObject, seed: int) -> None:
+    trim = data.draw(st.integers(0, (n - 1) // 2))
+    x = torch.randint(0, 6, (n, 50), generator=torch.Generator().manual_seed(seed)).double()  # many are equal
+    before = x.clone()
+    expected = x.sort(dim=0).values[trim : n - trim].mean(dim=0)
+    assert float((middle(list(x), trim) - expected).abs().max()) < 1e-12
+    assert torch.equal(x, before)
+
+
+def test_a_median_needs_fewer_comparisons_than_a_sort() -> None:
+    assert len(network(16, 7)) < 63, "a sort by Batcher's network has so many"
+    assert len(network(16, 1)) < len(network(16, 3)) < 63
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("liar", [None, 0, 3])
+def test_distances_in_fp32_are_no_rounding(apart: float, liar: int | None) -> None:
+    """Vectors that differ by ``apart`` of their length, one of them possibly a thousand lengths away."""
+    x = (torch.ones(N, 5000, dtype=torch.float64) + apart * vectors(N, 5000, 1)).float()
+    if liar is not None:
+        x[liar] = 1000.0 * vectors(1, 5000, 2)[0].float()
+    exact = x.double()
+    found = distances(framed(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
+    expected = torch.stack([(exact - row).square().sum(dim=1) for row in exact])
+    honest = [i for i in range(N) if i != liar]
+    wrong = (found - expected)[honest][:, honest].abs() / expected[honest][:, honest].clamp(min=1e-30)
+    # With a liar as the first, in fp64 about the origin: 2⁻⁵³ ‖x‖² over what they are apart.
+    assert float(wrong.fill_diagonal_(0.0).max()) < (1e-5 if liar != 0 or apart > 1e-5 else 1e-2)
+
+
+def test_what_overflows_in_fp32_is_done_in_fp64() -> None:
+    x = vectors(N, 40, 4).float()
+    x[2] = 1e30
+    found = framed(products(list(x)), torch.ones(N, dtype=torch.float64), origin=True)
+    expected = x.double() @ x.double().T
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["far", "near"])
+def test_a_liar_cannot_blur_what_others_are_apart(where: str) -> None:
+    """As the first it is what others are measured from; so far away that all others are the same from there."""
+    x = vectors(N, 40, 4).float()
+    x[0] = 1e12 if where == "far" else x[1] * (1 + 1e-6)
+    x[5] = x[4]
+    found = distances(framed(products(list(x)), torch.ones(N, dtype=torch.float64), origin=False))
+    expected = torch.stack([(x.double() - row.double()).square().sum(dim=1) for row in x])
+    assert torch.allclose(found[1:, 1:], expected[1:, 1:], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ALL)
+@pytest.mark.parametrize("mix", ["none", "nnm", "bucketing"])
+def test_a_value_is_the_same_to_the_last_bit_on_any_number_of_threads(rule: str, mix: str) -> None:
+    x = list(torch.randn(11, 150_000, generator=torch.Generator().manual_seed(3)))
+    before, found = torch.get_num_threads(), {}
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            found[threads] = combine(RULES.make(rule, {"liars": 1}), x, mix, 3).value  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[1], other) for other in found.values())
+
+
+@pytest.mark.parametrize("rule", ALL)
+def test_pieces_are_as_good_as_the_whole(rule: str) -> None:
+    x = vectors(N, 90, 6)
+    cut = [[row[:13], row[13:13], row[13:70].clone(), row[70:]] for row in x]
+    made = RULES.make(rule, {"liars": F})
+    assert float((combine(made, cut).value - combine(made, list(x)).value).norm()) < 1e-9
 
 
 # ---- as an exchange
