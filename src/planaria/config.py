@@ -151,8 +151,8 @@ class ExchangeConfig(Section):
     econtrol, 'module:Class') and their options"""
     robust: str | Options = ""
     """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
-    'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, flag, 'module:Class'),
-    liars, mix (none, nnm, bucketing) and the rule's options"""
+    'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
+    'module:Class'), liars, mix (none, nnm, bucketing) and the rule's options"""
     inner: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0

@@ -64,6 +64,10 @@ def written(rule: str, x: Tensor, f: int) -> Tensor:
             w = torch.tensor([1 / max(1e-6, float((row - z).norm())) for row in x], dtype=x.dtype)
             z = (w.unsqueeze(1) * x).sum(dim=0) / w.sum()
         return z
+    if rule == "clipping":
+        norms = [float(row.norm()) for row in x]
+        tau = sorted(norms)[(n - 1) // 2]
+        return torch.stack([row * min(1.0, tau / norm) for row, norm in zip(x, norms, strict=True)]).mean(dim=0)
     u = (x / x.norm(dim=1, keepdim=True)).T  # d × n
     w = torch.ones(n, dtype=x.dtype)
     for _ in range(5):
@@ -94,7 +98,7 @@ def test_the_order_of_members_does_not_matter(rule: str, mix: str, seed: int) ->
     assert float((value(rule, x, mix=mix) - value(rule, x[order], mix=mix)).norm()) < 1e-7
 
 
-@pytest.mark.parametrize("rule", [rule for rule in ALL if rule != "flag"])
+@pytest.mark.parametrize("rule", [rule for rule in ALL if rule not in ("flag", "clipping")])
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_what_moves_all_moves_the_value_alike(rule: str, seed: int) -> None:
@@ -170,6 +174,69 @@ def test_chunks_are_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.exchange.robust.products.chunks", partial(chunks, size=7))
     assert all(float((value(rule, x) - whole[rule]).norm()) < 1e-9 for rule in ALL)
     assert float((value("median", x, mix="nnm") - mixed).norm()) < 1e-9
+
+
+# ---- a rule that continues from its last value
+
+
+@pytest.mark.parametrize("mix", ["none", "nnm", "bucketing"])
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), rounds=st.integers(1, 3), tau=st.sampled_from(["auto", 0.5, 3.0, 100.0]))
+def test_clipping_goes_on_from_the_last_value(mix: str, seed: int, rounds: int, tau: float | str) -> None:
+    x, v = vectors(N, 20, seed), vectors(1, 20, seed + 1)[0]
+    matrix = mixing(mix, (x - v) @ (x - v).T, 1, 7)  # type: ignore[arg-type]
+    made = RULES.make("clipping", {"liars": 1, "rounds": rounds, "tau": tau})
+    found = combine(made, list(x), mix, 7, v)  # type: ignore[arg-type]
+    expected = v.clone()
+    for _ in range(rounds):
+        away = [row - expected for row in matrix @ x]
+        norms = sorted(float(each.norm()) for each in away)
+        most = norms[(len(norms) - 1) // 2] if tau == "auto" else float(tau)
+        expected = expected + sum(each * min(1.0, most / float(each.norm())) for each in away) / len(away)
+    assert float((found.value - expected).norm()) < 1e-9
+    assert found.coefficients is not None
+    again = x.T @ found.coefficients + (1 - found.coefficients.sum()) * v
+    assert float((found.value - again).norm()) < 1e-9, "the coefficients are those of the members"
+
+
+def test_clipping_moves_with_all_that_it_is_given() -> None:
+    x, v, shift = vectors(N, 20, 1), vectors(1, 20, 2)[0], 10 * vectors(1, 20, 3)[0]
+    made = RULES.make("clipping", {"liars": F, "rounds": 3})
+    moved = combine(made, list(x + shift), last=v + shift).value - combine(made, list(x), last=v).value
+    assert float((moved - shift).norm()) < 1e-8
+
+
+@pytest.mark.parametrize("power", [3, 30])
+def test_a_liar_moves_the_last_value_by_no_more_than_tau(power: int) -> None:
+    x, v = vectors(N, 20, 1).float(), vectors(1, 20, 2)[0].float()
+    lying = x.clone()
+    lying[0] = 10.0**power
+    made = RULES.make("clipping", {"liars": 1, "tau": 0.5})
+    one, other = (combine(made, list(each), last=v).value for each in (x, lying))
+    assert 0 < float((one - other).norm()) <= 2 * 0.5 / N + 1e-6
+
+
+def test_the_last_value_is_taken_over_and_saved() -> None:
+    """All have the same; a copy of a member goes on with it, as does who loads its state; a beginner has zero."""
+    made = exchange(ExchangeConfig(replicas=5, robust="clipping"))
+    of = replicas(5, {2: -1e30})
+    for _ in range(3):
+        meet(made, of, 0, 0)
+        for member, replica in of.items():
+            replica.fast = {"w": replica.fast["w"] + vectors(1, 15, member).float().view(5, 3)}
+    last = [replica.outer["centre"]["w"] for replica in of.values()]
+    assert all(torch.equal(each, last[0]) for each in last) and bool(last[0].any())
+    copy, loaded = of[0].outer.copied(made.parts), Outer.load(of[0].outer.state(), made.parts)
+    results = {}
+    for name, outer in (("same", of[0].outer), ("copy", copy), ("loaded", loaded), ("anew", Outer())):
+        others = {member: Replica(replica.fast, replica.outer) for member, replica in of.items()}
+        others[0] = Replica(of[0].fast, outer)
+        meet(made, others, 0, 0)
+        results[name] = others[0].fast["w"]
+    assert torch.equal(results["same"], results["copy"]) and torch.equal(results["same"], results["loaded"])
+    assert not torch.equal(results["same"], results["anew"])
+    without = exchange(ExchangeConfig(replicas=5, robust="median"))
+    assert "centre" not in without.parts and not Outer.load(of[0].outer.state(), without.parts)["centre"]
 
 
 # ---- in one pass, in little memory, the same for all

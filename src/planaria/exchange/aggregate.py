@@ -43,6 +43,10 @@ def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[st
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
 
 
+CENTRE = "centre"
+"""the part of an outer state that is the last value of a robust rule which continues from it"""
+
+
 def _known(name: str) -> str:
     if name not in AGGREGATORS:
         raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
@@ -105,7 +109,8 @@ class Averaging(Exchange, ABC):
 
     @property
     def parts(self) -> Parts:
-        return self.compression.parts
+        continues = self._robust is not None and self._robust.continues
+        return {**self.compression.parts, **({CENTRE: "shared"} if continues else {})}
 
     def codec(self, outer: Outer) -> Compressor:
         return self.compression.codec(outer)
@@ -114,8 +119,17 @@ class Averaging(Exchange, ABC):
         return self.compression.anew(outer)
 
     def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
-        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate."""
-        return self.aggregate(said) if self._robust is None else self._robust.aggregate(said, outer.rounds)
+        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate.
+
+        :raises TooManyLiars: when the rule does not bear it.
+        """
+        if self._robust is None:
+            return self.aggregate(said)
+        return self._robust.aggregate(said, outer.rounds, outer[CENTRE])
+
+    def remembered(self, joined: Weights) -> dict[str, Weights]:
+        """The parts of the outer state that follow from what a round came to; shares memory."""
+        return {CENTRE: joined} if CENTRE in self.parts else {}
 
     def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
         """One value of those of several members (member → tensors by name), all of which count the same."""

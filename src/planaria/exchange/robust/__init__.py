@@ -17,6 +17,7 @@ from planaria.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import TooManyLiars, Weights
 from planaria.exchange.robust.base import GramRule, Rule
+from planaria.exchange.robust.clipping import CenteredClipping
 from planaria.exchange.robust.combining import Combined, combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
@@ -36,6 +37,7 @@ RULES: Registry[Rule] = Registry(
         "krum": Krum,
         "multikrum": MultiKrum,
         "geometric_median": GeometricMedian,
+        "clipping": CenteredClipping,
         "flag": Flag,
     },
     place="exchange.robust",
