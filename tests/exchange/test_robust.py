@@ -13,8 +13,8 @@ from torch import Tensor
 
 from planaria.config import ExchangeConfig
 from planaria.errors import UserError
-from planaria.exchange import exchange
-from planaria.exchange.base import Outer
+from planaria.exchange import exchange, lab
+from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.robust import RULES, robust_of
 from planaria.exchange.robust.base import distances
@@ -23,6 +23,7 @@ from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.mixing import mixing
 from planaria.exchange.robust.products import framed, products
 from planaria.exchange.robust.selection import middle, network
+from planaria.options import Options
 
 ALL = sorted(RULES.shipped)
 N, F = 9, 2
@@ -370,11 +371,85 @@ def test_what_cannot_be_meant_is_refused_by_name(said: object, told: str) -> Non
         robust_of(said, 4 if said == "bucketing:median" else 5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["diloco", "streaming_diloco", "noloco", "pair_mean"])
-def test_a_rule_is_for_exchanges_in_which_nobody_is_missing(kind: str) -> None:
-    with pytest.raises(UserError, match=r"members may be missing.*take exchange\.kind = 'allreduce'"):
-        exchange(ExchangeConfig(replicas=5, kind=kind, robust="median"))
+@pytest.mark.parametrize("kind", ["noloco", "pair_mean", "gasloc"])
+def test_pairs_bear_no_liar(kind: str) -> None:
+    given = {"alpha": 0.3, "beta": 0.7, "gamma": 0.5} if kind == "gasloc" else {}
+
+    def made(robust: str, **options: object) -> Exchange:
+        return exchange(ExchangeConfig(replicas=7, kind=kind, robust=robust, options=Options({**given, **options})))
+
+    with pytest.raises(UserError, match=r"7 replicas in groups of 2 meet in some of 1, and 1 liars .* by 3 or more"):
+        made("median")
+    with pytest.raises(UserError, match=r"7 replicas in groups of 4 meet in some of 3, .* by 5 or more; raise exch"):
+        made("multikrum", group=4)
+    assert made("median", group=4)
+    with pytest.raises(UserError, match="equal at all members, and here each has its own; take another"):
+        made("clipping", group=4)
+
+
+def test_a_rule_needs_values_that_are_one_in_the_end_and_say_something_by_themselves() -> None:
     with pytest.raises(UserError, match="'local' makes no one value of several"):
         exchange(ExchangeConfig(replicas=5, kind="local", robust="median"))
     with pytest.raises(UserError, match=r"beside estimates.*take ef14"):
         exchange(ExchangeConfig(replicas=5, robust="median", compress="ef21:top1%"))
+
+
+# ---- where members may be missing
+
+
+def rarely(kind: str, robust: str, n: int, **options: object) -> tuple[Exchange, dict[int, Replica]]:
+    made = exchange(ExchangeConfig(replicas=n, kind=kind, robust=robust, options=Options({"every": 4, **options})))
+    return made, lab.replicas(made, {"w": torch.zeros(5, 3), "layers.1.w": torch.ones(4)}, n)
+
+
+def drifted(of: dict[int, Replica], lies: dict[int, float]) -> None:
+    for member, replica in of.items():
+        away = vectors(1, 15, member).float().view(5, 3)
+        replica.fast = {name: tensor + 0.1 for name, tensor in replica.fast.items()}
+        replica.fast["w"] = replica.fast["w"] + (lies[member] if member in lies else 0.01 * away)
+
+
+@pytest.mark.parametrize("kind", ["diloco", "streaming_diloco"])
+@pytest.mark.parametrize("robust", ["median", "multikrum", "nnm:trimmed_mean", "clipping"])
+def test_outer_drifts_are_as_robust_as_gradients(kind: str, robust: str) -> None:
+    made, of = rarely(kind, robust, 7, alpha=0.0, beta=1.0)
+    for round in range(8):
+        drifted(of, {2: -1e6, 5: float("nan")} if robust == "median" else {2: -1e6})
+        meet(made, of, round, 0)
+        slow = [replica.outer["slow"]["w"] for replica in of.values()]
+        assert all(torch.equal(each, slow[0]) for each in slow), "all have the same"
+    assert float((slow[0] - 0.1 * 8).abs().max()) < 0.5, "clipping lags behind"
+
+
+@pytest.mark.parametrize("kind", ["diloco", "streaming_diloco"])
+@pytest.mark.parametrize("away", [[0], [0, 1, 2, 3]])
+def test_a_round_of_fewer_members_than_the_rule_bears_changes_nothing(kind: str, away: list[int]) -> None:
+    """Five are enough for the rule, three and one are not; drifts of a round that came to nothing are in the next."""
+    made, of = rarely(kind, "clipping", 6, **({"fragments": 1} if kind == "streaming_diloco" else {}))
+    drifted(of, {})
+    meet(made, of, 0, 0)
+    drifted(of, {5: 1e9})
+    fast = {member: replica.fast["w"].clone() for member, replica in of.items()}
+    before = {member: replica.outer for member, replica in of.items()}
+    there = [member for member in of if member not in away]
+    meet(made, of, 1, 0, alone=away)
+    assert all(torch.equal(of[i].outer["slow"]["w"], of[there[0]].outer["slow"]["w"]) for i in there), "all alike"
+    few = [*away, *(there if len(there) < 3 else [])]
+    for member in few:
+        assert torch.equal(of[member].fast["w"], fast[member])
+        assert of[member].outer.parts == before[member].parts and of[member].outer.rounds == 2
+    for member in set(of) - set(few):
+        assert float(of[member].fast["w"].abs().max()) < 10, "of five the liar is borne"
+    meet(made, {i: of[i] for i in there}, 2, 0)
+    assert all(torch.equal(of[i].outer["slow"]["w"], of[there[0]].outer["slow"]["w"]) for i in there)
+
+
+def test_too_few_in_a_gossip_go_on_alone() -> None:
+    made, of = rarely("noloco", "median", 8, group=4)
+    _, others = rarely("noloco", "", 8, group=4)
+    for each in (of, others):
+        drifted(each, {})
+    group = made.groups(0, range(8), 0)[0]
+    meet(made, of, 0, 0, alone=group[:2])
+    meet(exchange(ExchangeConfig(replicas=8, kind="noloco", options=Options({"group": 4}))), others, 0, 0, alone=group)
+    assert all(torch.equal(of[i].fast["w"], others[i].fast["w"]) for i in group)

@@ -49,7 +49,7 @@ def exchange(config: ExchangeConfig) -> Exchange:
     if config.robust:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
-        made = made.defended(robust_of(config.robust, config.replicas))
+        made = made.defended(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: foreign([type(made)])):
         every, overlap = made.interval, made.overlap
         if every is not None and (not isinstance(every, int) or every < 0):

@@ -88,16 +88,13 @@ class Averaging(Exchange, ABC):
         made._compressed = by
         return made
 
-    def defended(self, by: Robust) -> Self:
-        """The same, with a robust rule in place of the mean.
+    def defended(self, by: Robust, members: int) -> Self:
+        """The same, with a robust rule in place of the mean, for so many ``members``.
 
         :raises UserError: when it cannot work like that.
         """
-        if not self.follows:
-            raise UserError(
-                "exchange.robust: in a round of such an exchange members may be missing, and the rule could not tell "
-                "how many of the others lie; take exchange.kind = 'allreduce'"
-            )
+        if wrong := self.undefended(by, members):
+            raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
                 "exchange.robust beside estimates (exchange.compress): a difference to an estimate says nothing by "
@@ -106,6 +103,14 @@ class Averaging(Exchange, ABC):
         made = self.model_copy()
         made._robust = by
         return made
+
+    def undefended(self, by: Robust, members: int) -> str:
+        """Why it cannot go by this rule; empty if it can."""
+        if by.continues and not self.synchronised:
+            return (
+                "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
+            )
+        return ""
 
     @property
     def parts(self) -> Parts:
@@ -125,7 +130,9 @@ class Averaging(Exchange, ABC):
         """
         if self._robust is None:
             return self.aggregate(said)
-        return self._robust.aggregate(said, outer.rounds, outer[CENTRE])
+        like = next(iter(said.values()))
+        last = {name: tensor for name, tensor in outer[CENTRE].items() if name in like}
+        return self._robust.aggregate(said, outer.rounds, last)
 
     def remembered(self, joined: Weights) -> dict[str, Weights]:
         """The parts of the outer state that follow from what a round came to; shares memory."""

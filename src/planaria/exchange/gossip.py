@@ -20,8 +20,9 @@ from torch import Tensor
 from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, TooManyLiars, Weights, meeting_cost
 from planaria.exchange.pairing import random_groups
+from planaria.exchange.robust import Robust
 from planaria.exchange.stability import largest_gamma
 
 
@@ -83,6 +84,15 @@ class Gossip(Averaging, ABC):
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
+        """Of a group in which fewer are heard than a robust rule bears, everybody goes on alone."""
+        try:
+            return self._settled(outer, fast, offers, me)
+        except TooManyLiars:
+            return self._settled(outer, fast, {me: offers[me]}, me)
+
+    def _settled(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
         said, kept = self.compression.heard(outer, offers, me, outer["slow"])
         if self.two_parts:
             prefetched = {member: message.unpack(offers[member].prefetched, outer["slow"]) for member in said}
@@ -90,11 +100,20 @@ class Gossip(Averaging, ABC):
                 member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
-        joined = self.aggregate(said)
+        joined = self.joined(outer, said) if len(said) > 1 else self.aggregate(said)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
             new_slow[name], momentum[name] = self.step(slow, outer["momentum"][name], said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
+
+    def undefended(self, by: Robust, members: int) -> str:
+        smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
+        if smallest < least:
+            return (
+                f"{members} replicas in groups of {self.group} meet in some of {smallest}, and {by.rule.liars} liars "
+                f"can be borne by {least} or more; raise exchange.options.group, or take exchange.kind = 'diloco'"
+            )
+        return super().undefended(by, members)
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
         return super().apart(outer, offers) / (1.0 if self.two_parts else self.unit)

@@ -71,6 +71,8 @@ class Robust:
         if len(said) < self.least():
             raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
         like = next(iter(said.values()))
+        if not like:  # a fragment of nothing
+            return {}
         vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
