@@ -141,8 +141,8 @@ class ExchangeConfig(Section):
     most: bounds.Replicas | None = None
     """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
     kind: str = "allreduce"
-    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, or
-    'module:Class'"""
+    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, monna,
+    or 'module:Class'"""
     options: Options = Options()
     """of the kind"""
     compress: str | Options = ""
