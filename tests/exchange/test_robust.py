@@ -107,14 +107,15 @@ def test_what_moves_all_moves_the_value_alike(rule: str, seed: int) -> None:
     assert float((value(rule, x + shift) - value(rule, x) - shift).norm()) < 1e-8
 
 
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.floats(1e-3, 1e3), st.integers(0, N - 1))
-def test_flag_looks_at_directions_alone(seed: int, scale: float, which: int) -> None:
-    x = vectors(N, 30, seed)
+@given(seed=st.integers(0, 10**6), scale=st.floats(1e-4, 1e4), which=st.integers(0, N - 1))
+def test_flag_looks_at_directions_alone(dtype: torch.dtype, apart: float, seed: int, scale: float, which: int) -> None:
+    x = vectors(N, 30, seed).to(dtype)
     longer = x.clone()
     longer[which] *= scale
     one, other = value("flag", x), value("flag", longer)
-    assert float(torch.nn.functional.cosine_similarity(one, other, dim=0)) > 1 - 1e-9
+    assert float(torch.nn.functional.cosine_similarity(one, other, dim=0)) > 1 - apart
 
 
 @pytest.mark.parametrize("rule", ALL)
@@ -285,7 +286,7 @@ def test_what_overflows_in_fp32_is_done_in_fp64() -> None:
 
 @pytest.mark.parametrize("where", ["far", "near"])
 def test_a_liar_cannot_blur_what_others_are_apart(where: str) -> None:
-    """As the first it is what others are measured from; so far away that all others are the same from there."""
+    """As the first it is what others are measured from, possibly so far away that all are the same from there."""
     x = vectors(N, 40, 4).float()
     x[0] = 1e12 if where == "far" else x[1] * (1 + 1e-6)
     x[5] = x[4]
@@ -423,9 +424,10 @@ def test_outer_drifts_are_as_robust_as_gradients(kind: str, robust: str) -> None
 
 @pytest.mark.parametrize("kind", ["diloco", "streaming_diloco"])
 @pytest.mark.parametrize("away", [[0], [0, 1, 2, 3]])
-def test_a_round_of_fewer_members_than_the_rule_bears_changes_nothing(kind: str, away: list[int]) -> None:
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_round_of_fewer_members_than_the_rule_bears_changes_nothing(kind: str, away: list[int], bits: int) -> None:
     """Five are enough for the rule, three and one are not; drifts of a round that came to nothing are in the next."""
-    made, of = rarely(kind, "clipping", 6, **({"fragments": 1} if kind == "streaming_diloco" else {}))
+    made, of = rarely(kind, "clipping", 6, bits=bits, **({"fragments": 1} if kind == "streaming_diloco" else {}))
     drifted(of, {})
     meet(made, of, 0, 0)
     drifted(of, {5: 1e9})

@@ -1,5 +1,4 @@
-"""What exchanges of weights have in common: the message in one part or in two, and its bytes; and those in small random
-groups, who meets.
+"""What exchanges of weights have in common: the message in one part or in two, and its bytes; and random groups.
 
 A replica says one tensor x, made of its slow weights φ and its drift θ − φ, and goes on with the mean of its group's.
 So one tensor each is enough; the released code of arXiv 2506.10911 sends two.

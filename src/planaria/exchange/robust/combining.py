@@ -41,7 +41,8 @@ def combine(
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
         last = blank(vectors[0])
-    gram = products(vectors, last if onward else None)
+    origin = isinstance(rule, GramRule) and rule.origin
+    gram = products(vectors, last if onward else None, origin)
     shorter = torch.ones(len(vectors), dtype=gram.dtype) if onward else bounded(gram)
     matrix = mixing(mix, framed(gram, shorter, origin=False), rule.liars, draw)
     _enough(rule, len(matrix))
@@ -49,7 +50,7 @@ def combine(
         made = rule.combine
         return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))), None)
     assert isinstance(rule, GramRule)
-    seen = matrix @ framed(gram, shorter, rule.origin) @ matrix.T
+    seen = matrix @ framed(gram, shorter, origin) @ matrix.T
     c = matrix.T @ rule.coefficients(seen) * shorter
     factors = [*c.tolist(), *([1.0 - float(c.sum())] if onward else [])]
     summed = [*vectors, last] if onward and last is not None else vectors

@@ -20,19 +20,19 @@ class NotFinite(ValueError):
     """A number of some vector is infinite or none at all."""
 
 
-def products(vectors: Sequence[Vector], about: Vector | None = None) -> Tensor:
+def products(vectors: Sequence[Vector], about: Vector | None = None, origin: bool = False) -> Tensor:
     """G [n + 1, n + 1], fp64: the inner products of x_j − r [n] and, the last, of r.
 
     r is the first vector, from which honest ones are about as far as from one another; or ``about``, and then nothing
-    is said of r itself. Within a block of 1,024 coordinates products are in the vectors' own precision ε (2⁻²⁴ of
-    fp32), beyond it in fp64: |ΔG_ij| ≤ 1,024 ε ‖x_i − r‖ ‖x_j − r‖ at worst, and a long vector touches no entries but
-    its own. Where that does not tell vectors apart, because the first is a liar far away, say, or where it overflows,
-    all is done again in fp64, with r = 0 in place of the first. Does not depend on the number of threads: nothing is
-    added up that torch would share out among them.
+    is said of r itself; or zero, the ``origin``. Within a block of 1,024 coordinates products are in the vectors' own
+    precision ε (2⁻²⁴ of fp32), beyond it in fp64: |ΔG_ij| ≤ 1,024 ε ‖x_i − r‖ ‖x_j − r‖ at worst, and a long vector
+    touches no entries but its own. Where that does not tell vectors apart, because the first is a liar far away, say,
+    or where it overflows, all is done again in fp64, with r = 0 in place of the first. Does not depend on the number
+    of threads: nothing is added up that torch would share out among them.
 
     :raises NotFinite: when a vector is not.
     """
-    count, first = len(vectors), about is None
+    count, first = len(vectors), about is None and not origin
     found = _pass(vectors, about, None, first)
     if not (_tells(found[1:, 1:], vectors[1:]) if first else _tells(found, vectors)):
         found, first = _pass(vectors, about, torch.float64, False), False
