@@ -141,8 +141,8 @@ class ExchangeConfig(Section):
     most: bounds.Replicas | None = None
     """on the fleet, how many there may be in time, as machines join; no more than replicas unless given"""
     kind: str = "allreduce"
-    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, or
-    'module:Class'"""
+    """how replicas agree: allreduce, local (not at all), diloco, streaming_diloco, noloco, pair_mean, gasloc, monna,
+    or 'module:Class'"""
     options: Options = Options()
     """of the kind"""
     compress: str | Options = ""
@@ -151,8 +151,8 @@ class ExchangeConfig(Section):
     econtrol, 'module:Class') and their options"""
     robust: str | Options = ""
     """what replicas go on with when some of them lie, in place of the mean: RULE or MIX:RULE, such as 'multikrum' or
-    'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, flag, 'module:Class'),
-    liars, mix (none, nnm, bucketing) and the rule's options"""
+    'nnm:median'; or a table of rule (median, trimmed_mean, krum, multikrum, geometric_median, clipping, flag,
+    'module:Class'), liars, mix (none, nnm, bucketing) and the rule's options"""
     coded: str | Options = ""
     """how a step goes on without replicas that are late, its gradient exact all the same: a scheme (gc, srsgc, msgc,
     none, 'module:Class'), or a table of scheme, its options, jobs (parts of a step that are decoded by themselves) and

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lab_models import SHAPES, apart, distance, drift, have, make, weights
+from lab_models import SHAPES, apart, distance, drift, fitting, have, make, weights
 
 from planaria.errors import UserError
 from planaria.exchange.aggregate import AGGREGATORS, equal, mean
@@ -51,7 +51,7 @@ def test_every_exchange_goes_by_the_rule_that_its_recipe_names(
         return {name: tensor / 2 for name, tensor in mean(values, counts).items()}
 
     monkeypatch.setitem(AGGREGATORS, "half", half)
-    plain, changed = make(kind, bits=bits), make(kind, bits=bits, aggregator="half")
+    plain, changed = (fitting(kind, bits=bits, liars=0, aggregator=name) for name in ("mean", "half"))
     one, other = apart(plain, 4), apart(changed, 4)
     for made, of in ((plain, one), (changed, other)):
         drift(of, 1)

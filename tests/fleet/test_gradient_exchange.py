@@ -85,7 +85,7 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
         assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
 
 
-@pytest.mark.parametrize("robust", ["median", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("robust", ["median", "clipping", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
 def test_replicas_that_distrust_each_other_learn_what_inline_learns(tmp_path: Path, robust: str) -> None:
     config = every_step(tmp_path, "ef14:8bits", robust=robust)
     record = train(config)
@@ -120,13 +120,18 @@ def killing(step: int) -> Callable[..., object]:
     return engine
 
 
-@pytest.mark.parametrize("said", ["32bits", "4bits", "econtrol:top5%"])
-def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "robust"), [("32bits", ""), ("4bits", ""), ("econtrol:top5%", ""), ("32bits", "clipping")]
+)
+def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(
+    tmp_path: Path, said: str, robust: str
+) -> None:
     """The block stage of all replicas has agreed on the step's gradient when the ends of one die: all do it again.
 
-    The ends then begin their estimates anew, and the block stage, which has lost nobody, does not.
+    The ends then begin their estimates anew, and the block stage, which has lost nobody, does not. The last value of a
+    robust rule is from before that step, and the reborn node takes it over.
     """
-    config = every_step(tmp_path, said, steps=7)
+    config = every_step(tmp_path, said, steps=7, robust=robust)
     last = 3.5 / 8  # of its eight backward passes the fourth in the plan: the last that the block stage sends it
     stuck = Fault(step=3, stage=ENDS, signal="stuck", moment="backward", offset=last, resume_after_s=STUCK_S)
     train(config, [stuck], engine=killing(step=3))
@@ -135,6 +140,16 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(tmp
     done = Counter(ready.step for ready in facts(record, e.StageReady) if ready.stage == 1)
     assert done == {step: REPLICAS * (2 if step == 3 else 1) for step in range(7)}, "the step was not dropped"
     assert losses(record) == inline(record)[0], "to the last bit"
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_last_value_of_a_robust_rule(tmp_path: Path) -> None:
+    config, whole = (every_step(tmp_path, "", steps, robust="clipping") for steps in (2, 5))
+    folder = folder_of(config)
+    train(config.model_copy(update={"engine": "inline"}), engine=inline_run.train)
+    for steps, engine in ((4, "fleet"), (5, "inline")):
+        assert command.resume(folder, {"train.steps": str(steps), "engine": engine}, quiet=True) == 0
+        assert_no_orphans(folder)
+    assert losses(read_run(folder)) == inline_losses(whole)
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_others(tmp_path: Path) -> None:

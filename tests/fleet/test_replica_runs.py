@@ -84,6 +84,8 @@ def blocks(record: RunRecord) -> list[int]:
         {"kind": "diloco", "options": HEAVY},
         {"kind": "streaming_diloco", "options": {"fragments": 2, "delay": 1, **HEAVY}},
         {"kind": "local"},
+        {"kind": "monna", "options": {"alpha": 0.5}},
+        {"kind": "diloco", "robust": "clipping", "options": HEAVY},
     ],
     ids=lambda exchange: exchange.get("kind", "noloco"),
 )

@@ -261,9 +261,10 @@ def _outer(
     saved: Cut, wanted: Cut, stage: int, replica: int, copies: Mapping[int, Copy], rule: str
 ) -> tuple[dict[str, Made], Source | None]:
     """The outer state of a stage, by the names that it has there, and the rounds that are behind it."""
-    if rule == "anew" or (rule == "own" and replica not in copies):
+    held = replica in copies
+    if rule == "anew" or (rule == "own" and not held and not equal_copies(saved)):
         return {}, None
-    used = [copies[replica]] if rule == "own" else list(copies.values())
+    used = [copies[replica if held else min(copies)]] if rule == "own" else list(copies.values())
     each = [{at: source for s, held in c.outer.items() for at, source in _parts(saved, s, held)} for c in used]
     rounds = [Source(held, "outer.rounds") for held in used[0].outer.values() if "outer.rounds" in held.entries]
     shapes = declared(wanted, stage)
@@ -274,8 +275,9 @@ def _outer(
         sources = tuple(one[part, name] for one in each if (part, name) in one)
         if name not in local:
             continue
-        if rule == "own":
-            found[f"{part}/{local[name]}"] = Made("copy", sources)
+        if rule == "own":  # one that was equal to another was saved as that one, which has what they share
+            if held or parts.get(part) == "shared":
+                found[f"{part}/{local[name]}"] = Made("copy", sources)
         elif parts.get(part) == "own":
             found[f"{part}/{local[name]}"] = Made("sum", sources, wanted.replicas)
         elif parts.get(part) == "shared":

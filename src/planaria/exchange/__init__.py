@@ -13,6 +13,7 @@ from planaria.exchange.compression import compression_of
 from planaria.exchange.diloco import DiLoCo
 from planaria.exchange.gasloc import Gasloc
 from planaria.exchange.local import Local
+from planaria.exchange.monna import MoNNA
 from planaria.exchange.noloco import NoLoCo
 from planaria.exchange.pair_mean import PairMean
 from planaria.exchange.robust import robust_of
@@ -31,6 +32,7 @@ EXCHANGES: Registry[Exchange] = Registry(
         "noloco": NoLoCo,
         "pair_mean": PairMean,
         "gasloc": Gasloc,
+        "monna": MoNNA,
     },
 )
 
@@ -49,9 +51,11 @@ def exchange(config: ExchangeConfig) -> Exchange:
     if config.robust:
         if not isinstance(made, Averaging):
             raise UserError(f"exchange.robust: {config.kind!r} makes no one value of several; leave it out")
-        made = made.defended(robust_of(config.robust, config.replicas))
+        made = made.defended(robust_of(config.robust, config.replicas), config.replicas)
     with blaming(lambda: foreign([type(made)])):
         every, overlap = made.interval, made.overlap
+        if config.replicas > 1 and (wrong := made.misfit(config.replicas)):
+            raise UserError(f"exchange.kind = {config.kind!r}: {wrong}")
         if every is not None and (not isinstance(every, int) or every < 0):
             raise UserError(f"exchange.kind = {config.kind!r}: interval is {every!r}; give a number of steps, or None")
         if overlap and not 0 < overlap < (every or 0):

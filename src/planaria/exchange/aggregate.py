@@ -43,6 +43,10 @@ def mean(values: Mapping[int, Weights], weights: Mapping[int, float]) -> dict[st
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
 
 
+CENTRE = "centre"
+"""the part of an outer state that is the last value of a robust rule which continues from it"""
+
+
 def _known(name: str) -> str:
     if name not in AGGREGATORS:
         raise ValueError(f"no such aggregator; {nearest(name, AGGREGATORS)}")
@@ -84,16 +88,13 @@ class Averaging(Exchange, ABC):
         made._compressed = by
         return made
 
-    def defended(self, by: Robust) -> Self:
-        """The same, with a robust rule in place of the mean.
+    def defended(self, by: Robust, members: int) -> Self:
+        """The same, with a robust rule in place of the mean, for so many ``members``.
 
         :raises UserError: when it cannot work like that.
         """
-        if not self.follows:
-            raise UserError(
-                "exchange.robust: in a round of such an exchange members may be missing, and the rule could not tell "
-                "how many of the others lie; take exchange.kind = 'allreduce'"
-            )
+        if wrong := self.undefended(by, members):
+            raise UserError(f"exchange.robust: {wrong}")
         if self.compression.feedback.estimates:
             raise UserError(
                 "exchange.robust beside estimates (exchange.compress): a difference to an estimate says nothing by "
@@ -103,9 +104,18 @@ class Averaging(Exchange, ABC):
         made._robust = by
         return made
 
+    def undefended(self, by: Robust, members: int) -> str:
+        """Why it cannot go by this rule; empty if it can."""
+        if by.continues and not self.synchronised:
+            return (
+                "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
+            )
+        return ""
+
     @property
     def parts(self) -> Parts:
-        return self.compression.parts
+        continues = self._robust is not None and self._robust.continues
+        return {**self.compression.parts, **({CENTRE: "shared"} if continues else {})}
 
     def codec(self, outer: Outer) -> Compressor:
         return self.compression.codec(outer)
@@ -114,8 +124,19 @@ class Averaging(Exchange, ABC):
         return self.compression.anew(outer)
 
     def joined(self, outer: Outer, said: Mapping[int, Weights]) -> dict[str, Tensor]:
-        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate."""
-        return self.aggregate(said) if self._robust is None else self._robust.aggregate(said, outer.rounds)
+        """What the round after ``outer`` makes of what members say: by a robust rule, or their aggregate.
+
+        :raises TooManyLiars: when the rule does not bear it.
+        """
+        if self._robust is None:
+            return self.aggregate(said)
+        like = next(iter(said.values()))
+        last = {name: tensor for name, tensor in outer[CENTRE].items() if name in like}
+        return self._robust.aggregate(said, outer.rounds, last)
+
+    def remembered(self, joined: Weights) -> dict[str, Weights]:
+        """The parts of the outer state that follow from what a round came to; shares memory."""
+        return {CENTRE: joined} if CENTRE in self.parts else {}
 
     def aggregate(self, said: Mapping[int, Weights]) -> dict[str, Tensor]:
         """One value of those of several members (member → tensors by name), all of which count the same."""

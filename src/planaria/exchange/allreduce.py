@@ -13,7 +13,7 @@ from planaria.exchange.base import Offer, Outer, Weights
 
 
 class AllReduce(Averaging):
-    """Messages are gradients. The outer state holds nothing but what feedback needs."""
+    """Messages are gradients. The outer state holds nothing but what feedback or a robust rule needs."""
 
     synchronised: ClassVar[bool] = True
     follows: ClassVar[bool] = True
@@ -30,5 +30,6 @@ class AllReduce(Averaging):
     ) -> tuple[dict[str, Tensor], Outer]:
         """g ← (1/n) Σ_j g_j, or what another aggregator makes of them, or the mean of estimates."""
         said, kept = self.compression.heard(outer, offers, me, fast)
-        reached, shared = self.compression.reached(outer, self.joined(outer, said))
-        return message.fast_copy(reached, fast), outer.settled(**kept, **shared)
+        joined = self.joined(outer, said)
+        reached, shared = self.compression.reached(outer, joined)
+        return message.fast_copy(reached, fast), outer.settled(**kept, **shared, **self.remembered(joined))

@@ -173,6 +173,14 @@ class Exchange(Choice, ABC):
         """
         return one_group(members)
 
+    def quorum(self, members: int) -> int:
+        """How many others of a group of so many a member has to hear before it settles, if the rest is silent."""
+        return members - 1
+
+    def misfit(self, members: int) -> str:
+        """Why it does not work with so many replicas; empty if it does."""
+        return ""
+
     def start(self, weights: Weights) -> Outer:
         """The outer state of a replica that starts from ``weights``, equal at all replicas; a copy.
 

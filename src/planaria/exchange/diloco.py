@@ -11,15 +11,17 @@ from torch import Tensor
 from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import Offer, Outer, Parts, Weights
+from planaria.exchange.base import Offer, Outer, Parts, TooManyLiars, Weights
 from planaria.exchange.outer_step import Momentum, stepped
 
 
 class DiLoCo(Averaging):
-    """An outer optimizer, with the group's mean drift as its gradient.
+    """An outer optimizer, with the group's mean drift as its gradient, or what a robust rule makes of the drifts.
 
     Slow weights stay equal only among replicas that got the same offers. One that missed a round must take the slow
-    weights and momentum of one that did not.
+    weights and momentum of one that did not. A round of fewer members than a robust rule bears changes nothing: all
+    keep the slow weights that they share and go on from their own fast ones, so that no drift is believed and none is
+    lost. It is in the next round's.
     """
 
     synchronised: ClassVar[bool] = True
@@ -51,10 +53,21 @@ class DiLoCo(Averaging):
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        said, kept = self.compression.heard(outer, offers, me, outer["slow"])
-        drift = self.aggregate(said)
-        slow, momentum = stepped(outer["slow"], outer["momentum"], drift, self.beta, self.alpha, self.momentum)
-        return message.fast_copy(slow, fast), outer.settled(slow=slow, momentum=momentum, **kept)
+        slow, settled = self._stepped(outer, offers, me, outer["slow"])
+        return {**fast, **message.fast_copy(slow, fast)}, settled
+
+    def _stepped(
+        self, outer: Outer, offers: Mapping[int, Offer], me: int, part: Weights
+    ) -> tuple[dict[str, Tensor], Outer]:
+        """Those slow weights that are ``part`` of all, one outer step later, and the outer state. None of them, where
+        a robust rule does not bear it that so few are heard; then the outer state has but counted the round."""
+        said, kept = self.compression.heard(outer, offers, me, part)
+        try:
+            drift = self.joined(outer, said)
+        except TooManyLiars:
+            return {}, outer.settled()
+        slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
+        return slow, outer.settled(slow=slow, momentum=momentum, **kept, **self.remembered(drift))
 
 
 def pseudo_gradient(slow: Weights, fast: Weights) -> dict[str, Tensor]:

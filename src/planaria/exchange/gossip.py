@@ -1,4 +1,4 @@
-"""What exchanges in small random groups have in common: who meets, the message in one part or in two, and its bytes.
+"""What exchanges of weights have in common: the message in one part or in two, and its bytes; and random groups.
 
 A replica says one tensor x, made of its slow weights φ and its drift θ − φ, and goes on with the mean of its group's.
 So one tensor each is enough; the released code of arXiv 2506.10911 sends two.
@@ -14,24 +14,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from planaria.bounds import Fraction, Positive
 from planaria.exchange import message
 from planaria.exchange.aggregate import Averaging
-from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
+from planaria.exchange.base import ExchangeCost, Offer, Outer, Parts, Shapes, TooManyLiars, Weights, meeting_cost
 from planaria.exchange.pairing import random_groups
+from planaria.exchange.robust import Robust
 from planaria.exchange.stability import largest_gamma
 
 
-class Gossip(Averaging, ABC):
-    """Replicas that meet in groups drawn anew for every round; a subclass says what x is, and the step it makes."""
+class Models(Averaging, ABC):
+    """Replicas with weights of their own; a subclass says what x is, and the step it makes."""
 
     every: Positive = 50
     """inner steps between rounds"""
-    group: Annotated[int, Field(ge=2)] = 2
-    """replicas that meet in one round"""
     prefetch: bool = False
     """send slow weights ahead, so that only drifts are waited for (always, below 32 bits)"""
 
@@ -64,23 +64,37 @@ class Gossip(Averaging, ABC):
     def parts(self) -> Parts:
         return {"slow": "shared", "momentum": "shared", **super().parts}
 
-    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
-        return random_groups(round, members, self.group, seed)
-
     def start(self, weights: Weights) -> Outer:
         return Outer({"slow": message.slow_copy(weights), "momentum": message.zeros(weights)})
 
     def prefetched(self, outer: Outer) -> Tensor | None:
         return message.pack(outer["slow"]) if self.two_parts else None
 
+    def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
+        """How far a replica says it has gone: θ − φ."""
+        return {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
+
+    def together(self, outer: Outer, said: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+        """What ``me`` makes of what the members that are heard say, its own x among theirs."""
+        return self.joined(outer, said) if len(said) > 1 else self.aggregate(said)
+
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
-        drift = {name: fast[name].detach().float() - slow for name, slow in outer["slow"].items()}
+        drift = self.moved(outer, fast)
         if self.two_parts:
             prefetched = self.prefetched(outer) if prefetched is None else prefetched
             return self.compression.offer(outer, drift, prefetched)
         return Offer(message.pack({name: self.says(drift[name], slow) for name, slow in outer["slow"].items()}))
 
     def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        """Of a group in which fewer are heard than a robust rule bears, everybody goes on alone."""
+        try:
+            return self._settled(outer, fast, offers, me)
+        except TooManyLiars:
+            return self._settled(outer, fast, {me: offers[me]}, me)
+
+    def _settled(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
         said, kept = self.compression.heard(outer, offers, me, outer["slow"])
@@ -90,10 +104,11 @@ class Gossip(Averaging, ABC):
                 member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
-        joined = self.aggregate(said)
+        joined = self.together(outer, said, me)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():
-            new_slow[name], momentum[name] = self.step(slow, outer["momentum"][name], said[me][name], joined[name])
+            before = outer["momentum"].get(name, torch.zeros_like(slow))
+            new_slow[name], momentum[name] = self.step(slow, before, said[me][name], joined[name])
         return message.fast_copy(new_slow, fast), outer.settled(slow=new_slow, momentum=momentum, **kept)
 
     def apart(self, outer: Outer, offers: Mapping[int, Offer]) -> float:
@@ -102,6 +117,25 @@ class Gossip(Averaging, ABC):
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         prefetched = message.packed_bytes(shapes) if self.two_parts else 0
         return meeting_cost(self.groups(0, range(members), 0), self.compression.bytes(shapes), prefetched)
+
+
+class Gossip(Models, ABC):
+    """Replicas that meet in groups drawn anew for every round."""
+
+    group: Annotated[int, Field(ge=2)] = 2
+    """replicas that meet in one round"""
+
+    def groups(self, round: int, members: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+        return random_groups(round, members, self.group, seed)
+
+    def undefended(self, by: Robust, members: int) -> str:
+        smallest, least = min(map(len, self.groups(0, range(members), 0))), by.least()
+        if smallest < least:
+            return (
+                f"{members} replicas in groups of {self.group} meet in some of {smallest}, and {by.rule.liars} liars "
+                f"can be borne by {least} or more; raise exchange.options.group, or take exchange.kind = 'diloco'"
+            )
+        return super().undefended(by, members)
 
 
 class Pulled(Gossip, ABC):

@@ -15,15 +15,18 @@ from planaria.exchange.compress.plain import PLAIN
 
 def flat(weights: Weights) -> Tensor:
     """All tensors end to end in order of name: fp32 [n] on the CPU, in memory of its own."""
-    pieces = [weights[name].detach().float().cpu().reshape(-1) for name in sorted(weights)]
-    return torch.cat([*pieces, torch.empty(0)])
+    return torch.cat([*pieces(weights), torch.empty(0)])
+
+
+def pieces(weights: Weights) -> list[Tensor]:
+    """The same tensor by tensor; shares memory where that can be."""
+    return [weights[name].detach().float().cpu().reshape(-1) for name in sorted(weights)]
 
 
 def named(vector: Tensor, like: Weights) -> dict[str, Tensor]:
     """What :func:`flat` put end to end, fp32, with the names, shapes and devices of ``like``; shares memory."""
     shapes = {name: like[name].shape for name in sorted(like)}
-    pieces = torch.split(vector, [shape.numel() for shape in shapes.values()])
-    pairs = zip(shapes.items(), pieces, strict=True)
+    pairs = zip(shapes.items(), torch.split(vector, [shape.numel() for shape in shapes.values()]), strict=True)
     return {name: piece.view(shape).to(like[name].device) for (name, shape), piece in pairs}
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.exchange.base import ExchangeCost, Offer, Outer, Shapes, Weights, meeting_cost
 from planaria.exchange.diloco import DiLoCo, pseudo_gradient
-from planaria.exchange.outer_step import stepped
 from planaria.exchange.pairing import one_group
 
 
@@ -60,12 +59,9 @@ class Streaming(DiLoCo):
     def settle(
         self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
     ) -> tuple[dict[str, Tensor], Outer]:
-        part = self._part(outer["slow"], outer.rounds)
-        said, kept = self.compression.heard(outer, offers, me, part)
-        drift = self.aggregate(said)
-        slow, momentum = stepped(part, outer["momentum"], drift, self.beta, self.alpha, self.momentum)
+        slow, settled = self._stepped(outer, offers, me, self._part(outer["slow"], outer.rounds))
         mixed = {name: mixture(fast[name].detach(), slow[name], self.mix) for name in slow}
-        return {**fast, **mixed}, outer.settled(slow=slow, momentum=momentum, **kept)
+        return {**fast, **mixed}, settled
 
     def cost(self, shapes: Shapes, members: int) -> ExchangeCost:
         """Nobody waits for what travels during ``delay`` steps, unless it takes longer than they do."""

@@ -6,7 +6,7 @@ A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,13 +16,15 @@ from torch import Tensor
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
 from planaria.exchange.base import TooManyLiars, Weights
-from planaria.exchange.robust.base import Rule
-from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.base import GramRule, Rule
+from planaria.exchange.robust.clipping import CenteredClipping
+from planaria.exchange.robust.combining import Combined, combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
 from planaria.exchange.robust.krum import Krum, MultiKrum
 from planaria.exchange.robust.mixing import BUCKET, Mix
+from planaria.exchange.robust.products import NotFinite
 from planaria.registry import Registry
 
 RULES: Registry[Rule] = Registry(
@@ -35,6 +37,7 @@ RULES: Registry[Rule] = Registry(
         "krum": Krum,
         "multikrum": MultiKrum,
         "geometric_median": GeometricMedian,
+        "clipping": CenteredClipping,
         "flag": Flag,
     },
     place="exchange.robust",
@@ -52,18 +55,39 @@ class Robust:
         """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
         return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
 
-    def aggregate(self, said: Mapping[int, Weights], draw: int) -> dict[str, Tensor]:
-        """One value of those of several members, in order; ``draw`` is a number that all of them know.
+    @property
+    def continues(self) -> bool:
+        """Does it need the value of the round before?"""
+        return isinstance(self.rule, GramRule) and self.rule.continues
+
+    def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
+        """One value of those of several members, in order; ``draw`` is a number that all of them know, ``last`` the
+        value of the round before, zero if there is none.
 
         A value with a number that is not finite is left out: its sender is one of the liars.
+
+        :raises TooManyLiars: when they are too few, or too few of them are finite.
         """
-        vectors = [message.flat(weights) for weights in said.values()]
-        sound = [vector for vector in vectors if bool(torch.isfinite(vector).all())]
+        if len(said) < self.least():
+            raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
+        like = next(iter(said.values()))
+        if not like:  # a fragment of nothing
+            return {}
+        vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
+        try:
+            found = combine(self.rule, vectors, self.mix, draw, before)
+        except NotFinite:
+            found = self._of_sound(vectors, draw, before)
+        return message.named(found.value, like)
+
+    def _of_sound(self, vectors: Sequence[Sequence[Tensor]], draw: int, last: Sequence[Tensor] | None) -> Combined:
+        """Of the finite ones alone: so many liars are known, and fewer expected among the rest."""
+        sound = [each for each in vectors if all(bool(torch.isfinite(piece).all()) for piece in each)]
         known = len(vectors) - len(sound)
         left = Robust(self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)}), self.mix)
         if len(sound) < left.least():
             raise TooManyLiars(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
-        return message.named(combine(left.rule, sound, self.mix, draw).value, next(iter(said.values())))
+        return combine(left.rule, sound, self.mix, draw, last)
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:

@@ -3,11 +3,15 @@
 Rules are of two kinds. Most need nothing of the vectors but their inner products, K = XXᵀ: their value is Σ c_j x_j
 with coefficients c that follow from K (:class:`GramRule`). Two look at each coordinate by itself
 (:class:`CoordinateRule`). Vectors are visited in chunks, so that nothing of their size is made but the value.
+
+A rule keeps nothing. One that goes on from its last value, v, is given it again (:attr:`GramRule.continues`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,17 +34,23 @@ class Rule(Choice, ABC):
 class GramRule(Rule, ABC):
     """Goes by inner products alone."""
 
+    origin: ClassVar[bool] = False
+    """Do its coefficients go by directions from the origin? If not, by distances, and K may be about any point: then
+    it is about one that lies among the vectors, where rounding is least."""
+    continues: ClassVar[bool] = False
+    """Does it go on from its last value v, zero at first? Then K is about v, and the value is v + Σ c_j (x_j − v)."""
+
     @abstractmethod
     def coefficients(self, gram: Tensor) -> Tensor:
-        """c [n] for K [n, n], both fp64."""
+        """c [n] for K [n, n], both fp64; they add up to 1 unless the rule has an ``origin``, or ``continues``."""
 
 
 class CoordinateRule(Rule, ABC):
     """Looks at each coordinate by itself."""
 
     @abstractmethod
-    def combine(self, chunk: Tensor) -> Tensor:
-        """One value [d] of the rows of ``chunk`` [n, d]."""
+    def combine(self, rows: Sequence[Tensor]) -> Tensor:
+        """One value [d] of the vectors [d] of n members, a new tensor; they stay as they are."""
 
 
 def distances(gram: Tensor) -> Tensor:

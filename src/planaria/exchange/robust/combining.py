@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
+from planaria.exchange.robust.chunks import Vector, blank, chunks, mixed, pieces
 from planaria.exchange.robust.mixing import Mix, mixing
-
-_CHUNK = 1 << 15
-"""numbers of each vector that are looked at together: with those of some dozen members they stay in a core's cache"""
-
-BOUND = 10.0
-"""median lengths; a longer vector counts as one of that length. [chosen here]"""
+from planaria.exchange.robust.products import NotFinite, bounded, framed, products
 
 
 class Combined(NamedTuple):
@@ -24,52 +21,69 @@ class Combined(NamedTuple):
     value: Tensor
     """[d]"""
     coefficients: Tensor | None
-    """[n], fp64: value = Σ c_j x_j; of rules that look at each coordinate by itself none can be told"""
+    """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v of a rule that continues from v; of rules that look at each
+    coordinate by itself none can be told"""
 
 
-def combine(rule: Rule, vectors: Sequence[Tensor], mix: Mix = "none", draw: int = 0) -> Combined:
-    """One value of ``vectors`` [d], all of one dtype, finite, in an order that all who combine them share.
+def combine(
+    rule: Rule, vectors: Sequence[Vector], mix: Mix = "none", draw: int = 0, last: Vector | None = None
+) -> Combined:
+    """One value of ``vectors``, all of one dtype and on the CPU, in an order that all who combine them share.
 
+    ``last``: what a rule that continues made of the round before; if not given, zero.
+
+    :raises NotFinite: when a vector has a number that is not.
     :raises ValueError: when they are too few for the rule.
     """
-    value = torch.empty_like(vectors[0])
-    identity = isinstance(rule, CoordinateRule) and mix == "none"
-    gram, shorter = bounded(torch.zeros(0, 0) if identity else products(vectors))
-    matrix = None if mix == "none" else mixing(mix, gram, rule.liars, draw)
-    if (count := len(vectors) if matrix is None else len(matrix)) < rule.least():
+    if isinstance(rule, CoordinateRule) and mix == "none":
+        _enough(rule, len(vectors))
+        return Combined(_visited(vectors, lambda rows: rule.combine(_finite(rows))), None)
+    onward = isinstance(rule, GramRule) and rule.continues
+    if onward and last is None:
+        last = blank(vectors[0])
+    origin = isinstance(rule, GramRule) and rule.origin
+    gram = products(vectors, last if onward else None, origin)
+    shorter = torch.ones(len(vectors), dtype=gram.dtype) if onward else bounded(gram)
+    matrix = mixing(mix, framed(gram, shorter, origin=False), rule.liars, draw)
+    _enough(rule, len(matrix))
+    if isinstance(rule, CoordinateRule):
+        made = rule.combine
+        return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))), None)
+    assert isinstance(rule, GramRule)
+    seen = matrix @ framed(gram, shorter, origin) @ matrix.T
+    c = matrix.T @ rule.coefficients(seen) * shorter
+    factors = [*c.tolist(), *([1.0 - float(c.sum())] if onward else [])]
+    summed = [*vectors, last] if onward and last is not None else vectors
+    return Combined(_visited(summed, lambda rows: weighted(rows, factors)), c)
+
+
+def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """Σ c_j x_j, a new tensor, added up in order; what counts nothing is not looked at."""
+    total: Tensor | None = None
+    for row, factor in zip(rows, factors, strict=True):
+        if factor and total is None:
+            total = row * factor
+        elif factor and total is not None:
+            total.add_(row, alpha=factor)
+    return torch.zeros_like(rows[0]) if total is None else total
+
+
+def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    like = pieces(vectors[0])
+    value = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
+    for start, rows in chunks(vectors):
+        value[start : start + len(rows[0])] = made(rows)
+    return value
+
+
+def _finite(rows: list[Tensor]) -> list[Tensor]:
+    """The same. A number that is infinite, or none, makes a sum with zeros that is none, while the rows are at hand."""
+    zeros = torch.zeros_like(rows[0])
+    if not math.isfinite(sum(float(torch.dot(row, zeros)) for row in rows)):
+        raise NotFinite("a number is not finite")
+    return rows
+
+
+def _enough(rule: Rule, count: int) -> None:
+    if count < rule.least():
         raise ValueError(f"{count} vectors are too few for {rule.liars} liars: give {rule.least()} or more")
-    if isinstance(rule, GramRule):
-        seen_as = torch.eye(len(vectors), dtype=gram.dtype) if matrix is None else matrix
-        c = seen_as.T @ rule.coefficients(seen_as @ gram @ seen_as.T) * shorter
-        for start, chunk in _chunks(vectors):
-            value[start : start + chunk.shape[1]] = c.to(chunk.dtype) @ chunk
-        return Combined(value, c)
-    assert isinstance(rule, CoordinateRule)
-    for start, chunk in _chunks(vectors):
-        seen = chunk if matrix is None else matrix.to(chunk.dtype) @ chunk
-        value[start : start + chunk.shape[1]] = rule.combine(seen)
-    return Combined(value, None)
-
-
-def products(vectors: Sequence[Tensor]) -> Tensor:
-    """K = XXᵀ [n, n] in fp64, so that one long vector neither overflows nor blurs the others' entries."""
-    gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for _, chunk in _chunks(vectors):
-        wide = chunk.double()
-        gram += wide @ wide.T
-    return gram
-
-
-def bounded(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """K as if vectors of more than ``BOUND`` times the median length had that length, and by how much each is shorter
-    [n]. What follows from differences of K's entries would otherwise be the rounding of the longest."""
-    norms = gram.diagonal().sqrt()
-    most = BOUND * float(norms.median()) if len(norms) else 0.0
-    shorter = torch.where(norms > most, most / norms, torch.ones_like(norms))
-    return gram * shorter.unsqueeze(0) * shorter.unsqueeze(1), shorter
-
-
-def _chunks(vectors: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """(first coordinate, [n, up to so many]), one after the other."""
-    for start in range(0, len(vectors[0]), _CHUNK):
-        yield start, torch.stack([vector[start : start + _CHUNK] for vector in vectors])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from planaria.exchange.robust.base import CoordinateRule
+from planaria.exchange.robust.selection import middle
 
 
 class Median(CoordinateRule):
@@ -13,9 +16,8 @@ class Median(CoordinateRule):
     def least(self) -> int:
         return 2 * self.liars + 1
 
-    def combine(self, chunk: Tensor) -> Tensor:
-        ordered, n = chunk.sort(dim=0).values, len(chunk)
-        return ordered[n // 2].clone() if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2
+    def combine(self, rows: Sequence[Tensor]) -> Tensor:
+        return middle(rows, (len(rows) - 1) // 2)
 
 
 class TrimmedMean(CoordinateRule):
@@ -24,5 +26,5 @@ class TrimmedMean(CoordinateRule):
     def least(self) -> int:
         return 2 * self.liars + 1
 
-    def combine(self, chunk: Tensor) -> Tensor:
-        return chunk.sort(dim=0).values[self.liars : len(chunk) - self.liars].mean(dim=0)
+    def combine(self, rows: Sequence[Tensor]) -> Tensor:
+        return middle(rows, self.liars)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ class Flag(GramRule):
     w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is (median ‖x_i‖)·(1/n)·U c, c = PK1. The scale is ours: unit
     vectors have lost the gradient's.
     """
+
+    origin: ClassVar[bool] = True
 
     rounds: Positive = 5
     """of reweighting; the released code has one, which leaves the principal components of unit vectors"""

@@ -1,0 +1,107 @@
+"""MoNNA (ICML 2023, Farhadkhani and others): each replica goes on with the mean of the models nearest to its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from planaria.bounds import Fraction, Natural
+from planaria.exchange import message
+from planaria.exchange.base import Offer, Outer, Parts, Weights
+from planaria.exchange.gossip import Models
+from planaria.exchange.robust import Robust
+from planaria.exchange.robust.chunks import Vector, chunks
+
+
+class MoNNA(Models):
+    """All meet, and each makes something of its own of what it hears: replicas are never equal, only near.
+
+    The inner optimizer makes the half step, ``every`` times; with ``alpha`` the momentum is that of the drift. Of the
+    h models heard, its own among them, a replica keeps the h − f nearest. A quorum of h = n − f therefore keeps n − 2f,
+    as published; who hears more keeps more. Fewer than 2f + 1 could be liars for the most part: then it goes on alone.
+    """
+
+    liars: Natural = 1
+    """f, the replicas that may lie; in theory one round brings honest ones together if there are more than 11f"""
+    alpha: Fraction = 0.0
+    """momentum of a replica's own drift"""
+
+    @property
+    def parts(self) -> Parts:
+        # Momentum is of this replica's own way and nothing that it owes: a copy, or another number, begins without.
+        return {**super().parts, "momentum": "estimate"}
+
+    def misfit(self, members: int) -> str:
+        if members > 2 * self.liars:
+            return ""
+        return (
+            f"liars = {self.liars} of exchange.replicas = {members}: so many are borne by {2 * self.liars + 1} or "
+            "more; lower exchange.options.liars, or add replicas"
+        )
+
+    def undefended(self, by: Robust, members: int) -> str:
+        return "'monna' chooses whom it believes by itself; leave it out, and give exchange.options.liars"
+
+    def quorum(self, members: int) -> int:
+        """n − f − 1: a silent liar keeps nobody waiting."""
+        return max(0, members - self.liars - 1)
+
+    def moved(self, outer: Outer, fast: Weights) -> dict[str, Tensor]:
+        """The half step: the replica's momentum, or with α = 0 its drift."""
+        drift, before = super().moved(outer, fast), outer["momentum"]
+        return {
+            name: half_step(before.get(name, torch.zeros_like(each)), each, self.alpha) for name, each in drift.items()
+        }
+
+    def says(self, drift: Tensor, slow: Tensor) -> Tensor:
+        return slow + drift
+
+    def together(self, outer: Outer, said: Mapping[int, Weights], me: int) -> dict[str, Tensor]:
+        if len(said) <= 2 * self.liars:
+            return self.aggregate({me: said[me]})
+        vectors = {member: message.pieces(weights) for member, weights in said.items()}
+        near = nearest(vectors, me, len(said) - self.liars)
+        return self.aggregate({member: said[member] for member in near})
+
+    def step(self, slow: Tensor, momentum: Tensor, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """θ ← the mean of the models that are kept; the momentum is that of :meth:`moved`, and unused if α = 0."""
+        return mean, torch.zeros_like(momentum)
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        new, settled = super().settle(outer, fast, offers, me)
+        if self.alpha:
+            settled = replace(settled, parts={**settled.parts, "momentum": self.moved(outer, fast)})
+        return new, settled
+
+
+def half_step(momentum: Tensor, drift: Tensor, alpha: float) -> Tensor:
+    """m ← βm + (1 − β)d, and the half step is θ + m (ICML 2023, algorithm 1), elementwise; β is ``alpha`` here.
+
+    The drift d of one SGD step is −γg: this is the published −γm for a constant γ. With several inner steps d is their
+    sum. [reading chosen here]
+    """
+    return alpha * momentum + (1.0 - alpha) * drift
+
+
+def nearest(said: Mapping[int, Vector], me: int, count: int) -> list[int]:
+    """The ``count`` members nearest to ``me``, itself the first, in order of member (NNA, ICML 2023, algorithm 1).
+
+    Of equally near ones those that are first in order. Who says what is not finite is near nobody.
+    """
+    away = {member: squared_distance(vector, said[me]) for member, vector in said.items()}
+    away[me] = -1.0
+    found = sorted(
+        (member for member in said if math.isfinite(away[member])), key=lambda member: (away[member], member)
+    )
+    return sorted(found[:count])
+
+
+def squared_distance(one: Vector, other: Vector) -> float:
+    """‖x − y‖²: differences in their own precision, which near vectors keep, and sums in fp64."""
+    return sum(float((a - b).double().square_().sum()) for _, (a, b) in chunks([one, other]))

@@ -1,0 +1,94 @@
+"""Inner products of several vectors, in one pass over them, such that distances between near ones are no rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from planaria.exchange.robust.base import distances
+from planaria.exchange.robust.chunks import CHUNK, Vector, blocks, chunks
+
+_NEAR = 0.01
+"""share of their squared distances from the reference that two vectors must be apart, or all is done in fp64"""
+BOUND = 10.0
+"""median lengths; a longer vector counts as one of that length. [chosen here]"""
+
+
+class NotFinite(ValueError):
+    """A number of some vector is infinite or none at all."""
+
+
+def products(vectors: Sequence[Vector], about: Vector | None = None, origin: bool = False) -> Tensor:
+    """G [n + 1, n + 1], fp64: the inner products of x_j − r [n] and, the last, of r.
+
+    r is the first vector, from which honest ones are about as far as from one another; or ``about``, and then nothing
+    is said of r itself; or zero, the ``origin``. Within a block of 1,024 coordinates products are in the vectors' own
+    precision ε (2⁻²⁴ of fp32), beyond it in fp64: |ΔG_ij| ≤ 1,024 ε ‖x_i − r‖ ‖x_j − r‖ at worst, and a long vector
+    touches no entries but its own. Where that does not tell vectors apart, because the first is a liar far away, say,
+    or where it overflows, all is done again in fp64, with r = 0 in place of the first. Does not depend on the number
+    of threads: nothing is added up that torch would share out among them.
+
+    :raises NotFinite: when a vector is not.
+    """
+    count, first = len(vectors), about is None and not origin
+    found = _pass(vectors, about, None, first)
+    if not (_tells(found[1:, 1:], vectors[1:]) if first else _tells(found, vectors)):
+        found, first = _pass(vectors, about, torch.float64, False), False
+        if not bool(torch.isfinite(found).all()):
+            raise NotFinite("a number is not finite")
+    placed = torch.zeros(count + 1, count, dtype=found.dtype)
+    placed.diagonal().fill_(1.0)
+    if first:  # x_0 − r is zero, and in its place stands r
+        placed[0, 0], placed[count, 0] = 0.0, 1.0
+    return placed @ found @ placed.T
+
+
+def _tells(gram: Tensor, vectors: Sequence[Vector]) -> bool:
+    """Do these inner products tell vectors apart by more than rounding, unless they are equal?"""
+    sizes, apart = gram.diagonal(), distances(gram)
+    near = apart < _NEAR * (sizes.unsqueeze(0) + sizes.unsqueeze(1))
+    pairs = [(int(i), int(j)) for i, j in near.nonzero() if i < j]
+    first_of = {j: i for i, j in reversed(pairs)}
+    return bool(torch.isfinite(gram).all()) and all(
+        float(apart[i, j]) == 0.0 and (first_of[j] != i or _equal(vectors[i], vectors[j])) for i, j in pairs
+    )
+
+
+def _equal(one: Vector, other: Vector) -> bool:
+    return all(torch.equal(*parts) for _, parts in chunks([one, other]))
+
+
+def _pass(vectors: Sequence[Vector], about: Vector | None, precision: torch.dtype | None, first: bool) -> Tensor:
+    """The inner products [n, n] of x_j − r; with r the ``first`` vector, this one stays as it is."""
+    count = len(vectors)
+    total = torch.zeros(count, count, dtype=torch.float64)
+    buffer: Tensor | None = None
+    for _, parts in chunks(vectors if about is None else [*vectors, about]):
+        width, dtype = len(parts[0]), precision or parts[0].dtype
+        if buffer is None:
+            buffer = torch.empty(count, CHUNK, dtype=dtype)
+        r = parts[0] if first else None if about is None else parts[count]
+        for place, row in enumerate(buffer):
+            if r is None or (first and place == 0):
+                row[:width] = parts[place]
+            else:
+                torch.sub(parts[place].to(dtype), r.to(dtype), out=row[:width])
+        cut = blocks(buffer, width)
+        total += torch.bmm(cut, cut.transpose(1, 2)).double().sum(dim=0)
+    return total
+
+
+def bounded(gram: Tensor) -> Tensor:
+    """By how much each vector is shorter [n] if those of more than ``BOUND`` times the median length get that length,
+    from G. What follows from differences of inner products would otherwise be the rounding of the longest."""
+    norms = framed(gram, torch.ones(len(gram) - 1, dtype=gram.dtype), origin=True).diagonal().clamp(min=0.0).sqrt()
+    most = BOUND * float(norms.median())
+    return torch.where(norms > most, most / norms, torch.ones_like(norms))
+
+
+def framed(gram: Tensor, shorter: Tensor, origin: bool) -> Tensor:
+    """K [n, n], the inner products of s_j x_j about the ``origin``, or else about r; from G and s."""
+    mine = torch.cat([torch.diag(shorter), (shorter if origin else shorter - 1.0).unsqueeze(1)], dim=1)
+    return mine @ gram @ mine.T

@@ -1,0 +1,137 @@
+"""MoNNA: its formula written out, who is missing, how far liars get, and what a recipe is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lab_models import SHAPES, apart, distance, drift, make, weights
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.errors import UserError
+from planaria.exchange import exchange
+from planaria.exchange.lab import Replica, meet, offers, replicas, settle
+from planaria.exchange.monna import MoNNA, nearest
+from planaria.options import Options
+
+
+def flat(of: dict[str, Tensor]) -> Tensor:
+    return torch.cat([of[name].double().reshape(-1) for name in sorted(of)])
+
+
+def written(half: dict[int, Tensor], me: int, keep: int) -> Tensor:
+    """The mean of the models nearest to one's own, by their distances one by one."""
+    order = sorted(half, key=lambda j: (float((half[j] - half[me]).norm()), j))
+    return torch.stack([half[j] for j in order[:keep]]).mean(dim=0)
+
+
+@settings(max_examples=25)
+@given(st.integers(3, 7), st.integers(1, 2), st.sampled_from([0.0, 0.6]), st.booleans(), st.integers(0, 99))
+def test_it_is_its_formula(count: int, liars: int, alpha: float, prefetch: bool, seed: int) -> None:
+    made = MoNNA(liars=liars, alpha=alpha, prefetch=prefetch)
+    of = apart(made, count, lambda member: weights(seed + member, 0.3))
+    theta = {i: flat(r.fast) for i, r in of.items()}
+    m = {i: torch.zeros_like(t) for i, t in theta.items()}
+    for round in range(3):
+        drift(of, round + seed)
+        m = {i: alpha * m[i] + (1 - alpha) * (flat(of[i].fast) - theta[i]) for i in of}
+        half = {i: theta[i] + m[i] for i in of}
+        keep = count - liars if count > 2 * liars else 1
+        theta = {i: written(half, i, keep) for i in of}
+        meet(made, of, round, seed=3)
+        assert max(float((flat(of[i].fast) - theta[i]).abs().max()) for i in of) < 1e-5
+
+
+def test_a_quorum_keeps_as_many_as_published() -> None:
+    """n = 12, f = 2: of the first n − f − 1 = 9 that come and its own it keeps n − 2f = 8."""
+    made = MoNNA(liars=2)
+    assert [made.quorum(n) for n in (12, 3, 2)] == [9, 0, 0] and make("diloco").quorum(12) == 11
+    of = apart(made, 12)
+    heard = offers(made, of, 0, 0)
+    first = dict(list(heard[3].items())[: made.quorum(12) + 1])
+    assert 3 in first and len(first) == 10
+    got, _ = made.settle(of[3].outer, of[3].fast, first, 3)
+    half = {i: flat(of[i].fast) for i in first}
+    assert float((flat(got) - written(half, 3, 8)).abs().max()) < 1e-6
+
+
+def test_one_step_of_sgd_is_the_published_half_step() -> None:
+    made = MoNNA(alpha=0.9)
+    (replica,) = replicas(made, weights(0), 1).values()
+    theta, m, gamma = flat(weights(0)), torch.zeros(186, dtype=torch.float64), 0.3
+    for step in range(4):
+        gradient = weights(step + 1)
+        m = 0.9 * m + 0.1 * flat(gradient)
+        theta = theta - gamma * m
+        replica.fast = {name: tensor - gamma * gradient[name] for name, tensor in replica.fast.items()}
+        replica = Replica(*made.settle(replica.outer, replica.fast, {0: made.offer(replica.outer, replica.fast)}, 0))
+        assert float((flat(replica.fast) - theta).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("lie", [1e30, -1e3, float("nan"), float("inf")])
+def test_liars_steer_nobody_and_the_rest_comes_together(lie: float, bits: int) -> None:
+    made = MoNNA(liars=2, bits=bits)
+    of = apart(made, 9, lambda member: weights(member, 0.1))
+    honest = [i for i in of if i not in (0, 4)]
+    before = {i: flat(of[i].fast) for i in honest}
+    for round in range(3):
+        for i in (0, 4):
+            of[i].fast = {name: torch.full(shape, lie) for name, shape in SHAPES.items()}
+            of[i].outer = made.start(of[i].fast)
+        meet(made, of, round, seed=1)
+    after = torch.stack([flat(of[i].fast) for i in honest])
+    was = torch.stack(list(before.values()))
+    assert float((after - after.mean(0)).norm()) < 0.1 * float((was - was.mean(0)).norm())
+    assert float((after.mean(0) - was.mean(0)).norm()) < float((was - was.mean(0)).norm(dim=1).max())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_who_hears_too_few_goes_on_with_its_own_half_step(alpha: float) -> None:
+    made = MoNNA(liars=2, alpha=alpha)
+    of = apart(made, 7)
+    drift(of, 1)
+    heard = offers(made, of, 0, 0)
+    few = {i: {j: offer for j, offer in heard[i].items() if j in (i, 5, 6, 0)} for i in of}
+    half = {i: flat(r.outer["slow"]) + (1 - alpha) * (flat(r.fast) - flat(r.outer["slow"])) for i, r in of.items()}
+    settle(made, of, few)
+    for i in of:
+        assert float((flat(of[i].fast) - half[i]).abs().max()) < 1e-6
+
+
+def test_of_equally_near_models_the_first_is_kept_and_ones_own_always() -> None:
+    said = {i: torch.tensor([float(i % 2)]) for i in (7, 3, 5, 2, 4)}
+    assert nearest(said, 4, 2) == [2, 4] and nearest(said, 4, 3) == [2, 3, 4] and nearest(said, 4, 1) == [4]
+    said = {0: torch.tensor([float("nan")]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
+    assert nearest(said, 1, 3) == [1, 2] and nearest(said, 0, 2) == [0]
+
+
+def test_a_copy_begins_at_its_donors_model_and_without_its_momentum() -> None:
+    made = MoNNA(alpha=0.9)
+    of = apart(made, 4)
+    drift(of, 1)
+    meet(made, of, 0, seed=0)
+    whole, copied = of[0].outer, of[0].outer.copied(made.parts)
+    assert distance(dict(whole["momentum"]), {k: torch.zeros(s) for k, s in SHAPES.items()}) > 0
+    assert copied["slow"] is whole["slow"] and not copied["momentum"]
+    replica = Replica(dict(of[0].fast), copied)
+    drift({0: replica}, 2)
+    meet(made, {0: replica, **{i: of[i] for i in (1, 2, 3)}}, 1, seed=0)
+    assert replica.outer["momentum"]
+
+
+@pytest.mark.parametrize(
+    ("given_", "line"),
+    [
+        ({"replicas": 4, "options": {"liars": 2}}, r"'monna': liars = 2 of exchange\.replicas = 4: .* by 5 or more; l"),
+        ({"replicas": 7, "robust": "median"}, r"exchange\.robust: 'monna' chooses whom it believes by itself; leave"),
+        ({"replicas": 7, "options": {"group": 3}}, r"exchange\.options\.group: no option of 'monna'"),
+        ({"replicas": 7, "options": {"alpha": 1.0}}, r"exchange\.options\.alpha = 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given_: dict[str, object], line: str) -> None:
+    options = Options(given_.pop("options", {}))  # type: ignore[call-overload]
+    with pytest.raises(UserError, match=line):
+        exchange(ExchangeConfig(kind="monna", options=options, **given_))  # type: ignore[arg-type]
