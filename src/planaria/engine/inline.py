@@ -12,7 +12,7 @@ from planaria.config import RunConfig
 from planaria.data.stream import Stream
 from planaria.engine.batches import batches, masks
 from planaria.engine.copies import Keeping
-from planaria.engine.inline_replicas import InlineReplicas, Round
+from planaria.engine.inline_replicas import InlineReplicas, Round, Verdicts
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.prepare import require_device, require_sound
 from planaria.engine.rebirth import workshop
@@ -41,6 +41,8 @@ class StepResult:
     grad_norms: dict[int, float]
     rounds: list[Round] = field(default_factory=list)
     """of the replicas' exchange, settled after this step"""
+    verdicts: Verdicts = field(default_factory=dict)
+    """what replicas that agree on gradients think of each other's"""
 
 
 class InlineEngine:
@@ -98,7 +100,7 @@ class InlineEngine:
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
         self._carry_out(plan, self._train, sample, train=True)
-        self._agree(there)
+        verdicts = self._agree(there)
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)
         self._deliver("after")
@@ -112,7 +114,7 @@ class InlineEngine:
             self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
-        result = StepResult(self.step, loss, first, rounds)
+        result = StepResult(self.step, loss, first, rounds, verdicts)
         self.step += 1
         return result
 
@@ -257,16 +259,16 @@ class InlineEngine:
                 self.parcel_bytes += message.nbytes
                 self.keeping[host].take(self.step, parcel, message)
 
-    def _agree(self, there: Arrangement) -> None:
+    def _agree(self, there: Arrangement) -> Verdicts:
         """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
         if self.replicas is not None:
-            self.replicas.agree()
-            return
+            return self.replicas.agree(self.step)
         for nodes in (there.nodes(stage) for stage in there.stages):
             if len(nodes) > 1:
                 total = added(self.runners[node].share() for node in nodes)
                 for node in nodes:
                     self.runners[node].absorb(total)
+        return {}
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)

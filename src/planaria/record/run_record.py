@@ -18,9 +18,11 @@ from planaria.record.events import Event, RunStarted, Worked
 Told = tuple[float, Event | Decision]
 """a fact, and when the controller learned or decided it"""
 
-REPORTS = frozenset({"stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "round_made"})
+REPORTS = frozenset(
+    {"stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted", "round_made"}
+)
 """what every stage says again and again: the bulk of a log"""
-ROUTINE = REPORTS | {"run_step", "commit"}
+ROUTINE = REPORTS | {"run_step", "commit", "offer_refused"}
 
 Raw = TypeVar("Raw")
 Item = TypeVar("Item")

@@ -6,11 +6,10 @@ A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from planaria.errors import UserError, nearest
@@ -40,6 +39,9 @@ RULES: Registry[Rule] = Registry(
     place="exchange.robust",
 )
 
+Told = Callable[[Mapping[int, float]], None]
+"""member → its coefficient in the value of a round"""
+
 
 @dataclass(frozen=True)
 class Robust:
@@ -47,23 +49,29 @@ class Robust:
 
     rule: Rule
     mix: Mix = "none"
+    told: Told | None = None
+    """hears what each member counts, where the rule goes by coefficients"""
 
     def least(self) -> int:
         """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
         return self.rule.least() if self.mix != "bucketing" else BUCKET * (self.rule.least() - 1) + 1
 
-    def aggregate(self, said: Mapping[int, Weights], draw: int) -> dict[str, Tensor]:
-        """One value of those of several members, in order; ``draw`` is a number that all of them know.
+    def facing(self, refused: int, told: Told) -> Robust:
+        """The same where so many liars are known already, as what they said was refused."""
+        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
+        return Robust(left, self.mix, told)
 
-        A value with a number that is not finite is left out: its sender is one of the liars.
+    def aggregate(self, said: Mapping[int, Weights], draw: int) -> dict[str, Tensor]:
+        """One value of those of several members, all finite, in order; ``draw`` is a number that all of them know.
+
+        :raises TooManyLiars: when they are too few for the rule.
         """
-        vectors = [message.flat(weights) for weights in said.values()]
-        sound = [vector for vector in vectors if bool(torch.isfinite(vector).all())]
-        known = len(vectors) - len(sound)
-        left = Robust(self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)}), self.mix)
-        if len(sound) < left.least():
-            raise TooManyLiars(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
-        return message.named(combine(left.rule, sound, self.mix, draw).value, next(iter(said.values())))
+        if len(said) < self.least():
+            raise TooManyLiars(f"{len(said)} members are too few to bear {self.rule.liars} liars among them")
+        combined = combine(self.rule, [message.flat(weights) for weights in said.values()], self.mix, draw)
+        if self.told is not None and combined.coefficients is not None:
+            self.told(dict(zip(said, combined.coefficients.tolist(), strict=True)))
+        return message.named(combined.value, next(iter(said.values())))
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
