@@ -13,7 +13,7 @@ from planaria.config import ExchangeConfig, ModelConfig, RunConfig
 from planaria.engine.exchange_round import RoundMember
 from planaria.engine.gradients import exchange_gradients
 from planaria.engine.inline_replicas import InlineReplicas
-from planaria.engine.outer_state import OuterState
+from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
@@ -115,14 +115,17 @@ class Telephone:
 
     def __init__(self, node: int, circle: RoundMember, said: Mapping[int, torch.Tensor]) -> None:
         self.circle, self._said = circle, said
-        self.here = SimpleNamespace(node=node, present=SimpleNamespace(peers=lambda _: NODES))
+        self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
         self.sent: dict[int, torch.Tensor] = {}
 
     def send_share(self, node: int, flat: torch.Tensor) -> None:
         self.sent[node] = flat
 
-    def take_shares(self, nodes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
+    def take_shares(self, nodes: Sequence[int], like: torch.Tensor | None) -> list[torch.Tensor]:
         return [self._said[node] for node in nodes]
+
+    def report(self, verdict: Verdict, round: int, first: bool) -> None:
+        assert not verdict.refused
 
 
 @pytest.mark.parametrize("bits", [32, 4])

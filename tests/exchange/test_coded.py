@@ -271,7 +271,7 @@ def test_what_cannot_be_meant_is_refused_by_name(said: object, members: int, tol
 
 
 def test_a_setting_becomes_a_scheme() -> None:
-    assert coded_of("none", 3) == Coded(Uncoded())
+    assert coded_of("none", 3) == Coded(Uncoded(), 1)
     made = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": 2, "jobs": 4, "slow": 3}, 8)
     assert made == Coded(MSGC(burst=1, window=3, stragglers=2), 4, 3.0)
     auto = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": "auto"}, 8)

@@ -41,7 +41,8 @@ class Fault(Section):
     """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
     slow: its actions take ``strength`` times as long; delay: frames that reach it are held for ``strength`` seconds;
     reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
-    write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong"""
+    write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
+    all of them up to ``until``"""
     moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
     """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange; link:
     to take its place in a new generation), or at any action of the step"""
@@ -50,7 +51,11 @@ class Fault(Section):
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """seconds until a fault that lasts is over: a stopped worker gets SIGCONT; never unless given"""
     strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    """slow: how many times as long, 5 unless given; delay: how many seconds, 0.1 unless given"""
+    """slow: how many times as long, 5 unless given; delay: how many seconds, 0.1 unless given; lie: of the attack"""
+    attack: str | None = None
+    """lie: what is said instead (``exchange/attacks/``); nothing that is a number, unless given"""
+    until: Natural | None = None
+    """lie: the first step in which it is honest again; one offer is a lie unless given"""
 
     @model_validator(mode="after")
     def _only_what_lasts_ends(self) -> Self:
@@ -58,8 +63,24 @@ class Fault(Section):
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
         if self.signal not in LASTING and self.resume_after_s is not None:
             raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
-        if self.signal not in ("slow", "delay") and self.strength is not None:
+        if self.signal not in ("slow", "delay", "lie") and self.strength is not None:
             raise ValueError(f"signal '{self.signal}' has no strength; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _only_lies_are_attacks(self) -> Self:
+        for name in ("attack", "until"):
+            if self.signal != "lie" and getattr(self, name) is not None:
+                raise ValueError(f"signal '{self.signal}' has no {name}; remove it, or use signal 'lie'")
+        if self.until is not None and self.until <= self.step:
+            raise ValueError(f"until = {self.until}: the lie begins in step {self.step}; give a later one")
+        if self.attack is not None or (self.strength is not None and self.signal == "lie"):
+            from planaria.exchange.attacks import attack_of  # brings torch, which few who read traces need
+
+            try:
+                attack_of(self.attack, self.strength)
+            except UserError as error:
+                raise ValueError(str(error)) from None
         return self
 
 
@@ -132,6 +153,11 @@ def order(fault: Fault) -> tuple[bool, str, float]:
     return (fault.moment not in BEFORE_COMMIT, fault.moment, fault.offset)
 
 
+def awaits(fault: Fault, step: int) -> bool:
+    """Is the fault still to strike, or to go on, in a part of a run that begins with this step?"""
+    return fault.step >= step or (fault.until is not None and fault.until > step)
+
+
 def burst_sizes(trace: Trace) -> Counter[int]:
     """How many kills strike together → how often."""
     moments = Counter((fault.step, order(fault)) for fault in trace.faults if fault.signal == "kill")
@@ -168,8 +194,9 @@ def digest(trace: Trace) -> str:
     """SHA-256, in hex, of the trace as canonical JSON: two runs that print the same digest met the same faults."""
     plain = trace.model_dump(mode="json")
     for fault in plain["faults"]:  # a field that came later changes the digests of those traces alone that use it
-        if fault["strength"] is None:
-            del fault["strength"]
+        for name in ("strength", "attack", "until"):
+            if fault[name] is None:
+                del fault[name]
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

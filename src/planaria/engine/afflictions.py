@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from planaria.engine.exchange_round import RoundMember
+from planaria.engine.liar import Liar, lie_of
 from planaria.engine.links import Links
 from planaria.record.decisions import Blow
 
@@ -13,8 +13,8 @@ _HOLD_S = 0.1
 """unless a fault says otherwise: how long each frame is held up"""
 
 
-def afflictions(links: Links, circle: RoundMember) -> dict[str, Callable[[Blow], None]]:
-    """By the kind of fault (``chaos.trace.Fault``)."""
+def afflictions(links: Links, liar: Liar, seed: int) -> dict[str, Callable[[Blow], None]]:
+    """By the kind of fault (``chaos.trace.Fault``); ``seed`` is the run's."""
 
     def cut(blow: Blow) -> None:
         links.port.shut(blow.seconds or math.inf)
@@ -27,5 +27,5 @@ def afflictions(links: Links, circle: RoundMember) -> dict[str, Callable[[Blow],
         "reset": lambda blow: links.reset(everywhere=False),
         "cut": cut,
         "delay": delay,
-        "lie": lambda blow: circle.lie(),
+        "lie": lambda blow: liar.begin(lie_of(blow.attack, blow.strength, blow.until, seed, blow.number)),
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
@@ -13,6 +12,7 @@ from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.refusal import flaw, refused
 from planaria.transport.wire import Content
 
 
@@ -34,9 +34,11 @@ class RoundMember:
         """under way, or the last one"""
         self._prefetched: Tensor | None = None
         self._own: Offer | None = None
+        """what it says if it is honest"""
+        self._said: dict[int, Offer] = {}
+        """replica → what it is told; :attr:`_own` unless this node lies"""
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
-        self._lies = False
         self._refused: dict[int, str] = {}
         """peer → what is wrong with its offer"""
         self._blamed: set[int] = set()
@@ -47,13 +49,10 @@ class RoundMember:
         self.drop()
         self.outer.begin(outer, runner.state().weights, rounds)
 
-    def lie(self) -> None:
-        """A fault: what this node says next is no number anywhere."""
-        self._lies = True
-
     def drop(self) -> None:
         """Forget the round under way: nothing has come of it."""
         self._prefetched = self._own = None
+        self._said = {}
         self._heard.clear()
         self._whole.clear()
         self._refused.clear()
@@ -78,10 +77,16 @@ class RoundMember:
         if self.round != round or self._prefetched is None:
             self.prefetch(round)
         self._own = self.outer.exchange.offer(self.outer.settled, runner.state().weights, self._prefetched)
-        if self._lies:
-            self._lies = False
-            return replace(self._own, blocking=_spoilt(self._own.blocking))
         return self._own
+
+    def tell(self, step: int, me: int, others: Collection[int]) -> dict[int, Offer]:
+        """What each of the ``others`` is told, by replica, after ``step``: the offer, or a lie."""
+        assert self._own is not None
+        outer = self.outer
+        at = step, outer.settled.rounds
+        self._said = outer.liar.say(self._own, outer.exchange.codec(outer.settled), at, me, others)
+        outer.liar.told()
+        return self._said
 
     def hear(self, peer: int, content: Content, payload: Tensor) -> None:
         """Take in a part of a peer's offer, who may be ahead of this node."""
@@ -113,26 +118,30 @@ class RoundMember:
         own = self._parts()
         for peer, parts in self._heard.items():
             for content in parts.keys() - {checked for node, checked in self._checked if node == peer}:
-                like = own[content]
                 codec = PLAIN if content == Content.PREFETCHED else self.outer.exchange.codec(self.outer.settled)
-                wrong = "not expected" if like is None else codec.flaw(parts[content], like)
                 self._checked.add((peer, content))
-                if wrong:
-                    self._refused.setdefault(peer, f"its {content.name.lower()} part: {wrong}")
+                if wrong := flaw(content.name.lower(), parts[content], own[content], codec):
+                    self._refused.setdefault(peer, wrong)
 
     def _parts(self) -> dict[Content, Tensor | None]:
         assert self._own is not None
         return {Content.PREFETCHED: self._own.prefetched, Content.BLOCKING: self._own.blocking}
 
     def settle(self, round: int, me: int, peers: Mapping[int, int], runner: StageRunner) -> Made:
-        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node."""
+        """Go on with what ``round`` comes to: ``me`` and the other members, by replica; ``peers``: replica → node.
+
+        Who has lied goes by its lie too, as long as others can: what must be equal at all stays equal.
+        """
         if self._own is None or self.round != round:
             self.offer(round, runner)
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
-        offers[me] = self._own
         outer, rule = self.outer, self.outer.exchange
+        codec = rule.codec(outer.settled)
+        outer.liar.hear(offers, codec, outer.settled.rounds)
+        said = self._said.get(me, self._own)
+        offers[me] = self._own if not peers or refused({me: said}, self._own, codec) else said
         apart = rule.apart(outer.settled, offers)
         fast, outer.settled = rule.settle(outer.settled, runner.state().weights, offers, me)
         runner.put(fast)
@@ -141,10 +150,3 @@ class RoundMember:
         )
         self.drop()
         return Made(blocking, prefetched, apart)
-
-
-def _spoilt(part: Tensor | None) -> Tensor | None:
-    """A message without a single sound number in it, or, where every bit pattern is one, a number short."""
-    if part is None:
-        return None
-    return torch.full_like(part, torch.nan) if part.is_floating_point() else part.flatten()[:-1]

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner, added
 from planaria.exchange.base import Offer
 
 
 def exchange_gradients(post: Post, runner: StageRunner) -> None:
-    """Tell the other replicas what this one's gradient is, hear theirs, and take what the exchange makes of all."""
-    outer, others = (
-        post.circle.outer,
-        [node for node in post.here.present.peers(post.here.node) if node != post.here.node],
-    )
+    """Tell the other replicas what this one's gradient is, hear theirs, and take what the exchange makes of all.
+
+    Report whose was of no use; the first replica's nodes, what each of the others counted.
+    """
+    outer, here = post.circle.outer, post.here
+    replicas = dict(enumerate(here.present.peers(here.node)))
+    me = next(replica for replica, node in replicas.items() if node == here.node)
+    others = {replica: node for replica, node in replicas.items() if replica != me}
     own = outer.offer(runner)
-    assert own.blocking is not None
-    for node in others:
-        post.send_share(node, own.blocking)
-    heard = zip(others, post.take_shares(others, own.blocking), strict=True)
-    outer.settle({post.here.node: own, **{node: Offer(said) for node, said in heard}}, post.here.node, runner)
+    at = here.step, outer.settled.rounds
+    said = outer.liar.say(own, outer.exchange.codec(outer.settled), at, me, others)
+    for replica, node in others.items():
+        post.send_share(node, _blocking(said[replica]))
+    heard = zip(others, post.take_shares([*others.values()], None), strict=True)
+    verdict = outer.settle({me: said[me], **{replica: Offer(flat) for replica, flat in heard}}, me, runner)
+    post.report(verdict, here.step, first=me == 0)
+
+
+def _blocking(offer: Offer) -> Tensor:
+    assert offer.blocking is not None
+    return offer.blocking
 
 
 def add_shards(post: Post, runner: StageRunner) -> None:

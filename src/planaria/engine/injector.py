@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria.chaos.trace import BEFORE_COMMIT, Fault, Trace, order
+from planaria.chaos.trace import BEFORE_COMMIT, Fault, Trace, awaits, order
 from planaria.checkpoint.stage_file import stage_file
 from planaria.checkpoint.store import CheckpointStore, replica_folder
 from planaria.fleet.base import Fleet
@@ -29,9 +29,9 @@ class TraceChaos:
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, checkpoints: Path, first_step: int = 0) -> None:
-        """Faults before ``first_step`` belong to an earlier part of the run."""
+        """Faults that were over before ``first_step`` belong to an earlier part of the run."""
         self._fleet, self._checkpoints = fleet, checkpoints
-        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if fault.step >= first_step]
+        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if awaits(fault, first_step)]
         self._waiting = sorted(numbered, key=_in_turn)
         self._next = len(trace.faults)
         self._armed: dict[int, tuple[Fault, Struck]] = {}
@@ -122,6 +122,8 @@ class TraceChaos:
             offset=fault.offset,
             seconds=fault.resume_after_s,
             strength=fault.strength,
+            attack=fault.attack,
+            until=fault.until,
         )
         self._fleet.send(worker, blow.model_dump_json().encode())
 

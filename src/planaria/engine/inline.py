@@ -14,7 +14,7 @@ from planaria.engine.batches import batches, masks
 from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping
 from planaria.engine.inline_passes import carry_out
-from planaria.engine.inline_replicas import InlineReplicas, Round
+from planaria.engine.inline_replicas import InlineReplicas, Round, Verdicts
 from planaria.engine.inline_rounds import InlineRounds
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.prepare import require_device, require_sound
@@ -43,6 +43,8 @@ class StepResult:
     grad_norms: dict[int, float]
     rounds: list[Round] = field(default_factory=list)
     """of the replicas' exchange, settled after this step"""
+    verdicts: Verdicts = field(default_factory=dict)
+    """what replicas that agree on gradients think of each other's"""
 
 
 class InlineEngine:
@@ -102,11 +104,12 @@ class InlineEngine:
             self._memory = self._memory.begun(self.step)
         self._deliver("before")
         sample = self.sample_offset + self.step * self.config.samples
+        verdicts: Verdicts = {}
         if self.rounds is not None:
             self._carry_out_rounds(self.rounds, self._train, sample)
         else:
             self._carry_out(plan, self._train, sample, train=True)
-            self._agree(there)
+            verdicts = self._agree(there)
         norms = {node: self.runners[node].finish() or 0.0 for node in there.stage}
         loss = self._loss(there)
         self._deliver("after")
@@ -120,7 +123,7 @@ class InlineEngine:
             self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
-        result = StepResult(self.step, loss, first, rounds)
+        result = StepResult(self.step, loss, first, rounds, verdicts)
         self.step += 1
         return result
 
@@ -265,16 +268,16 @@ class InlineEngine:
                 self.parcel_bytes += message.nbytes
                 self.keeping[host].take(self.step, parcel, message)
 
-    def _agree(self, there: Arrangement) -> None:
+    def _agree(self, there: Arrangement) -> Verdicts:
         """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
         if self.replicas is not None:
-            self.replicas.agree()
-            return
+            return self.replicas.agree(self.step)
         for nodes in (there.nodes(stage) for stage in there.stages):
             if len(nodes) > 1:
                 total = added(self.runners[node].share() for node in nodes)
                 for node in nodes:
                     self.runners[node].absorb(total)
+        return {}
 
     def _carry_out(self, plan: Plan, stream: Stream, first_sample: int, train: bool) -> None:
         batch = batches(stream, first_sample, self.config.pipeline.microbatch_size)

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
-from planaria.engine.outer_state import OuterState
+from planaria.engine.liar import Liar, Lie, vectors
+from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
 from planaria.exchange.consensus import consensus
+from planaria.exchange.refusal import refused
 from planaria.model.state import StageState
 from planaria.routing.arrangement import Arrangement
 
 Heard = dict[int, dict[int, Offer]]
-"""node → the offers of its group, by node"""
+"""node → what it hears in a round from each replica of its group, itself among them"""
+Verdicts = dict[int, Verdict]
+"""node → what it thinks of the offers of a round"""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,19 @@ class Round:
     blocking_bytes: int
     """sent by all nodes together, that somebody waited for"""
     prefetched_bytes: int
+    verdicts: Verdicts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A round under way."""
+
+    due: int
+    """commits by which it is to be settled"""
+    round: Round
+    honest: Mapping[int, Offer]
+    """node → what it meant to say"""
+    heard: Heard
 
 
 class InlineReplicas:
@@ -44,10 +61,12 @@ class InlineReplicas:
         self.outer = {node: OuterState(config.exchange) for node in runners}
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
-        self._count, self._seed = config.exchange.replicas, config.seed
-        self._pending: list[tuple[int, Round, Heard]] = []
-        """(commits by which it is to be settled, round, what was heard)"""
+        self._config, self._count, self._seed = config.exchange, config.exchange.replicas, config.seed
+        self._pending: list[_Pending] = []
         self._round = 0
+        self._replica = {
+            node: place for stage in arrangement.stages for place, node in enumerate(arrangement.nodes(stage))
+        }
         for node in runners:
             self.start(node, {})
 
@@ -59,6 +78,11 @@ class InlineReplicas:
     def start(self, node: int, outer: Mapping[str, Tensor]) -> None:
         """The node has its weights from elsewhere, and an ``outer`` state with them; if none, it begins one."""
         self.outer[node].begin(outer, self._runners[node].state().weights, self._round - len(self._pending))
+        self.outer[node].liar = Liar(self._config)  # whoever stands there now is honest
+
+    def lie(self, node: int, lie: Lie) -> None:
+        """The node lies, from its next offer on."""
+        self.outer[node].liar.begin(lie)
 
     def rebuilt(self, nodes: Sequence[int]) -> None:
         """These nodes are copies of others of their stages."""
@@ -70,13 +94,16 @@ class InlineReplicas:
         """All of a node that outlives a step; shares memory."""
         return replace(self._runners[node].state(), outer=self.outer[node].settled.state())
 
-    def agree(self) -> None:
-        """With an exchange of gradients: agree on those of every stage, before they are clipped."""
+    def agree(self, step: int = 0) -> Verdicts:
+        """With an exchange of gradients: agree on those of every stage in ``step``, before they are clipped."""
         if self.exchange.interval != 0:
-            return
-        _, heard = self._groups({node: self.outer[node].offer(runner) for node, runner in self._runners.items()})
-        for node, offers in heard.items():
-            self.outer[node].settle(offers, node, self._runners[node])
+            return {}
+        honest = {node: self.outer[node].offer(runner) for node, runner in self._runners.items()}
+        _, heard = self._groups(honest, step)
+        return {
+            node: self.outer[node].settle(offers, self._replica[node], self._runners[node])
+            for node, offers in heard.items()
+        }
 
     def commit(self) -> None:
         """The step is committed."""
@@ -88,35 +115,74 @@ class InlineReplicas:
         every = self.exchange.interval
         if every and commits % every == 0:
             weights = {node: runner.state().weights for node, runner in self._runners.items()}
-            said = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
-            self._pending.append((commits + self.exchange.overlap, *self._groups(said)))
-        due = [pending for pending in self._pending if pending[0] <= commits]
+            honest = {node: self.exchange.offer(self.outer[node].settled, fast) for node, fast in weights.items()}
+            round, heard = self._groups(honest, commits - 1)
+            self._pending.append(_Pending(commits + self.exchange.overlap, round, honest, heard))
+            for outer in self.outer.values():
+                outer.liar.told()
+        due = [pending for pending in self._pending if pending.due <= commits]
         self._pending = self._pending[len(due) :]
-        for _, _, heard in due:
-            self._settle(heard)
-        return [round for _, round, _ in due]
+        return [replace(pending.round, verdicts=self._settle(pending)) for pending in due]
 
-    def _groups(self, said: Mapping[int, Offer]) -> tuple[Round, Heard]:
-        """Who hears what each node has ``said`` in the next round."""
+    def _groups(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Heard]:
+        """What each node hears in the next round, in or after ``step``; ``honest``: what each node means to say."""
         groups = self.exchange.groups(self._round, range(self._count), self._seed)
-        heard: Heard = {}
+        heard: Heard = {node: {} for node in self._runners}
         blocking = prefetched = 0
         for stage in self._arrangement.stages:
             nodes = self._arrangement.nodes(stage)
             for group in groups:
-                members = [nodes[replica] for replica in group]
-                heard |= {node: {other: said[other] for other in members} for node in members}
-                blocking += (len(members) - 1) * sum(_size(said[node].blocking) for node in members)
-                prefetched += (len(members) - 1) * sum(_size(said[node].prefetched) for node in members)
+                for replica, said in self._said({other: nodes[other] for other in group}, honest, step).items():
+                    for other, offer in said.items():
+                        heard[nodes[other]][replica] = offer
+                        blocking += _size(offer.blocking) if other != replica else 0
+                        prefetched += _size(offer.prefetched) if other != replica else 0
         round = Round(self._round, groups, blocking, prefetched)
         self._round += 1
         return round, heard
 
-    def _settle(self, heard: Heard) -> None:
-        for node, offers in heard.items():
+    def _said(self, group: Mapping[int, int], honest: Mapping[int, Offer], step: int) -> dict[int, dict[int, Offer]]:
+        """What each replica of a ``group`` (replica → node) says to each; liars know what the honest ones say."""
+        settled = {replica: self.outer[node].settled for replica, node in group.items()}
+        true = [replica for replica, node in group.items() if self.outer[node].liar.lying(step) is None]
+        found = {}
+        for replica, node in group.items():
+            codec, round = self.exchange.codec(settled[replica]), settled[replica].rounds
+            known = {} if replica in true else vectors({other: honest[group[other]] for other in true}, codec, round)
+            others = [other for other in group if other != replica]
+            found[replica] = self.outer[node].liar.say(honest[node], codec, (step, round), replica, others, known)
+        return found
+
+    def _settle(self, pending: _Pending) -> Verdicts:
+        """Settle a round as replicas on a fleet would: whose offer some refuse at some stage is gone on without.
+
+        It settles by itself, or, where replicas must stay the same, goes on as a copy of one that has settled.
+        """
+        verdicts = {}
+        for node, offers in pending.heard.items():
+            codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
+            others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
+            verdicts[node] = Verdict(refused(others, like, codec))
+        out = {replica for verdict in verdicts.values() for replica in verdict.refused}
+        for node, offers in pending.heard.items():
+            me = self._replica[node]
+            party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
+            if len(party) == 1:
+                party = {me: pending.honest[node]}
             runner, outer = self._runners[node], self.outer[node]
-            fast, outer.settled = self.exchange.settle(outer.settled, runner.state().weights, offers, node)
+            fast, outer.settled = self.exchange.settle(outer.settled, runner.state().weights, party, me)
             runner.put(fast)
+        if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
+            for replica in out:
+                self._copy(left[0], replica)
+        return verdicts
+
+    def _copy(self, giver: int, taker: int) -> None:
+        """One replica goes on as a copy of another."""
+        for given, taken in zip(self.nodes(giver), self.nodes(taker), strict=True):
+            self._runners[taken].load(self._runners[given].state().trained)
+            outer = self.outer[given].given(to_successor=False)
+            self.outer[taken].begin(outer, self._runners[taken].state().weights, self.outer[given].settled.rounds)
 
     def spread(self) -> float:
         """RMS distance of the replicas' weights from their mean: √(Σ (w − w̄)² / (replicas · parameters))."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from planaria.atomic import refused
-from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Trace, order
+from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Fault, Trace, awaits, order
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
@@ -19,7 +19,8 @@ from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name
 from planaria.control.waits import AGAIN_S
 from planaria.engine.inline import InlineEngine
-from planaria.engine.inline_replicas import Round
+from planaria.engine.inline_replicas import Round, Verdicts
+from planaria.engine.liar import lie_of
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.peaks import peaks
 from planaria.engine.prepare import Prepared, streams
@@ -28,6 +29,7 @@ from planaria.engine.stopping import stop_asked
 from planaria.model.state import StageState
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.reports import rounded
 from planaria.routing.arrangement import Arrangement
 
 WORKER = "inline"
@@ -39,7 +41,8 @@ def train(
     """Train in this process; how it ended.
 
     A fault that kills, stops or sticks a worker takes its node's state away: between two steps, because a step that
-    loses a stage before its commit begins again. Others have nothing to befall here. When a state cannot be rebuilt,
+    loses a stage before its commit begins again. One that lies does so as on a fleet, but knows what all others say.
+    Others have nothing to befall here. When a state cannot be rebuilt,
     the survivors are saved and the run ends. When ``stop``, which is asked between steps, says so, the run stops as
     after a signal.
     """
@@ -52,7 +55,7 @@ def train(
         observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
         engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
-        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), stop)
+        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), _Lies(prepared.trace, origin.next_fault), stop)
         run.tell(ending)
         run.tell_peaks()
     return ending
@@ -84,7 +87,24 @@ class _Losses:
         return sorted({f.stage for f in group})
 
 
-def _lead(run: _InlineRun, losses: _Losses, stop: Callable[[], bool] | None) -> d.Finish:
+class _Lies:
+    """The lies of a trace, with their numbers in it, in order of step; each is told once."""
+
+    def __init__(self, trace: Trace, first_step: int) -> None:
+        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if fault.signal == "lie"]
+        numbered = [(number, fault) for number, fault in numbered if awaits(fault, first_step)]
+        self._waiting = sorted(numbered, key=lambda item: (item[1].step, order(item[1]), item[0]))
+
+    def next(self, step: int, committed: bool) -> list[tuple[int, Fault]]:
+        """Those that begin in this step: before its offers are made, or once they are."""
+        due = [
+            item for item in self._waiting if item[1].step <= step and (committed or item[1].moment in BEFORE_COMMIT)
+        ]
+        self._waiting = [item for item in self._waiting if item not in due]
+        return due
+
+
+def _lead(run: _InlineRun, losses: _Losses, lies: _Lies, stop: Callable[[], bool] | None) -> d.Finish:
     """Step by step to the end."""
     try:
         with stop_asked(stop) as asked:
@@ -95,7 +115,9 @@ def _lead(run: _InlineRun, losses: _Losses, stop: Callable[[], bool] | None) -> 
                 if reason := asked() or run.observer.trouble:
                     break
                 step = run.engine.step
+                run.lie(lies.next(step, committed=False))
                 run.train()
+                run.lie(lies.next(step, committed=True))
                 while nodes := losses.next(step, committed=True):
                     if reason := run.strike(nodes):
                         return d.Finish(outcome="cannot", reason=reason)
@@ -145,6 +167,17 @@ class _InlineRun:
         told = e.Worked.model_validate(of_all | {"spans": [], "sent_bytes": {}} | peaks()._asdict())
         self.observer.on_worked(time.monotonic(), told)
 
+    def lie(self, begun: Iterable[tuple[int, Fault]]) -> None:
+        """These nodes lie from now on."""
+        for number, fault in begun:
+            assert self.engine.replicas is not None, "a trace with lies is for several replicas"
+            lie = lie_of(fault.attack, fault.strength, fault.until, self.config.seed, number)
+            self.engine.replicas.lie(fault.stage, lie)
+            told = e.FaultInjected(
+                worker=WORKER, node=fault.stage, signal="lie", step=self.engine.step, moment=fault.moment, number=number
+            )
+            self.observer.on_event(time.monotonic(), told)
+
     def strike(self, nodes: list[int]) -> str:
         """Lose the state of nodes and rebuild it; if that cannot be, save the survivors and say why."""
         step = self.engine.step
@@ -182,7 +215,9 @@ class _InlineRun:
             self._evaluate()
         self.tell(d.RunStep(generation=0, step=step))
         result = self.engine.train_step()
+        self._judged(step, result.verdicts)
         for round in result.rounds:
+            self._judged(round.number, round.verdicts)
             self._settled(round)
         for stage, norm in result.grad_norms.items():
             self._ready("train", stage, step, result.loss if stage == 0 else None, norm)
@@ -209,6 +244,20 @@ class _InlineRun:
         told = e.ReplicasEvaluated(step=step, losses=losses, consensus=consensus, spread=replicas.spread())
         self.observer.on_event(time.monotonic(), told)
         self._ready("evaluate", 0, step, consensus)
+
+    def _judged(self, round: int, verdicts: Verdicts) -> None:
+        """What was refused in this round, by whom; what each offer counted, told once for each stage."""
+        stage = self.engine.stage
+        told = set[int]()
+        for node, verdict in sorted(verdicts.items()):
+            here = {"worker": WORKER, "node": node, "generation": 0, "round": round}
+            for replica, reason in verdict.refused.items():
+                fact = e.OfferRefused.model_validate(here | {"replica": replica, "reason": reason})
+                self.observer.on_event(time.monotonic(), fact)
+            if verdict.counted and stage[node] not in told:
+                told.add(stage[node])
+                counted = {"stage": stage[node], "counted": rounded(verdict.counted)}
+                self.observer.on_event(time.monotonic(), e.OffersCounted.model_validate(here | counted))
 
     def _settled(self, round: Round) -> None:
         assert self.engine.replicas is not None

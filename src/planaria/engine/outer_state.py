@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
+from planaria.engine.liar import Liar
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.refusal import judge
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a node thinks of the others' offers, and of its own."""
+
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """replica whose offer is of no use → what is wrong with it"""
+    counted: Mapping[int, float] = field(default_factory=dict)
+    """replica → its coefficient in what was made of all, where the rule goes by coefficients"""
 
 
 class OuterState:
@@ -22,7 +34,9 @@ class OuterState:
         self.exchange, self._alone = exchange(config), config.replicas == 1
         self.settled = Outer()
         """after the last commit, or the last round"""
+        self.liar = Liar(config)
         self._pending: Outer | None = None
+        self._honest = Offer()
 
     def begin(self, state: Mapping[str, Tensor], weights: Weights, rounds: int) -> None:
         """The node has its ``weights`` from elsewhere, and an outer ``state`` with them; if none, it begins one.
@@ -45,18 +59,27 @@ class OuterState:
         lossy = offer.blocking is not None and offer.blocking.dtype != torch.float32
         if lossy and not all(torch.isfinite(gradient).all() for gradient in runner.grads.values()):
             raise NonFinite(f"the gradient of stage {runner.stage} is not finite; lower optim.lr")
+        self._honest = offer
         return offer
 
-    def settle(self, offers: Mapping[int, Offer], me: int, runner: StageRunner) -> None:
-        """The gradient that the ``offers`` (by node, that of ``me`` among them) come to takes the place of the own.
+    def settle(self, offers: Mapping[int, Offer], me: int, runner: StageRunner) -> Verdict:
+        """The gradient that the ``offers`` (by replica, that of ``me`` among them) come to takes the place of the own.
 
-        :raises NonFinite: when too many of them are not finite for anything to be made of all.
+        Offers that are of no use are left out, as many as the exchange bears.
+
+        :raises NonFinite: when there are more, naming whose they are.
         """
+        counted: dict[int, float] = {}
         try:
-            grads, self._pending = self.exchange.settle(self.settled, runner.grads, offers, me)
+            rule, sound, refused = judge(self.exchange, self.settled, offers, self._honest, counted.update)
+            grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:
-            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}") from None
+            mend = "lower optim.lr" if self.exchange.borne else "lower optim.lr, or name a rule in exchange.robust"
+            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}; {mend}") from None
         runner.take(grads)
+        others = {replica: offer for replica, offer in sound.items() if replica != me}
+        self.liar.hear(others, self.exchange.codec(self.settled), self.settled.rounds)
+        return Verdict(refused, counted)
 
     def anew(self) -> None:
         """Another node of the stage has been rebuilt, and lacks what was its own: the others do not go by it either."""
@@ -66,6 +89,7 @@ class OuterState:
         """The step is committed."""
         if self._pending is not None:
             self.settled, self._pending = self._pending, None
+            self.liar.told()
 
     def drop(self) -> None:
         """The step under way is dropped."""

@@ -15,6 +15,7 @@ from planaria.engine.exchange_round import RoundMember
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.links import Links
 from planaria.engine.mail import Awaited, Mail
+from planaria.engine.outer_state import Verdict
 from planaria.engine.patience import Patience
 from planaria.engine.position import Position
 from planaria.engine.runner import StageRunner
@@ -22,6 +23,7 @@ from planaria.engine.setup import Setup
 from planaria.plan.actions import Action, Key, Kind
 from planaria.record import events as e
 from planaria.record.decisions import Donate, Form, Introduce, Meet
+from planaria.record.reports import rounded
 from planaria.recovery.base import Moment
 from planaria.transport import wire
 from planaria.transport.buffers import take_from
@@ -153,11 +155,12 @@ class Post:
 
     def meet(self, order: Meet, runner: StageRunner) -> None:
         """Make an offer to the same stage of the other members of a round."""
-        offer = self.circle.offer(order.round, runner)
+        offer, me, replica_of = self.circle.offer(order.round, runner), self.here.replica, self._itinerary.replica_of
         for edge in self.links.meet(order.links, self.here.node):
             self._say(edge, Content.PREFETCHED, offer.prefetched)
-        for edge in self.links.meeting.values():
-            self._say(edge, Content.BLOCKING, offer.blocking)
+        said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
+        for peer, edge in self.links.meeting.items():
+            self._say(edge, Content.BLOCKING, said[replica_of(peer)].blocking)
         self._tell_heard()
 
     def _say(self, edge: Edge, content: wire.Part, part: Tensor | None) -> None:
@@ -204,8 +207,9 @@ class Post:
         """Send to another node of this stage what there is of the step's gradient, or a ``part`` of that."""
         self.links.edges[node].send(wire.GradientShare(self.here.generation, self.here.step, part), flat)
 
-    def take_shares(self, nodes: Sequence[int], like: Tensor, part: int = 0) -> list[Tensor]:
-        """Wait for the shares of these ``nodes``, each of the shape of ``like``, and take them in this order.
+    def take_shares(self, nodes: Sequence[int], like: Tensor | None, part: int = 0) -> list[Tensor]:
+        """Wait for the shares of these ``nodes``, each of the shape of ``like`` if there is one, and take them in this
+        order.
 
         One of another shape is a broken edge; the wait then ends with the next generation.
         """
@@ -213,6 +217,8 @@ class Post:
         taken: list[Tensor] = []
         while len(taken) < len(nodes):
             found = self.collect([Awaited(node, label) for node in nodes], "the gradient of {}")
+            if like is None:
+                return found
             wrong = {
                 n for n, flat in zip(nodes, found, strict=True) if (flat.shape, flat.dtype) != (like.shape, like.dtype)
             }
@@ -220,6 +226,13 @@ class Post:
                 self.here.report_broken(node, f"its gradient is not {list(like.shape)} numbers")
             taken = [] if wrong else found
         return taken
+
+    def report(self, verdict: Verdict, round: int, first: bool) -> None:
+        """Tell whose offers were refused; if this is the ``first`` node of its stage, also what each one counted."""
+        for replica, reason in verdict.refused.items():
+            self.here.report(e.OfferRefused, round=round, replica=replica, reason=reason)
+        if first and verdict.counted:
+            self.here.report(e.OffersCounted, round=round, counted=rounded(verdict.counted))
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
         """Send a copy's message to the node that hosts it; what has the whole step's time lets the others pass."""

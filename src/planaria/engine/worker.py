@@ -71,7 +71,7 @@ class Worker:
         self.here = Position(worker, self.itinerary, self.desk.report)
         self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
         self.desk.blows = Blows(self._struck)
-        self.desk.blows.effects = afflictions(self.post.links, self.post.circle)
+        self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
         self.post.patience.warm_s = time.monotonic() - began

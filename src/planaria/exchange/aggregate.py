@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
@@ -111,6 +111,17 @@ class Averaging(Exchange, ABC):
                 "such a rule goes on from a value that is equal at all members, and here each has its own; take another"
             )
         return ""
+
+    @property
+    def borne(self) -> int:
+        return 0 if self._robust is None else self._robust.rule.liars
+
+    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+        if self._robust is None:
+            return self
+        made = self.model_copy()
+        made._robust = self._robust.facing(refused, told)
+        return made
 
     @property
     def parts(self) -> Parts:

@@ -18,9 +18,9 @@ Nothing changes before ``settle``: a round that is given up halfway leaves no tr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -161,6 +161,18 @@ class Exchange(Choice, ABC):
         """What the blocking parts of the round after ``outer`` are encoded with (``exchange.message.pack``)."""
         return PLAIN
 
+    @property
+    def borne(self) -> int:
+        """f: so many members may say what cannot be meant, and the others go on without them."""
+        return 0
+
+    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+        """The same for a round in which the offers of so many members were refused: these are among its liars.
+
+        ``told`` is told how much each of the others counts (member → coefficient), if the exchange can tell.
+        """
+        return self
+
     def anew(self, outer: Outer) -> Outer:
         """What a replica goes on with whose fellow members have changed within a step."""
         return outer
@@ -207,8 +219,9 @@ class Exchange(Choice, ABC):
 
         What the round does not touch shares memory with what was given; nothing that was given is changed.
 
-        ``offers`` are those of its group that came, by member id, its own among them. They are added up in order of id,
-        so that two members who got the same offers make the same of them to the last bit. Alone, nothing is rounded.
+        ``offers`` are those of its group that came, by member id, its own among them unless that was refused; all are
+        sound (:meth:`~planaria.exchange.compress.base.Compressor.flaw`). They are added up in order of id, so that two
+        members who got the same offers make the same of them to the last bit. Alone, nothing is rounded.
 
         :raises ValueError: when a message does not have the size or type that it must have.
         """

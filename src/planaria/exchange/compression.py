@@ -65,13 +65,13 @@ class Compression:
     def heard(
         self, outer: Outer, offers: Mapping[int, Offer], me: int, like: Weights
     ) -> tuple[dict[int, dict[str, Tensor]], Mapping[str, Weights]]:
-        """What members have sent, in order of id, and what ``me`` keeps.
+        """What members have sent, in order of id, and what ``me`` keeps: what it had, if its own message was refused.
 
         :raises ValueError: when a message is none of such a round.
         """
         codec = self.codec(outer)
         sent = {member: message.unpack(offers[member].blocking, like, codec, outer.rounds) for member in sorted(offers)}
-        kept = offers[me].kept
+        kept = offers[me].kept if me in offers else {}
         if len(offers) > 1 or not kept or codec.exact:
             return sent, kept
         value, kept = self.feedback.alone(kept, sent[me])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planaria.exchange.base import Exchange, Offer, Outer, Weights
+from planaria.exchange.refusal import judge
 
 
 @dataclass
@@ -45,7 +46,8 @@ def offers(
 def settle(exchange: Exchange, of: dict[int, Replica], heard: dict[int, dict[int, Offer]]) -> None:
     """Every replica makes of its group's offers what its exchange says."""
     for member, replica in of.items():
-        replica.fast, replica.outer = exchange.settle(replica.outer, replica.fast, heard[member], member)
+        judged = judge(exchange, replica.outer, heard[member], heard[member][member])
+        replica.fast, replica.outer = judged.rule.settle(replica.outer, replica.fast, judged.offers, member)
 
 
 def meet(exchange: Exchange, of: dict[int, Replica], round: int, seed: int, alone: Collection[int] = ()) -> None:

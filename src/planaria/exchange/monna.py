@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Self
 from dataclasses import replace
 
 import torch
@@ -34,6 +35,13 @@ class MoNNA(Models):
     def parts(self) -> Parts:
         # Momentum is of this replica's own way and nothing that it owes: a copy, or another number, begins without.
         return {**super().parts, "momentum": "estimate"}
+
+    @property
+    def borne(self) -> int:
+        return self.liars
+
+    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+        return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
     def misfit(self, members: int) -> str:
         if members > 2 * self.liars:

@@ -218,6 +218,8 @@ class Blow(Fact):
     offset: float
     seconds: float | None
     strength: float | None
+    attack: str | None = None
+    until: int | None = None
 
 
 class Save(Fact):

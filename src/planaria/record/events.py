@@ -19,6 +19,7 @@ from planaria.record.reports import Linked as Linked
 from planaria.record.reports import Mode as Mode
 from planaria.record.reports import OfferHeard as OfferHeard
 from planaria.record.reports import OfferRefused as OfferRefused
+from planaria.record.reports import OffersCounted as OffersCounted
 from planaria.record.reports import Report as Report
 from planaria.record.reports import ResultsSent as ResultsSent
 from planaria.record.reports import RoundMade as RoundMade
@@ -227,6 +228,7 @@ Event = Annotated[
     | PatienceOver
     | OfferHeard
     | OfferRefused
+    | OffersCounted
     | RoundMade
     | FaultInjected
     | ZombieIgnored,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -80,6 +81,28 @@ class OfferRefused(Fact):
     replica: int
     """the other one"""
     reason: str
+
+
+class OffersCounted(Fact):
+    """How much each replica's offer counted in what a stage made of all in this round.
+
+    One node tells it for all nodes of its stage: they have heard the same, unless somebody told each of them something
+    else.
+    """
+
+    kind: Literal["offers_counted"] = "offers_counted"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    round: int
+    counted: dict[int, float]
+    """replica → its coefficient, with three digits (:func:`rounded`); those whose offers were refused have none"""
+
+
+def rounded(coefficients: Mapping[int, float]) -> dict[int, float]:
+    """To three digits, so that a line of the log stays short."""
+    return {replica: float(f"{value:.3g}") for replica, value in coefficients.items()}
 
 
 class RoundMade(Fact):
@@ -216,6 +239,7 @@ Report = Annotated[
     | SaveFailed
     | OfferHeard
     | OfferRefused
+    | OffersCounted
     | RoundMade
     | WorkerFailed
     | FaultInjected

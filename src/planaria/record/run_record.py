@@ -19,10 +19,13 @@ Told = tuple[float, Event | Decision]
 """a fact, and when the controller learned or decided it"""
 
 REPORTS = frozenset(
-    {"stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "round_made", "results_sent"}
-)
+    {
+        "stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted", "round_made",
+        "results_sent",
+    }
+)  # fmt: skip
 """what every stage says again and again: the bulk of a log"""
-ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late"}
+ROUTINE = REPORTS | {"run_step", "commit", "close_round", "round_late", "offer_refused"}
 
 Raw = TypeVar("Raw")
 Item = TypeVar("Item")

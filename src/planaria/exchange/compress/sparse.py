@@ -45,8 +45,7 @@ class Sparse(Chunked, ABC):
         return min((self.kept(size) / size for _, size in chunks.sizes(count)), default=1.0)
 
     def _wrong(self, reader: chunks.Reader, n: int, size: int) -> str:
-        scales, numbers = self._numbers(reader, n, size)
-        finite = all_finite(scales) and (self.bits == 8 or all_finite(numbers))
+        finite = all_finite(self._unscaled(*self._numbers(reader, n, size)))
         return "" if finite else "not all of its numbers are finite"
 
     def _numbers(self, reader: chunks.Reader, n: int, size: int) -> tuple[Tensor, Tensor]:

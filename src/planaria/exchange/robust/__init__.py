@@ -6,11 +6,10 @@ A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from planaria.errors import UserError, nearest
@@ -18,7 +17,7 @@ from planaria.exchange import message
 from planaria.exchange.base import TooManyLiars, Weights
 from planaria.exchange.robust.base import GramRule, Rule
 from planaria.exchange.robust.clipping import CenteredClipping
-from planaria.exchange.robust.combining import Combined, combine
+from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
@@ -43,6 +42,9 @@ RULES: Registry[Rule] = Registry(
     place="exchange.robust",
 )
 
+Told = Callable[[Mapping[int, float]], None]
+"""member → its coefficient in the value of a round"""
+
 
 @dataclass(frozen=True)
 class Robust:
@@ -50,6 +52,8 @@ class Robust:
 
     rule: Rule
     mix: Mix = "none"
+    told: Told | None = None
+    """hears what each member counts, where the rule goes by coefficients"""
 
     def least(self) -> int:
         """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
@@ -60,13 +64,16 @@ class Robust:
         """Does it need the value of the round before?"""
         return isinstance(self.rule, GramRule) and self.rule.continues
 
+    def facing(self, refused: int, told: Told) -> Robust:
+        """The same where so many liars are known already, as what they said was refused."""
+        left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
+        return Robust(left, self.mix, told)
+
     def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """One value of those of several members, in order; ``draw`` is a number that all of them know, ``last`` the
         value of the round before, zero if there is none.
 
-        A value with a number that is not finite is left out: its sender is one of the liars.
-
-        :raises TooManyLiars: when they are too few, or too few of them are finite.
+        :raises TooManyLiars: when they are too few, or one is not finite: such are refused before (``refusal.py``).
         """
         if len(said) < self.least():
             raise TooManyLiars(f"{len(said)} members are too few for {self.rule.liars} liars: {self.least()} or more")
@@ -76,18 +83,11 @@ class Robust:
         vectors, before = [message.pieces(weights) for weights in said.values()], message.pieces(last) if last else None
         try:
             found = combine(self.rule, vectors, self.mix, draw, before)
-        except NotFinite:
-            found = self._of_sound(vectors, draw, before)
+        except NotFinite as error:
+            raise TooManyLiars("a member's vector is not finite, and was not refused") from error
+        if self.told is not None and found.coefficients is not None:
+            self.told(dict(zip(said, found.coefficients.tolist(), strict=True)))
         return message.named(found.value, like)
-
-    def _of_sound(self, vectors: Sequence[Sequence[Tensor]], draw: int, last: Sequence[Tensor] | None) -> Combined:
-        """Of the finite ones alone: so many liars are known, and fewer expected among the rest."""
-        sound = [each for each in vectors if all(bool(torch.isfinite(piece).all()) for piece in each)]
-        known = len(vectors) - len(sound)
-        left = Robust(self.rule.model_copy(update={"liars": max(0, self.rule.liars - known)}), self.mix)
-        if len(sound) < left.least():
-            raise TooManyLiars(f"{known} of {len(vectors)} members say what is not finite: too many for the rule")
-        return combine(left.rule, sound, self.mix, draw, last)
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:

@@ -1,0 +1,129 @@
+"""A node that lies to the other replicas, because a trace has it do so: what it knows, and what it tells whom."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planaria.config import ExchangeConfig
+from planaria.exchange.attacks import attack_of
+from planaria.exchange.attacks.base import Attack, Scene
+from planaria.exchange.base import Offer
+from planaria.exchange.compress.base import Compressor
+from planaria.exchange.robust import robust_of
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A fault of a trace, for whom it befalls."""
+
+    attack: Attack
+    until: int | None
+    """first step in which it is honest again; None: one offer is a lie"""
+    draw: str
+    """what is drawn for it goes by this"""
+
+
+def lie_of(attack: str | None, strength: float | None, until: int | None, seed: int, number: int) -> Lie:
+    """The lie that a fault names, by its ``number`` in the trace of a run with this ``seed``."""
+    return Lie(attack_of(attack, strength), until, f"{seed} {number}")
+
+
+class Liar:
+    """What a node says where it may lie. It is asked in every step or round; while there is no lie it keeps nothing."""
+
+    def __init__(self, config: ExchangeConfig) -> None:
+        self._config = config
+        self._begin(None)
+
+    def _begin(self, lie: Lie | None) -> None:
+        self._lie = lie
+        self._past: dict[int, Tensor] = {}
+        """round → own vector of then, as many as the attack remembers"""
+        self._heard: dict[int, Tensor] = {}
+        """what others said in the round before"""
+        self._first: dict[int, Tensor] = {}
+
+    def begin(self, lie: Lie) -> None:
+        """From the next offer on."""
+        self._begin(lie)
+
+    def lying(self, step: int) -> Lie | None:
+        """The lie that an offer made in, or after, this step is."""
+        if self._lie is not None and self._lie.until is not None and step >= self._lie.until:
+            self._begin(None)
+        return self._lie
+
+    def told(self) -> None:
+        """An offer has been made: a lie that was for one is over."""
+        if self._lie is not None and self._lie.until is None:
+            self._begin(None)
+
+    def hear(self, others: Mapping[int, Offer], codec: Compressor, round: int) -> None:
+        """What others said in this round, if it is sound: it is known in the next."""
+        if self._lie is not None and self._lie.attack.listens:
+            self._heard = vectors(others, codec, round)
+
+    def say(
+        self,
+        honest: Offer,
+        codec: Compressor,
+        at: tuple[int, int],
+        me: int,
+        others: Collection[int],
+        known: Mapping[int, Tensor] | None = None,
+    ) -> dict[int, Offer]:
+        """What ``me`` says to each of these ``others``, and to itself; ``honest`` where it is.
+
+        ``at``: step and round. ``known``: what honest members say in this round (vectors, as :func:`vectors` makes
+        them); unless given, the liar goes by its own and by what it has heard in the round before.
+        """
+        step, round = at
+        lie = self.lying(step)
+        if lie is None or honest.blocking is None:
+            return dict.fromkeys((*others, me), honest)
+        own = vectors({me: honest}, codec, round)[me]
+        seen = known or {me: own, **self._heard}
+        self._first = self._first or {**seen}
+        self._past = dict(sorted({**self._past, round: own}.items())[-lie.attack.remembers - 1 :])
+        scene = Scene(
+            own=own,
+            known=seen,
+            members=len(others) + 1,
+            liars=self._expected,
+            round=round,
+            generator=_generator(lie, me, round),
+            past=[vector for earlier, vector in self._past.items() if earlier < round],
+            first=self._first,
+        )
+        if not lie.attack.equivocates:
+            return dict.fromkeys((*others, me), self._spoken(lie, scene, honest, codec))
+        return {
+            peer: self._spoken(lie, replace(scene, generator=_generator(lie, me, round, peer)), honest, codec)
+            for peer in (*others, me)
+        }
+
+    def _spoken(self, lie: Lie, scene: Scene, honest: Offer, codec: Compressor) -> Offer:
+        assert honest.blocking is not None
+        return replace(honest, blocking=lie.attack.message(scene, honest.blocking, codec))
+
+    @property
+    def _expected(self) -> int:
+        """Liars that the others expect: one, where they expect none."""
+        config = self._config
+        return robust_of(config.robust, config.replicas).rule.liars if config.robust else 1
+
+
+def vectors(offers: Mapping[int, Offer], codec: Compressor, round: int) -> dict[int, Tensor]:
+    """What sound messages stand for: fp32 [d] by member."""
+    said = {member: offer.blocking for member, offer in offers.items() if offer.blocking is not None}
+    return {member: codec.decode(message, codec.count(message), round) for member, message in said.items()}
+
+
+def _generator(lie: Lie, me: int, round: int, peer: int = -1) -> torch.Generator:
+    drawn = hashlib.sha256(f"planaria lie {lie.draw} {me} {round} {peer}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little") >> 1)

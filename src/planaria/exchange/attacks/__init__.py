@@ -1,0 +1,57 @@
+"""What replicas may say that lie: a registry of attacks, each family one file.
+
+A fault of a trace names one: ``{ "signal": "lie", "attack": "sign_flip", "strength": 10, "until": 200, … }``.
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from planaria.errors import UserError, nearest
+from planaria.exchange.attacks.base import Attack
+from planaria.exchange.attacks.broken import Huge, Inf, Nan, WrongSize, WrongType
+from planaria.exchange.attacks.flips import OwnFlip, SignFlip, Zero
+from planaria.exchange.attacks.inside import Alie, Ipm, Mimic
+from planaria.exchange.attacks.noise import Equivocate, Random
+from planaria.exchange.attacks.stale import Stale
+
+ATTACKS: dict[str, type[Attack]] = {
+    "sign_flip": SignFlip,
+    "own_flip": OwnFlip,
+    "zero": Zero,
+    "random": Random,
+    "equivocate": Equivocate,
+    "alie": Alie,
+    "ipm": Ipm,
+    "mimic": Mimic,
+    "stale": Stale,
+    "nan": Nan,
+    "inf": Inf,
+    "huge": Huge,
+    "wrong_size": WrongSize,
+    "wrong_type": WrongType,
+}
+"""by name. Those of planaria alone: a trace may come from a stranger, and names no class that would be imported"""
+
+PLAIN_LIE = "nan"
+"""what a lie is of which nothing is said"""
+
+
+def attack_of(name: str | None, strength: float | None) -> Attack:
+    """The attack that a fault names, as strong as it says.
+
+    :raises UserError: naming what is unknown or does not go together.
+    """
+    name = PLAIN_LIE if name is None else name
+    if name not in ATTACKS:
+        raise UserError(f"attack = {name!r}: no such choice; {nearest(name, ATTACKS)}")
+    chosen = ATTACKS[name]
+    if strength is None:
+        return chosen()
+    if "strength" not in chosen.model_fields:
+        raise UserError(f"attack {name!r} has no strength; leave it out")
+    try:
+        return chosen.model_validate({"strength": strength})
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"]
+        raise UserError(f"strength = {strength:g} of attack {name!r}: {said}") from None
