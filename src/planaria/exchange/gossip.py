@@ -104,6 +104,8 @@ class Models(Averaging, ABC):
                 member: {name: self.says(drift[name], prefetched[member][name]) for name in drift}
                 for member, drift in said.items()
             }
+        if me not in said:  # its own offer was refused, so there is nothing to join: it begins the round again
+            return message.fast_copy(outer["slow"], fast), outer.settled(slow=outer["slow"], **kept)
         joined = self.together(outer, said, me)
         new_slow, momentum = {}, {}
         for name, slow in outer["slow"].items():

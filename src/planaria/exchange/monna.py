@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Self
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
