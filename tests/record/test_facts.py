@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from planaria.config import ExchangeConfig, RecoveryConfig
 from planaria.options import Options
@@ -59,7 +60,13 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if origin is dict:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
     assert issubclass(annotation, BaseModel), annotation
-    return st.builds(annotation, **{name: values(field.annotation) for name, field in annotation.model_fields.items()})
+    return st.builds(annotation, **{name: of_field(field) for name, field in annotation.model_fields.items()})
+
+
+def of_field(field: FieldInfo) -> st.SearchStrategy[Any]:
+    """Nothing below zero where that cannot be."""
+    bounded = any(getattr(bound, "ge", None) == 0 for bound in field.metadata)
+    return values(field.annotation).map(abs) if bounded else values(field.annotation)
 
 
 @pytest.mark.parametrize(

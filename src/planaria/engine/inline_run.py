@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,7 +53,9 @@ def train(
         observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
         engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
-        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), _Lies(prepared.trace, origin.next_fault), stop)
+        rounds = engine.replicas is not None and bool(engine.replicas.exchange.interval)
+        lies = _Lies(prepared.trace, origin.next_fault, (*BEFORE_COMMIT, "commit") if rounds else BEFORE_COMMIT)
+        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), lies, stop)
         run.tell(ending)
         run.tell_peaks()
     return ending
@@ -88,16 +90,17 @@ class _Losses:
 class _Lies:
     """The lies of a trace, with their numbers in it, in order of step; each is told once."""
 
-    def __init__(self, trace: Trace, first_step: int) -> None:
+    def __init__(self, trace: Trace, first_step: int, before: Collection[str]) -> None:
+        """``before``: moments of a step at which its offers are still to be made."""
+        self._before = before
         numbered = [(number, fault) for number, fault in enumerate(trace.faults) if fault.signal == "lie"]
         numbered = [(number, fault) for number, fault in numbered if awaits(fault, first_step)]
         self._waiting = sorted(numbered, key=lambda item: (item[1].step, order(item[1]), item[0]))
 
     def next(self, step: int, committed: bool) -> list[tuple[int, Fault]]:
         """Those that begin in this step: before its offers are made, or once they are."""
-        due = [
-            item for item in self._waiting if item[1].step <= step and (committed or item[1].moment in BEFORE_COMMIT)
-        ]
+        told = [item for item in self._waiting if item[1].step <= step]
+        due = [item for item in told if committed or item[1].moment in self._before]
         self._waiting = [item for item in self._waiting if item not in due]
         return due
 
@@ -113,8 +116,7 @@ def _lead(run: _InlineRun, losses: _Losses, lies: _Lies, stop: Callable[[], bool
                 if reason := asked() or run.observer.trouble:
                     break
                 step = run.engine.step
-                run.lie(lies.next(step, committed=False))
-                run.train()
+                run.train(lies)
                 run.lie(lies.next(step, committed=True))
                 while nodes := losses.next(step, committed=True):
                     if reason := run.strike(nodes):
@@ -206,12 +208,13 @@ class _InlineRun:
             self.engine.become({node: self._read(saved.folder, node) for node in self.engine.stage})
         self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
-    def train(self) -> None:
-        """Train one step, after a validation if one is due."""
+    def train(self, lies: _Lies) -> None:
+        """Train one step, after a validation if one is due; with the lies that begin in it."""
         every, step = self.config.train.eval_every, self.engine.step
         if every and step % every == 0:
             self._evaluate()
         self.tell(d.RunStep(generation=0, step=step))
+        self.lie(lies.next(step, committed=False))
         result = self.engine.train_step()
         self._judged(step, result.verdicts)
         for round in result.rounds:
@@ -248,14 +251,14 @@ class _InlineRun:
         stage = self.engine.stage
         told = set[int]()
         for node, verdict in sorted(verdicts.items()):
-            here = {"worker": WORKER, "node": node, "generation": 0, "round": round}
+            here = {"worker": WORKER, "node": node, "stage": stage[node], "generation": 0, "round": round}
             for replica, reason in verdict.refused.items():
                 fact = e.OfferRefused.model_validate(here | {"replica": replica, "reason": reason})
                 self.observer.on_event(time.monotonic(), fact)
             if verdict.counted and stage[node] not in told:
                 told.add(stage[node])
-                counted = {"stage": stage[node], "counted": rounded(verdict.counted)}
-                self.observer.on_event(time.monotonic(), e.OffersCounted.model_validate(here | counted))
+                counted = e.OffersCounted.model_validate(here | {"counted": rounded(verdict.counted)})
+                self.observer.on_event(time.monotonic(), counted)
 
     def _settled(self, round: Round) -> None:
         assert self.engine.replicas is not None

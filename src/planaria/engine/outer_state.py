@@ -74,8 +74,8 @@ class OuterState:
             rule, sound, refused = judge(self.exchange, self.settled, offers, self._honest, counted.update)
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:
-            mend = "lower optim.lr" if self.exchange.liars else "lower optim.lr, or name a rule in exchange.robust"
-            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}; {mend}") from None
+            mend = "" if self.exchange.liars else "; exchange.robust names rules that go on without it"
+            raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}{mend}") from None
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}
         self.liar.hear(others, self.exchange.codec(self.settled), self.settled.rounds)

@@ -100,7 +100,7 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     retaining = recovery(config.recovery, config.pipeline.stages).retaining
     if config.engine == "inline" and retaining is not None and retaining[1].outlive:
         yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
-    left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in FATAL)
+    left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in (*FATAL, "lie"))
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
         yield f"faults left out: {kinds}; they strike workers, and engine 'inline' has none"
