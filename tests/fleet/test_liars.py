@@ -127,8 +127,8 @@ def test_a_lie_in_a_round_is_heard_and_gone_by_by_all_of_it(tmp_path: Path, kind
 
 def test_a_lie_that_nobody_would_hear_is_refused_before_anything_starts(tmp_path: Path) -> None:
     trace = Trace(faults=tuple(lies((1, "zero", 3), stages=[1])))
-    with pytest.raises(UserError, match=r"a fault 'lie' at 3 in step 1 of the trace: there is one replica, so that"):
-        prepare(several(tmp_path, 1), trace=trace)
+    with pytest.raises(UserError, match=r"the trace: a fault 'lie' at stage 3, step 1: there is one replica, so that"):
+        prepare(tiny(tmp_path, stages=3), trace=trace)
     with pytest.raises(UserError, match=r"exchange\.kind = 'local' has replicas say nothing, .*leave the fault out"):
         prepare(several(tmp_path, 3, kind="local"), trace=trace)
     assert prepare(several(tmp_path, 3), trace=trace).trace == trace

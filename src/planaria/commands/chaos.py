@@ -77,7 +77,7 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
-    require_listeners(config, [fault])
+    require_listeners(config, [fault], "planaria chaos")
     door = read_door(folder)
     try:
         line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)

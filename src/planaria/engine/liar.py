@@ -36,8 +36,8 @@ def lie_of(attack: str | None, strength: float | None, until: int | None, seed: 
     return Lie(attack_of(attack, strength), until, f"{seed} {number}")
 
 
-def require_listeners(config: RunConfig, faults: Iterable[Fault]) -> None:
-    """:raises UserError: when one of the faults is a lie, and this run has nobody to lie to."""
+def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
+    """:raises UserError: when one of the faults, from ``where``, is a lie, and this run has nobody to lie to."""
     fault = next((fault for fault in faults if fault.signal == "lie"), None)
     if fault is None:
         return
@@ -46,7 +46,7 @@ def require_listeners(config: RunConfig, faults: Iterable[Fault]) -> None:
         return
     why = f"exchange.kind = {config.exchange.kind!r} has replicas say nothing" if several else "there is one replica"
     raise UserError(
-        f"a fault 'lie' at {fault.stage} in step {fault.step} of the trace: {why}, so that nobody hears it; leave the "
+        f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}: {why}, so that nobody hears it; leave the "
         "fault out, or take several replicas that agree, such as exchange.kind = 'allreduce'"
     )
 

@@ -72,7 +72,7 @@ def prepare(
         require_used(config)
     check(config)
     faults = trace if trace is not None else read_faults(config)
-    require_listeners(config, faults.faults)
+    require_listeners(config, faults.faults, config.chaos.trace or "the trace")
     parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
     train, _ = streams(config, dataset)
