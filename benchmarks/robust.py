@@ -40,8 +40,25 @@ RULES: dict[str, dict[str, Any] | None] = {
 MAY_FAIL = {"mean", "Krum"}
 
 
+def shipped(name: str, strength: float) -> Attack:
+    """An attack of planaria's, by liars who know what all others say; the own vector of each is that of another."""
+
+    def attack(x: Tensor, f: int, generator: Generator) -> Tensor:
+        import torch
+
+        from planaria.exchange.attacks import attack_of
+        from planaria.exchange.attacks.base import Scene, VectorAttack
+
+        chosen, known = attack_of(name, strength), dict(enumerate(x))
+        assert isinstance(chosen, VectorAttack)
+        scenes = [Scene(own, known, len(x) + f, f, 0, generator) for own in x[:f]]
+        return torch.stack([chosen.vector(scene) for scene in scenes])
+
+    return attack
+
+
 def attacks() -> Mapping[str, Attack | None]:
-    """What liars say. They know what all others say, and say the same unless it is drawn."""
+    """What liars say. The first two are drawn for all of them at once."""
     import torch
 
     def gaussian(x: Tensor, f: int, generator: Generator) -> Tensor:
@@ -52,11 +69,11 @@ def attacks() -> Mapping[str, Attack | None]:
         "none": None,
         "uniform": lambda x, f, generator: torch.rand(f, x.shape[1], generator=generator),
         "Gaussian × 10": gaussian,
-        "sign flip × 10": lambda x, f, _: -10 * x.mean(0).expand(f, -1),
-        "own flip × 10": lambda x, f, _: -10 * x[:f],
-        "IPM 0.1": lambda x, f, _: -0.1 * x.mean(0).expand(f, -1),
-        "IPM 1.1": lambda x, f, _: -1.1 * x.mean(0).expand(f, -1),
-        "ALIE 1.5": lambda x, f, _: (x.mean(0) - 1.5 * x.std(0)).expand(f, -1),
+        "sign flip × 10": shipped("sign_flip", 10),
+        "own flip × 10": shipped("own_flip", 10),
+        "IPM 0.1": shipped("ipm", 0.1),
+        "IPM 1.1": shipped("ipm", 1.1),
+        "ALIE 1.5": shipped("alie", 1.5),
     }
 
 

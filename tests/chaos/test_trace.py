@@ -12,6 +12,7 @@ from planaria.chaos import trace as traces
 from planaria.chaos.trace import (
     Fault,
     Trace,
+    awaits,
     burst_sizes,
     digest,
     generate,
@@ -200,6 +201,7 @@ def test_a_generated_trace_says_how_it_was_made(tmp_path: Path) -> None:
 
 
 GOOD = {"step": 1, "stage": 2}
+LIE = {**GOOD, "signal": "lie"}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,18 @@ GOOD = {"step": 1, "stage": 2}
         ({"faults": [GOOD | {"signal": "term"}]}, r"faults\[0\]\.signal: .*not 'term'"),
         ({"faults": [GOOD | {"offset": 1.0}]}, r"faults\[0\]\.offset: "),
         ({"faults": [GOOD | {"resume_after_s": 1.0}]}, r"faults\[0\]: a killed worker cannot resume"),
+        (
+            {"faults": [LIE | {"attack": "sign_flop"}]},
+            r"faults\[0\]: .*'sign_flop': no such choice; did you mean 'sign_",
+        ),
+        ({"faults": [LIE | {"attack": "os:system"}]}, r"faults\[0\]: .*'os:system': no such choice; known here: alie"),
+        ({"faults": [LIE | {"attack": 3}]}, r"faults\[0\]\.attack: .*string, not 3"),
+        ({"faults": [LIE | {"attack": "zero", "strength": 2.0}]}, r"faults\[0\]: attack 'zero' has no strength"),
+        ({"faults": [LIE | {"strength": 2.0}]}, r"faults\[0\]: attack 'nan' has no strength"),
+        ({"faults": [LIE | {"attack": "alie", "strength": -1.0}]}, r"faults\[0\]\.strength: .*not -1"),
+        ({"faults": [LIE | {"until": 1}]}, r"faults\[0\]: until = 1: the lie begins in step 1; give a later one"),
+        ({"faults": [GOOD | {"until": 4}]}, r"faults\[0\]: signal 'kill' has no until; remove it, or use signal 'lie'"),
+        ({"faults": [GOOD | {"attack": "zero"}]}, r"faults\[0\]: signal 'kill' has no attack"),
     ],
 )
 def test_a_bad_file_is_named_with_place_and_field(tmp_path: Path, content: object, complaint: str) -> None:
@@ -224,6 +238,23 @@ def test_a_bad_file_is_named_with_place_and_field(tmp_path: Path, content: objec
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError, match=rf"bad\.json: .*{complaint}"):
         read(path)
+
+
+def test_a_lie_says_which_and_how_long_and_one_of_old_means_what_it_did(tmp_path: Path) -> None:
+    """Its digest, too: a field that came later changes those traces alone that use it."""
+    old, new = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", attack="ipm", until=9)
+    (tmp_path / "old.json").write_text('{"faults": [{"step": 3, "stage": 2, "signal": "lie", "strength": null}]}')
+    assert read(tmp_path / "old.json").faults == (old,)
+    assert digest(Trace(faults=(old,))) == "37b5fc9fdf35bf01341e8de65d96b1a6febf86b048b651953ba4afebb21533f4"
+    assert len({digest(Trace(faults=(fault,))) for fault in (old, new, new.model_copy(update={"until": 8}))}) == 3
+    write(Trace(faults=(new,)), tmp_path / "t.json")
+    assert read(tmp_path / "t.json").faults == (new,)
+
+
+def test_a_lie_that_lasts_goes_on_in_a_run_that_is_resumed() -> None:
+    once, lasting = Fault(step=3, stage=2, signal="lie"), Fault(step=3, stage=2, signal="lie", until=6)
+    assert [awaits(once, step) for step in (3, 4)] == [True, False]
+    assert [awaits(lasting, step) for step in (3, 5, 6)] == [True, True, False]
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,6 +306,8 @@ def test_no_tokenizer_file(home: Path, capfd: pytest.CaptureFixture[str]) -> Non
         ('{"faults": [{"step": 1, "stage": 9}]}', ["trace.json", "stage 9", "0..4"]),
         ('{"faults": [{"step": 1, "stag": 2}]}', ["trace.json", "stag", "did you mean 'stage'"]),
         ('{"faults": [{"step": -1, "stage": 2}]}', ["trace.json", "step"]),
+        ('{"faults": [{"step": 1, "stage": 2, "signal": "lie"}]}', ["trace.json", "'lie'", "one replica"]),
+        ('{"faults": [{"step": 1, "stage": 2, "signal": "lie", "attack": "ipn"}]}', ["faults[0]", "mean 'ipm'"]),
     ],
 )
 def test_trace(home: Path, capfd: pytest.CaptureFixture[str], trace: str, names: list[str]) -> None:

@@ -97,6 +97,20 @@ def test_a_worker_is_told_in_its_step_what_it_is_to_suffer_there(moment: Any) ->
     assert len(fleet.told) == 1, "a step that is repeated is struck once"
 
 
+def test_a_liar_is_told_how_to_lie_and_until_when_also_in_a_run_that_goes_on_meanwhile() -> None:
+    lie = Fault(step=3, stage=2, signal="lie", attack="ipm", strength=0.5, until=6)
+    for first, step, told in ((0, 3, True), (3, 3, True), (5, 5, True), (6, 6, False)):
+        made, fleet = chaos(lie, first_step=first)
+        made.on_decision(run(step), STATE)
+        blow = d.Blow(
+            number=0, signal="lie", moment="any", offset=0.0, seconds=None, strength=0.5, attack="ipm", until=6
+        )
+        assert fleet.told == ([("w2", blow)] if told else [])
+    made, fleet = chaos(Fault(step=3, stage=2, signal="lie"), first_step=4)
+    made.on_decision(run(4), STATE)
+    assert not fleet.told, "it was told in an earlier part of the run"
+
+
 @pytest.mark.parametrize(
     ("moment", "decision"),
     [

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import lying_worker
 import pytest
 import torch
 from harness import apart, ending, facts, folder_of, once, outcomes, resume, tiny, train
@@ -19,7 +18,6 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
-from planaria.engine import worker
 from planaria.engine.inline import InlineEngine
 from planaria.observe.run.narrate import story
 from planaria.record import decisions as d
@@ -140,11 +138,12 @@ def test_a_partner_that_freezes_is_not_waited_for(tmp_path: Path) -> None:
     assert alone and blocks(record) == list(range(24))
 
 
-def test_what_a_replica_says_that_is_of_no_use_harms_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "main", lying_worker.main)
-    record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}))
+def test_what_a_replica_says_that_is_of_no_use_harms_nobody_else(tmp_path: Path) -> None:
+    lies = [
+        Fault(step=step, stage=2, signal="lie", attack=attack, until=step + 4)
+        for step, attack in ((0, "nan"), (4, "wrong_size"))
+    ]
+    record = train(several(tmp_path, replicas=2, exchange={"patience_s": 600.0}), lies)
     assert ending(record).outcome == "finished" and blocks(record) == list(range(24))
     refused = facts(record, e.OfferRefused)
     assert {(fact.round, fact.replica) for fact in refused} == {(0, 1), (1, 1)}, "one stage that refuses is enough"

@@ -20,7 +20,7 @@ ASKED = {
     "disk_full": "make its disk appear full",
     "disk_slow": "make its writes hang; use with --moment save",
     "flip": "flip a bit of its stage in the newest checkpoint",
-    "lie": "corrupt its next offer to other replicas",
+    "lie": "corrupt its next offer to other replicas, or what it tells them until a step",
 }
 """faults that the worker injects into itself, at its next opportunity"""
 
@@ -33,7 +33,11 @@ def add(commands: Any) -> None:
         flag = f"--{action.replace('_', '-')}"
         blow.add_argument(flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME")
     chaos.add_argument("--resume-after", type=float, metavar="S", help="seconds until the fault ends")
-    chaos.add_argument("--strength", type=float, metavar="X", help="--slow: factor; --delay: seconds")
+    chaos.add_argument(
+        "--strength", type=float, metavar="X", help="--slow: factor; --delay: seconds; --lie: of --attack"
+    )
+    chaos.add_argument("--attack", metavar="NAME", help="--lie: what is said instead, such as sign_flip or alie")
+    chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step in which it is honest again")
     chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
 
     trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace)
@@ -58,10 +62,11 @@ def _chaos(given: argparse.Namespace) -> int:
     target = getattr(given, action)
     if action in ASKED:
         named = {"resume_after_s": given.resume_after, "strength": given.strength, "moment": given.moment}
+        named |= {"attack": given.attack, "until": given.until}
         print(ask(given.run, target, {"signal": action} | {k: v for k, v in named.items() if v is not None}))
         return 0
-    if given.strength is not None or given.moment is not None:
-        raise UserError("--strength, --moment: a signal strikes at once, and has no strength")
+    if (given.strength, given.moment, given.attack, given.until) != (None,) * 4:
+        raise UserError("--strength, --moment, --attack, --until: a signal strikes at once, and has none of them")
     if given.resume_after is not None and action != "stop":
         raise UserError("--resume-after: goes with --stop, or another fault that lasts; what is killed stays dead")
     print(strike(given.run, action, target, given.resume_after))

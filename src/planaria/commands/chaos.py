@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from planaria.chaos.trace import Fault
 from planaria.engine import runs
+from planaria.engine.liar import require_listeners
 from planaria.errors import UserError
 from planaria.fleet.door import read_door
 from planaria.fleet.switchboard import VISITOR, call
@@ -65,7 +66,7 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
 
     :raises UserError: when the run is not live, nobody stands there, or there is no such fault.
     """
-    runs.config_of(folder)
+    config = runs.config_of(folder)
     if not runs.is_held(folder):
         raise UserError(f"{folder}: nobody is training it; the run is not live")
     worker = _find(read_state(folder).workers, target, folder)
@@ -76,6 +77,7 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
+    require_listeners(config, [fault], "planaria chaos")
     door = read_door(folder)
     try:
         line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)

@@ -23,6 +23,8 @@ class Made:
     blocking_bytes: int
     prefetched_bytes: int
     apart: float
+    counted: dict[int, float]
+    """replica → its coefficient, where a robust rule goes by coefficients"""
 
 
 class RoundMember:
@@ -137,7 +139,8 @@ class RoundMember:
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
-        outer, rule = self.outer, self.outer.exchange
+        outer, counted = self.outer, dict[int, float]()
+        rule = outer.exchange.facing(0, counted.update)
         codec = rule.codec(outer.settled)
         outer.liar.hear(offers, codec, outer.settled.rounds)
         said = self._said.get(me, self._own)
@@ -149,4 +152,4 @@ class RoundMember:
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
         self.drop()
-        return Made(blocking, prefetched, apart)
+        return Made(blocking, prefetched, apart, counted)

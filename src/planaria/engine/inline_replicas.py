@@ -170,7 +170,10 @@ class InlineReplicas:
             if len(party) == 1:
                 party = {me: pending.honest[node]}
             runner, outer = self._runners[node], self.outer[node]
-            fast, outer.settled = self.exchange.settle(outer.settled, runner.state().weights, party, me)
+            counted: dict[int, float] = {}
+            rule = self.exchange.facing(0, counted.update)
+            fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
+            verdicts[node] = replace(verdicts[node], counted=counted)
             runner.put(fast)
         if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
             for replica in out:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from planaria.atomic import refused
-from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Fault, Trace, awaits, order
+from planaria.chaos.trace import BEFORE_COMMIT, Fault
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
@@ -19,6 +19,7 @@ from planaria.control.protocols import Observer
 from planaria.control.saving import LAST_TRIES, folder_name
 from planaria.control.waits import AGAIN_S
 from planaria.engine.inline import InlineEngine
+from planaria.engine.inline_faults import Lies, Losses
 from planaria.engine.inline_replicas import Round, Verdicts
 from planaria.engine.liar import lie_of
 from planaria.engine.origin import START, Origin, run_started
@@ -29,7 +30,6 @@ from planaria.engine.stopping import stop_asked
 from planaria.model.state import StageState
 from planaria.record import decisions as d
 from planaria.record import events as e
-from planaria.record.reports import rounded
 from planaria.routing.arrangement import Arrangement
 
 WORKER = "inline"
@@ -55,7 +55,9 @@ def train(
         observer.on_event(time.monotonic(), run_started(engine.itinerary, origin))
         engine.step, engine.sample_offset = origin.step, origin.sample_offset(config)
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
-        ending = _lead(run, _Losses(prepared.trace, origin.next_fault), _Lies(prepared.trace, origin.next_fault), stop)
+        rounds = engine.replicas is not None and bool(engine.replicas.exchange.interval)
+        lies = Lies(prepared.trace, origin.next_fault, (*BEFORE_COMMIT, "commit") if rounds else BEFORE_COMMIT)
+        ending = _lead(run, Losses(prepared.trace, origin.next_fault), lies, stop)
         run.tell(ending)
         run.tell_peaks()
     return ending
@@ -72,39 +74,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Losses:
-    """The nodes that a trace takes the state of, in the order in which a fleet would lose them."""
-
-    def __init__(self, trace: Trace, first_step: int) -> None:
-        fatal = [fault for fault in trace.faults if fault.step >= first_step and fault.signal in FATAL]
-        self._waiting = sorted(fatal, key=lambda fault: (fault.step, order(fault)))
-
-    def next(self, step: int, committed: bool) -> list[int]:
-        """Who is lost next, at once, in this step: before or after its commit; each is told once."""
-        due = [f for f in self._waiting if f.step <= step and (f.moment not in BEFORE_COMMIT) == committed]
-        group = [f for f in due if order(f) == order(due[0])]
-        self._waiting = [f for f in self._waiting if f not in group]
-        return sorted({f.stage for f in group})
-
-
-class _Lies:
-    """The lies of a trace, with their numbers in it, in order of step; each is told once."""
-
-    def __init__(self, trace: Trace, first_step: int) -> None:
-        numbered = [(number, fault) for number, fault in enumerate(trace.faults) if fault.signal == "lie"]
-        numbered = [(number, fault) for number, fault in numbered if awaits(fault, first_step)]
-        self._waiting = sorted(numbered, key=lambda item: (item[1].step, order(item[1]), item[0]))
-
-    def next(self, step: int, committed: bool) -> list[tuple[int, Fault]]:
-        """Those that begin in this step: before its offers are made, or once they are."""
-        due = [
-            item for item in self._waiting if item[1].step <= step and (committed or item[1].moment in BEFORE_COMMIT)
-        ]
-        self._waiting = [item for item in self._waiting if item not in due]
-        return due
-
-
-def _lead(run: _InlineRun, losses: _Losses, lies: _Lies, stop: Callable[[], bool] | None) -> d.Finish:
+def _lead(run: _InlineRun, losses: Losses, lies: Lies, stop: Callable[[], bool] | None) -> d.Finish:
     """Step by step to the end."""
     try:
         with stop_asked(stop) as asked:
@@ -115,8 +85,7 @@ def _lead(run: _InlineRun, losses: _Losses, lies: _Lies, stop: Callable[[], bool
                 if reason := asked() or run.observer.trouble:
                     break
                 step = run.engine.step
-                run.lie(lies.next(step, committed=False))
-                run.train()
+                run.train(lies)
                 run.lie(lies.next(step, committed=True))
                 while nodes := losses.next(step, committed=True):
                     if reason := run.strike(nodes):
@@ -208,12 +177,13 @@ class _InlineRun:
             self.engine.become({node: self._read(saved.folder, node) for node in self.engine.stage})
         self.tell(d.Form(generation=0, step=self.engine.step, outcome="rolled back", members=[], links=[]))
 
-    def train(self) -> None:
-        """Train one step, after a validation if one is due."""
+    def train(self, lies: Lies) -> None:
+        """Train one step, after a validation if one is due; with the lies that begin in it."""
         every, step = self.config.train.eval_every, self.engine.step
         if every and step % every == 0:
             self._evaluate()
         self.tell(d.RunStep(generation=0, step=step))
+        self.lie(lies.next(step, committed=False))
         result = self.engine.train_step()
         self._judged(step, result.verdicts)
         for round in result.rounds:
@@ -247,17 +217,12 @@ class _InlineRun:
 
     def _judged(self, round: int, verdicts: Verdicts) -> None:
         """What was refused in this round, by whom; what each offer counted, told once for each stage."""
-        stage = self.engine.stage
-        told = set[int]()
+        stages = self.engine.stage
+        first = {stages[node]: node for node in sorted(verdicts, reverse=True)}
         for node, verdict in sorted(verdicts.items()):
-            here = {"worker": WORKER, "node": node, "generation": 0, "round": round}
-            for replica, reason in verdict.refused.items():
-                fact = e.OfferRefused.model_validate(here | {"replica": replica, "reason": reason})
-                self.observer.on_event(time.monotonic(), fact)
-            if verdict.counted and stage[node] not in told:
-                told.add(stage[node])
-                counted = {"stage": stage[node], "counted": rounded(verdict.counted)}
-                self.observer.on_event(time.monotonic(), e.OffersCounted.model_validate(here | counted))
+            at = {"worker": WORKER, "node": node, "stage": stages[node], "generation": 0, "round": round}
+            for kind, said in verdict.told(first=first[stages[node]] == node):
+                self.observer.on_event(time.monotonic(), e.EVENT.validate_python(kind(**at, **said)))
 
     def _settled(self, round: Round) -> None:
         assert self.engine.replicas is not None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from planaria.config import ExchangeConfig
+from planaria.chaos.trace import Fault
+from planaria.config import ExchangeConfig, RunConfig
+from planaria.errors import UserError
+from planaria.exchange import exchange
 from planaria.exchange.attacks import attack_of
 from planaria.exchange.attacks.base import Attack, Scene
 from planaria.exchange.base import Offer
@@ -33,6 +36,21 @@ def lie_of(attack: str | None, strength: float | None, until: int | None, seed: 
     return Lie(attack_of(attack, strength), until, f"{seed} {number}")
 
 
+def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
+    """:raises UserError: when one of the faults, from ``where``, is a lie, and this run has nobody to lie to."""
+    fault = next((fault for fault in faults if fault.signal == "lie"), None)
+    if fault is None:
+        return
+    several = config.exchange.replicas > 1 or config.exchange.most is not None
+    if several and exchange(config.exchange).interval is not None:
+        return
+    why = f"exchange.kind = {config.exchange.kind!r} has replicas say nothing" if several else "there is one replica"
+    raise UserError(
+        f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}: {why}, so that nobody hears it; leave the "
+        "fault out, or take several replicas that agree, such as exchange.kind = 'allreduce'"
+    )
+
+
 class Liar:
     """What a node says where it may lie. It is asked in every step or round; while there is no lie it keeps nothing."""
 
@@ -41,7 +59,7 @@ class Liar:
         self._begin(None)
 
     def _begin(self, lie: Lie | None) -> None:
-        self._lie = lie
+        self._lie, self._lied = lie, False
         self._past: dict[int, Tensor] = {}
         """round → own vector of then, as many as the attack remembers"""
         self._heard: dict[int, Tensor] = {}
@@ -60,7 +78,7 @@ class Liar:
 
     def told(self) -> None:
         """An offer has been made: a lie that was for one is over."""
-        if self._lie is not None and self._lie.until is None:
+        if self._lie is not None and self._lie.until is None and self._lied:
             self._begin(None)
 
     def hear(self, others: Mapping[int, Offer], codec: Compressor, round: int) -> None:
@@ -86,6 +104,7 @@ class Liar:
         lie = self.lying(step)
         if lie is None or honest.blocking is None:
             return dict.fromkeys((*others, me), honest)
+        self._lied = True
         own = vectors({me: honest}, codec, round)[me]
         seen = known or {me: own, **self._heard}
         self._first = self._first or {**seen}

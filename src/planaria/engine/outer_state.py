@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.refusal import judge
+from planaria.record import events as e
+from planaria.record.reports import rounded
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,13 @@ class Verdict:
     """replica whose offer is of no use → what is wrong with it"""
     counted: Mapping[int, float] = field(default_factory=dict)
     """replica → its coefficient in what was made of all, where the rule goes by coefficients"""
+
+    def told(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
+        """Events that tell of it, without where and when; one node of each stage (``first``) tells what all counted."""
+        for replica, reason in self.refused.items():
+            yield e.OfferRefused, {"replica": replica, "reason": reason}
+        if first and self.counted:
+            yield e.OffersCounted, {"counted": rounded(self.counted)}
 
 
 class OuterState:
@@ -74,7 +84,8 @@ class OuterState:
             rule, sound, refused = judge(self.exchange, self.settled, offers, self._honest, counted.update)
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:
-            mend = "lower optim.lr" if self.exchange.borne else "lower optim.lr, or name a rule in exchange.robust"
+            mend = "lower optim.lr" if "finite" in str(error) else "look after that replica"
+            mend += "" if self.exchange.borne else "; exchange.robust names rules that go on without it"
             raise NonFinite(f"the gradients of stage {runner.stage} come to nothing: {error}; {mend}") from None
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}

@@ -23,7 +23,6 @@ from planaria.engine.setup import Setup
 from planaria.plan.actions import Action, Key, Kind
 from planaria.record import events as e
 from planaria.record.decisions import Donate, Form, Introduce, Meet
-from planaria.record.reports import rounded
 from planaria.recovery.base import Moment
 from planaria.transport import wire
 from planaria.transport.buffers import take_from
@@ -228,11 +227,9 @@ class Post:
         return taken
 
     def report(self, verdict: Verdict, round: int, first: bool) -> None:
-        """Tell whose offers were refused; if this is the ``first`` node of its stage, also what each one counted."""
-        for replica, reason in verdict.refused.items():
-            self.here.report(e.OfferRefused, round=round, replica=replica, reason=reason)
-        if first and verdict.counted:
-            self.here.report(e.OffersCounted, round=round, counted=rounded(verdict.counted))
+        """Tell the controller, if this is the ``first`` node of its stage for all of them."""
+        for kind, said in verdict.told(first):
+            self.here.report(kind, round=round, **said)
 
     def send_parcel(self, host: int, parcel: Parcel, flat: Tensor) -> None:
         """Send a copy's message to the node that hosts it; what has the whole step's time lets the others pass."""

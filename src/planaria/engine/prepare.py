@@ -23,6 +23,7 @@ from planaria.engine.branch import require_tokenizer, starting_weights, unfit
 from planaria.engine.coded_step import coded_steps
 from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.liar import require_listeners
 from planaria.engine.needs import needs
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
@@ -72,6 +73,7 @@ def prepare(
         require_used(config)
     check(config)
     faults = trace if trace is not None else read_faults(config)
+    require_listeners(config, faults.faults, config.chaos.trace or "the trace")
     parent = starting_weights(config) if begins else None
     dataset = prepare_data(config.data, config.model.vocab, say)
     train, _ = streams(config, dataset)

@@ -101,7 +101,7 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     retaining = recovery(config.recovery, config.pipeline.stages).retaining
     if config.engine == "inline" and retaining is not None and retaining[1].outlive:
         yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
-    kept = {*FATAL, *(("slow",) if config.exchange.coded else ())}
+    kept = {*FATAL, "lie", *(("slow",) if config.exchange.coded else ())}
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))

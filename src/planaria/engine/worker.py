@@ -23,6 +23,7 @@ from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.outer_state import Verdict
 from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
 from planaria.engine.peaks import peaks
@@ -270,7 +271,9 @@ class Worker:
         peers = {other: nodes[other] for other in order.members if other != replica}
         made = self.post.circle.settle(order.round, replica, peers, self.runner)
         self.post.links.part()
-        self.here.report(e.RoundMade, round=order.round, **asdict(made))
+        told = asdict(made)
+        self.post.report(Verdict(counted=told.pop("counted")), order.round, first=replica == order.members[0])
+        self.here.report(e.RoundMade, round=order.round, **told)
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 
     def _lend(self, order: d.Donate) -> None:

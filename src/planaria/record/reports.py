@@ -71,15 +71,20 @@ class OfferHeard(Fact):
 
 
 class OfferRefused(Fact):
-    """What another replica says about a worker's stage in this round is of no use: it counts as not said."""
+    """What another replica says about a worker's stage in this round is of no use: it counts as not said.
+
+    Replicas that exchange gradients have a round in every step, and refuse their own as they refuse others'.
+    """
 
     kind: Literal["offer_refused"] = "offer_refused"
     worker: str
     node: int
+    stage: int = -1
+    """-1 in logs of an older planaria"""
     generation: int
     round: int
     replica: int
-    """the other one"""
+    """whose offer it was"""
     reason: str
 
 

@@ -40,6 +40,8 @@ class Narrator:
         self._lost_at: dict[int, float] = {}
         self._broken: set[tuple[int, int]] = set()
         self._reborn: dict[int, d.Rebuild | d.Handover] = {}
+        self._refused: set[tuple[int, int, str]] = set()
+        """(replica, stage of its gradient, why it was refused): told once"""
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → what to say of it when that is done"""
 
@@ -155,6 +157,8 @@ class Narrator:
             when = f", {fact.moment}" if fact.moment else ""
             text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
             return self._line("fault", text, self._of(fact.node))
+        if isinstance(fact, e.OfferRefused):
+            return self._refusal(fact)
         if isinstance(fact, e.Replanned):
             return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
         if isinstance(fact, e.WorkerFailed):
@@ -181,6 +185,15 @@ class Narrator:
         if isinstance(fact, d.Seal) and fact.partial:
             return self._line("note", f"what is left was saved in {fact.folder}: {stages(fact.stages)}")
         return None
+
+    def _refusal(self, fact: e.OfferRefused) -> Line | None:
+        """Of a gradient, which is refused in every step; what is refused in a round is told when that is settled."""
+        said = fact.replica, fact.stage, fact.reason
+        if self._naming.several or said in self._refused:
+            return None
+        self._refused.add(said)
+        text = f"what replica {fact.replica} says of {stages([fact.stage])} is of no use ({fact.reason})"
+        return self._line("relink", text)
 
     def _role(self, node: int | None) -> str:
         return "spare" if node is None or node < 0 else self._naming.name([node])

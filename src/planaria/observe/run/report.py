@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from planaria.config import RunConfig
 from planaria.observe import page
-from planaria.observe.run import snapshots, stage_peaks, straggling
+from planaria.observe.run import snapshots, stage_peaks, trust
 from planaria.observe.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -61,7 +61,11 @@ def body(record: RunRecord) -> Iterator[str]:
             page.chart(loss_figure(record.metrics, story(record)), "loss"),
         )
     yield from replica_section(record)
-    yield from straggling.section(record)
+    if record.config.exchange.coded:
+        from planaria.observe.run import straggling  # it asks the codes, and they import torch
+
+        yield from straggling.section(record)
+    yield from trust.section(record)
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)
     yield from _recoveries(record, timings)

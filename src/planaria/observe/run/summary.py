@@ -9,7 +9,6 @@ from statistics import median
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
 from planaria.observe.run.stage_peaks import told as told_memory
-from planaria.observe.run.straggling import told as told_stragglers
 from planaria.record.run_record import RunRecord, StepMetric, ValidationMetric
 
 
@@ -56,7 +55,10 @@ def summary(record: RunRecord) -> Iterator[str]:
     held = gatherings(record)
     for place, line in enumerate(told(totals(held)) if held else ()):
         yield f"{'' if place else 'exchange':<14}{line}"
-    yield from told_stragglers(record)
+    if record.config.exchange.coded:
+        from planaria.observe.run import straggling  # it asks the codes, and they import torch
+
+        yield from straggling.told(record)
     yield from told_memory(record)
     timings = recoveries(record)
     if not timings:

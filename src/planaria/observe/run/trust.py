@@ -1,0 +1,144 @@
+"""Whom the replicas of a run trusted: what each one's offers counted over its rounds, and which were refused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import plotly.graph_objects as go
+
+from planaria.observe import page
+from planaria.observe.theme import BLUE, MUTED, PAPER, RED, figure
+from planaria.record.events import OfferRefused, OffersCounted
+from planaria.record.logs import RunRecord
+
+COLUMNS = 240
+"""of the heat map; more rounds share one"""
+ROWS = 30
+"""of the table of refusals"""
+
+Place = tuple[int, int]
+"""replica, stage"""
+
+
+@dataclass
+class Refusals:
+    """What was refused of one replica at one stage for one reason."""
+
+    rounds: set[int] = field(default_factory=set)
+    nodes: set[int] = field(default_factory=set)
+    """that refused it"""
+
+
+@dataclass
+class Trust:
+    """Of a whole run."""
+
+    width: int = 1
+    """rounds that share a column"""
+    counted: dict[Place, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
+    """whose → column → [sum of coefficients, how many]"""
+    refused: dict[tuple[int, int, str], Refusals] = field(default_factory=lambda: defaultdict(Refusals))
+    """(replica, stage, reason)"""
+
+    def mean(self, place: Place, column: int) -> float | None:
+        total, count = self.counted.get(place, {}).get(column, (0.0, 0))
+        return total / count if count else None
+
+
+def trust_of(record: RunRecord) -> Trust:
+    """What the log tells; a round that was done again counts again."""
+    return record.once(_trust)
+
+
+def _trust(record: RunRecord) -> Trust:
+    last = max((fact.round for _, fact in record.history if isinstance(fact, OffersCounted | OfferRefused)), default=0)
+    found = Trust(width=1 + last // COLUMNS)
+    for _, fact in record.history:
+        if isinstance(fact, OffersCounted):
+            for replica, value in fact.counted.items():
+                cell = found.counted[replica, fact.stage].setdefault(fact.round // found.width, [0.0, 0])
+                cell[0] += value
+                cell[1] += 1
+        elif isinstance(fact, OfferRefused):
+            refusals = found.refused[fact.replica, fact.stage, fact.reason]
+            refusals.rounds.add(fact.round)
+            refusals.nodes.add(fact.node)
+    return found
+
+
+def section(record: RunRecord) -> Iterator[str]:
+    """Nothing for a run whose replicas had nobody to distrust, and refused nothing."""
+    if record.config.exchange.replicas == 1:
+        return
+    trust = trust_of(record)
+    if not trust.counted and not trust.refused:
+        return
+    text, parts = "What the offers of each replica counted, and what was refused.", []
+    if trust.counted:
+        text = (
+            f"How much the offers of each replica counted in what the others made of all (exchange.robust = "
+            f"{record.config.exchange.robust!r}), stage by stage, as the first replica's nodes saw it. White: nothing. "
+            "Red: refused. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
+        )
+        parts.append(page.chart(trust_figure(trust), "trust"))
+    if trust.refused:
+        head = ["replica", "stage", "what was wrong", "rounds", "first", "last", "refused by"]
+        rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
+        more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
+        parts += [page.subheading("Refused"), page.note(f"Offers that were of no use.{more}")]
+        parts.append(page.table(head, rows[:ROWS], numbers_from=3))
+    yield page.section("Trust", text.strip(), *parts)
+
+
+def _rows(trust: Trust) -> Iterator[list[str]]:
+    for (replica, stage, reason), found in trust.refused.items():
+        place = str(stage) if stage >= 0 else "–"
+        rounds, nodes = found.rounds, len(found.nodes)
+        who = f"{nodes} node{'s' * (nodes != 1)}"
+        yield [str(replica), place, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
+
+
+def trust_figure(trust: Trust) -> go.Figure:
+    """Coefficients as a heat map: a row for each stage of each replica, a column for each round, or for several."""
+    refused: dict[Place, set[int]] = defaultdict(set)
+    for (replica, stage, _), found in trust.refused.items():
+        refused[replica, stage] |= {round // trust.width for round in found.rounds}
+    places = sorted({*trust.counted, *refused})
+    columns = sorted({column for of in (*trust.counted.values(), *refused.values()) for column in of})
+    names = [f"replica {replica} · stage {stage}" for replica, stage in places]
+    rounds = [column * trust.width for column in columns]
+    means = [[trust.mean(place, column) for column in columns] for place in places]
+    fig = figure(110 + 22 * len(places), x="round")
+    fig.add_heatmap(
+        x=rounds,
+        y=names,
+        z=means,
+        zmin=0,
+        colorscale=[[0, PAPER], [1, BLUE]],
+        colorbar={
+            "title": {"text": "coefficient", "font": {"size": 12, "color": MUTED}},
+            "tickfont": {"size": 12, "color": MUTED},
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+        xgap=1 if len(columns) <= 80 else 0,
+        ygap=2,
+        hovertemplate="%{y}, round %{x}: %{z:.3g}<extra></extra>",
+    )
+    fig.add_heatmap(
+        x=rounds,
+        y=names,
+        z=[[1 if column in refused[place] else None for column in columns] for place in places],
+        zmin=0,
+        zmax=1,
+        colorscale=[[0, RED], [1, RED]],
+        showscale=False,
+        xgap=1 if len(columns) <= 80 else 0,
+        ygap=2,
+        hovertemplate="%{y}, round %{x}: refused<extra></extra>",
+    )
+    fig.update_yaxes(autorange="reversed", showgrid=False)
+    fig.update_xaxes(showgrid=False)
+    return fig

@@ -1,0 +1,104 @@
+"""The report on whom replicas trusted: coefficients as the log has them, refusals with their reasons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.config import ExchangeConfig, RunConfig
+from planaria.observe import page
+from planaria.observe.run import trust
+from planaria.observe.run.narrate import Narrator
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
+from planaria.record.reports import rounded
+
+
+def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:
+    return e.OffersCounted(worker=f"w{stage}", node=stage, stage=stage, generation=1, round=round, counted=of)
+
+
+def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) -> e.OfferRefused:
+    return e.OfferRefused(
+        worker=f"w{node}", node=node, stage=stage, generation=1, round=round, replica=replica, reason=reason
+    )
+
+
+def record(*facts: e.Event, replicas: int = 3) -> RunRecord:
+    config = RunConfig(exchange=ExchangeConfig(replicas=replicas, robust="krum" if replicas > 4 else ""))
+    return RunRecord(Path("x"), config, [(float(t), fact) for t, fact in enumerate(facts)], [], [])
+
+
+def section(*facts: e.Event, replicas: int = 3) -> str:
+    return "".join(trust.section(record(*facts, replicas=replicas)))
+
+
+SHORT, NAN = "its blocking part: torch.float32 [3], not torch.float32 [4]", "its blocking part: <not> finite"
+FACTS = (
+    counted(0, 0, {0: 0.5, 1: 0.5, 2: 0.0}), counted(0, 1, {0: 0.5, 1: 0.0, 2: 0.5}),
+    counted(1, 0, {0: 0.4, 1: 0.6}), refused(1, 0, 2, NAN, 0), refused(1, 2, 2, NAN, 0),
+    refused(3, 1, 2, SHORT), refused(4, 1, 2, SHORT), refused(4, 3, 2, SHORT),
+)  # fmt: skip
+
+
+def test_a_run_without_anything_to_tell_has_no_such_section() -> None:
+    assert section() == "" and section(*FACTS, replicas=1) == ""
+
+
+def test_a_row_is_a_stage_of_a_replica_and_a_column_a_round() -> None:
+    means, red = trust.trust_figure(trust.trust_of(record(*FACTS))).data
+    assert [*means.y] == [f"replica {r} · stage {s}" for r in range(3) for s in range(2)] and [*means.x] == [0, 1, 3, 4]
+    assert [[*row] for row in means.z] == [
+        [0.5, 0.4, None, None], [0.5, None, None, None],
+        [0.5, 0.6, None, None], [0.0, None, None, None],
+        [0.0, None, None, None], [0.5, None, None, None],
+    ]  # fmt: skip
+    assert [[*row] for row in red.z[4:]] == [[None, 1, None, None], [None, None, 1, 1]]
+    assert not any(cell for row in red.z[:4] for cell in row)
+
+
+def test_a_long_run_has_no_more_columns_than_can_be_seen() -> None:
+    facts = [counted(round, 0, {0: float(round % 2), 1: 0.25}) for round in range(10 * trust.COLUMNS)]
+    facts += [refused(7 * trust.COLUMNS, 0, 1, NAN, 0)]
+    found = trust.trust_of(record(*facts))
+    means, red = trust.trust_figure(found).data
+    assert len(means.x) <= trust.COLUMNS and found.width == 10
+    assert {*means.z[0]} == {0.5} and {*means.z[1]} == {0.25}
+    assert [cell for cell in red.z[1] if cell] == [1]
+    assert "A column is the mean of 10 rounds" in section(*facts)
+
+
+def test_refusals_are_told_with_sender_and_reason_the_most_frequent_first() -> None:
+    text = section(*FACTS)
+    assert "<not>" not in text and "&lt;not&gt; finite" in text, "nothing in it is HTML of a stranger's"
+    assert text.index("torch.float32 [3]") < text.index("&lt;not&gt;")
+    table = trust._rows(trust.trust_of(record(*FACTS)))
+    assert sorted(table) == [["2", "0", NAN, "1", "1", "1", "2 nodes"], ["2", "1", SHORT, "2", "3", "4", "2 nodes"]]
+    many = [refused(0, 0, 1, f"wrong {number}") for number in range(trust.ROWS + 5)]
+    assert f"The {trust.ROWS} most frequent of {trust.ROWS + 5}" in section(*many)
+
+
+def test_the_figure_can_be_had_by_its_name() -> None:
+    assert [*page.figures(trust.section(record(*FACTS)))] == ["trust"]
+
+
+def test_a_gradient_that_is_refused_in_every_step_is_told_once_for_each_stage_and_reason() -> None:
+    narrator = Narrator()
+    lines = [line for t, fact in enumerate(FACTS) if (line := narrator.tell(float(t), fact)) is not None]
+    assert [line.text for line in lines] == [
+        f"what replica 2 says of stage 0 is of no use ({NAN})", f"what replica 2 says of stage 1 is of no use ({SHORT})"
+    ]  # fmt: skip
+
+
+def test_what_is_written_down_is_short() -> None:
+    assert rounded({0: 1 / 3, 1: 1e-9 / 3, 2: 0.0}) == {0: 0.333, 1: 3.33e-10, 2: 0.0}
+    line = counted(10**6, 9, rounded(dict.fromkeys(range(64), 1 / 64))).model_dump_json()
+    assert len(line) < 64 * 16 and e.EVENT.validate_json(line) == counted(10**6, 9, dict.fromkeys(range(64), 0.0156))
+
+
+@pytest.mark.parametrize("kind", ["offers_counted", "offer_refused"])
+def test_what_is_said_in_every_round_is_no_landmark(kind: str) -> None:
+    assert [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).landmarks] == ["stop_requested"]
+    told = [fact.kind for _, fact in record(*FACTS, e.StopRequested(reason="x")).turns]
+    assert (kind in told) == (kind == "offer_refused"), "a story tells why a round went on without somebody"
