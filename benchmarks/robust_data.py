@@ -10,11 +10,12 @@ nobody lying, 1,000 steps: a rule's loss on unseen images is at most 1.02 of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.common import Claim, Row, conclude, parser, start
-from benchmarks.robust import RULES, Outcome, Setting, attacks, learnt
+from benchmarks.robust import RULES, Outcome, Setting, arguments, attacks, each, learnt
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -65,28 +66,30 @@ def lies() -> Mapping[str, Callable[[], Attack | str | None]]:
     }
 
 
-def differing(setting: Setting, seeds: list[int]) -> list[Row]:
+def _learnt(setting: Setting, seed: int, rule: str, what: str) -> Outcome:
+    return learnt(setting, seed, RULES[rule], lies()[what]())
+
+
+def differing(found: Mapping[tuple[str, str], list[Outcome]]) -> list[Row]:
     """Accuracies where data differ, attack by attack."""
-    rows: list[Row] = []
-    for what, made in lies().items():
-        found = {name: [learnt(setting, seed, RULES[name], made()).accuracy for seed in seeds] for name in SHOWN}
-        middle = {name: median(values) for name, values in found.items()}
-        for name, values in found.items():
-            low: float | None = None
-            if what == "none" and name == "NNM, median":
-                low = middle["median"] + 0.10
-            elif what == "none" and name == "bucketing, geometric median":
-                low = middle["geometric median"] - 0.01
-            limit = f"mean {middle['mean']:.3f}"
-            rows.append(Row(f"{what}: {name}", values, limit, None if low is None else Claim(low=round(low, 4))))
-    return rows
-
-
-def honest(setting: Setting, seeds: list[int]) -> list[Row]:
-    """Losses over the mean's, where all are honest and have the same data."""
-    found: dict[str, list[Outcome]] = {
-        name: [learnt(setting, seed, RULES[name], None) for seed in seeds] for name in SHOWN
+    values = {run: [outcome.accuracy for outcome in outcomes] for run, outcomes in found.items()}
+    least = {
+        ("none", "NNM, median"): median(values["none", "median"]) + 0.10,
+        ("none", "bucketing, geometric median"): median(values["none", "geometric median"]) - 0.01,
     }
+    return [
+        Row(
+            f"{what}: {name}",
+            own,
+            f"mean {median(values[what, 'mean']):.3f}",
+            Claim(low=round(least[what, name], 4)) if (what, name) in least else None,
+        )
+        for (what, name), own in values.items()
+    ]
+
+
+def honest(found: Mapping[str, list[Outcome]]) -> list[Row]:
+    """Losses over the mean's, where all are honest and have the same data."""
     return [
         Row(
             f"nobody lies: loss of {name}, over the mean's",
@@ -102,18 +105,21 @@ def honest(setting: Setting, seeds: list[int]) -> list[Row]:
 
 def main() -> int:
     flags = parser(NAME, __doc__)
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    flags.add_argument("--steps", type=int, default=300)
     flags.add_argument("--honest-steps", type=int, default=1000)
-    flags.add_argument("--workers", type=int, default=15)
-    flags.add_argument("--liars", type=int, default=3)
-    given = flags.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
+    given = arguments(flags)
     unlike = Setting(given.workers, given.liars, given.steps, lr=1.0, momentum=0.9, spread=0.1)
     alike = Setting(given.workers, given.liars, given.honest_steps)
-    rows = [*differing(unlike, given.seeds), *honest(alike, given.seeds)]
+    first = [(unlike, what, name) for what, name in product(lies(), SHOWN)]
+    runs = [(*run, seed) for run in [*first, *((alike, "none", name) for name in SHOWN)] for seed in given.seeds]
+    settings, whats, names, seeds = zip(*runs, strict=True)
+    found = each(_learnt, settings, seeds, names, whats, processes=given.processes)
+    by_run: dict[tuple[Setting, str, str], list[Outcome]] = {}
+    for (*run, _), outcome in zip(runs, found, strict=True):
+        by_run.setdefault((run[0], run[1], run[2]), []).append(outcome)
+    rows = [
+        *differing({(what, name): values for (setting, what, name), values in by_run.items() if setting == unlike}),
+        *honest({name: values for (setting, _, name), values in by_run.items() if setting == alike}),
+    ]
     notes = [
         "A member is left out of a round only for numbers that are not finite; a rule lowers coefficients and accuses "
         f"nobody. In {given.honest_steps * len(given.seeds) * len(SHOWN)} honest rounds nobody was left out."

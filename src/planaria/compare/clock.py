@@ -70,7 +70,7 @@ def clock_of(config: RunConfig) -> Clock:
     :raises UserError: when uploads in the background take time and steps take none.
     """
     pipeline, network = config.pipeline, config.network
-    alone = config.exchange.model_copy(update={"replicas": 1})
+    alone = config.exchange.model_copy(update={"replicas": 1, "robust": ""})
     plan = Itinerary(config.model_copy(update={"exchange": alone})).training(0)
     size, costs = message_bytes(config.model, pipeline), Costs(network)
     plain = simulate(plan, costs, size)
