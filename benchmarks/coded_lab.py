@@ -10,6 +10,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.common import Claim, Row
+
 if TYPE_CHECKING:
     from planaria.exchange.coded.base import Late, Scheme
     from planaria.exchange.coded.simulate import Profile
@@ -114,6 +116,20 @@ def gradients(count: int) -> Any:
         loss = torch.nn.functional.cross_entropy(net(inputs), (inputs[:, :4].argmax(1) + 1) % 4)
         found.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(net.parameters()))]))
     return torch.stack(found)
+
+
+def effective(scheme: Scheme, n: int, jobs: int) -> list[Row]:
+    """The load of a window when nobody is late, as a share of a step's data, over its published L (J + T) / J."""
+    from planaria.exchange.coded.simulate import replay
+
+    even, stated = bursts(1, n, 1, enter=0.0), scheme.load(n) * (jobs + scheme.delay()) / jobs
+    charged = replay(scheme, even, jobs, published=True).work / jobs
+    computed = replay(scheme, even, jobs).work / jobs
+    what = f"windows: n = {n}, {jobs} jobs, load"
+    return [
+        Row(f"{what} charged / stated", [charged / stated], f"L (J + T) / J = {stated:.4f}", Claim(0.99, 1.01)),
+        Row(f"{what} computed / stated", [computed / stated], "mini-tasks of no job are not run"),
+    ]
 
 
 def with_deaths(
