@@ -262,7 +262,7 @@ def test_dropping_is_an_estimate() -> None:
         ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: give a number above 1"),
         ({"scheme": "gc", "slow": "2"}, 8, r"exchange\.coded\.slow = '2'"),
         ({"scheme": "none", "stragglers": "auto"}, 8, r"exchange\.coded\.stragglers: no option of 'none'"),
-        ({"scheme": "msgc", "stragglers": "auto", "burst": 9}, 8, "nothing that a probe could choose"),
+        ({"scheme": "msgc", "stragglers": "auto", "burst": 9}, 8, "no number of stragglers goes with it"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(said: object, members: int, told: str) -> None:
@@ -277,6 +277,9 @@ def test_a_setting_becomes_a_scheme() -> None:
     auto = coded_of({"scheme": "msgc", "burst": 1, "window": 3, "stragglers": "auto"}, 8)
     assert auto.scheme == Uncoded() and {made.stragglers for _, made in auto.among} == set(range(1, 9))  # type: ignore[attr-defined]
     assert all(made.window == 3 for _, made in auto.among)  # type: ignore[attr-defined]
+    long = coded_of({"scheme": "msgc", "burst": 3, "window": 6, "stragglers": "auto"}, 8)
+    assert {scheme.delay() for _, scheme in long.among} == {7}, "what is given counts, however long"
+    assert {name for name, _ in coded_of({"scheme": "gc", "stragglers": "auto"}, 5).among} == {"gc"}
 
 
 def test_microbatches_that_do_not_fit_are_told_the_next_number() -> None:

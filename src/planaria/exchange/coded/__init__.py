@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from planaria.errors import UserError
@@ -49,7 +50,8 @@ class Coded:
 
     def least(self, n: int) -> int:
         """The microbatches of each of n replicas in a step are a multiple of this."""
-        return self.jobs * self.scheme.chunks(n) // n
+        whole = self.jobs * self.scheme.chunks(n)
+        return whole // gcd(whole, n)
 
     def require(self, n: int, microbatches: int) -> None:
         """:raises UserError: if a step of so many microbatches a replica cannot be cut into jobs and chunks."""
@@ -68,7 +70,7 @@ def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
     given: dict[str, Any] = {"scheme": said} if isinstance(said, str) else dict(said)
     name: Any = given.pop("scheme", None)
     jobs: Any = given.pop("jobs", None)
-    slow: Any = given.pop("slow", 2.0)
+    slow: Any = given.pop("slow", Coded.slow)
     if not isinstance(name, str):
         raise UserError(f"exchange.coded = {said!r}: give scheme, a name: {', '.join(SCHEMES.names)}")
     if members < FEWEST:
@@ -95,16 +97,15 @@ def _require_window(jobs: Any, slow: Any) -> None:
 
 
 def _to_choose(name: str, given: dict[str, Any], members: int, jobs: int, slow: float) -> Coded:
-    """What a probe chooses from: the grid's schemes of this name with the options that are given."""
+    """What a probe chooses from: the schemes of this name with the options that are given, and any stragglers."""
     fixed = {option: value for option, value in given.items() if option != "stragglers"}
-    SCHEMES.make(name, fixed)  # refuses unknown options
-    if "stragglers" not in SCHEMES.find(name).model_fields:
+    made = SCHEMES.make(name, fixed)
+    if "stragglers" not in type(made).model_fields:
         raise UserError(f"exchange.coded.stragglers: no option of {name!r}; leave it out")
-    alike = tuple(
-        (said, scheme)
-        for said, scheme in grid(members)
-        if said == name and all(getattr(scheme, option) == value for option, value in fixed.items())
-    )
+    if type(made) is not SCHEMES.shipped.get(name):
+        raise UserError(f"exchange.coded.stragglers = {AUTO!r}: is for {', '.join(SCHEMES.shipped)}; give a number")
+    burst, window = fixed.get("burst", 0), fixed.get("window", 0)
+    alike = tuple((said, scheme) for said, scheme in grid(members, burst=burst, window=window) if said == name)
     if not alike:
-        raise UserError(f"exchange.coded: {name!r} with {fixed}: nothing that a probe could choose; give stragglers")
+        raise UserError(f"exchange.coded: {name!r} with {fixed}: no number of stragglers goes with it; change it")
     return Coded(Uncoded(), jobs, slow, alike)

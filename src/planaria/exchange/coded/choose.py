@@ -1,13 +1,15 @@
 """Which scheme pays for workers that lag as a probe's did; "none" where none does.
 
 The probe is some 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads
-(arXiv 2211.13802, appendix; the grid is ours).
+(arXiv 2211.13802, appendix). Ours: the grid, and that of two schemes of equal time the one whose rounds vary less is
+better. Few long delays in a probe say little of how many there will be, and schemes differ in how much they depend on
+it; so schemes are ranked by their mean time and its standard error together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +32,8 @@ class Offer:
     scheme: Scheme
     seconds: float
     """a job"""
+    error: float
+    """the standard error of that, taken as if rounds were independent"""
     load: float
     """share of a job's data for each worker"""
     vectors: int
@@ -48,27 +52,31 @@ class Chosen:
 
     best: Offer
     offers: tuple[Offer, ...]
-    """the quickest first"""
+    """by time and error, the best first"""
     why: str
     """one sentence"""
     always_slow: tuple[int, ...] = ()
     """workers that are slow in most rounds: no case for coding"""
 
 
-def grid(n: int, most_delay: int = 3) -> Iterator[tuple[str, Scheme]]:
-    """All schemes worth a look for n workers, of which a job's delay is at most ``most_delay`` rounds."""
+def grid(n: int, most_delay: int = 3, burst: int = 0, window: int = 0) -> Iterator[tuple[str, Scheme]]:
+    """All schemes worth a look for n workers, by name: with a delay of at most ``most_delay`` rounds.
+
+    B and W are those given, where they are; if both are, the delay is theirs.
+    """
     counts = range(1, n + 1) if n <= 8 else sorted({round(float(x)) for x in np.geomspace(1, n, 12)})
+    most = max(most_delay, window - 2 + burst) if burst and window else most_delay
     yield "none", Uncoded()
     for late in counts:
         if late < n:
             yield "gc", GC(stragglers=late)
-        for burst in range(1, most_delay + 1):
-            for window in range(burst + 1, most_delay + 2 + burst):
+        for b in [burst] if burst else range(1, most + 1):
+            for w in [window] if window else range(b + 1, most + b + 2):
                 found: list[tuple[str, Scheme]] = [
-                    ("srsgc", SRSGC(burst=burst, window=window, stragglers=late)),
-                    ("msgc", MSGC(burst=burst, window=window, stragglers=late)),
+                    ("srsgc", SRSGC(burst=b, window=w, stragglers=late)),
+                    ("msgc", MSGC(burst=b, window=w, stragglers=late)),
                 ]
-                yield from ((name, made) for name, made in found if _fits(made, n, most_delay))
+                yield from ((name, made) for name, made in found if _fits(made, n, most))
 
 
 def _fits(scheme: Scheme, n: int, most_delay: int) -> bool:
@@ -81,18 +89,21 @@ def slow_always(profile: Profile, slow: float) -> tuple[int, ...]:
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
 
 
-def predicted(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> float:
-    """Seconds a job under the profile's delays: in a row, or in steps of ``window`` jobs.
+def timed(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
+    """Seconds a job under the profile's delays, and their standard error: in a row, or in steps of ``window`` jobs.
 
     Without a code and in steps, workers wait for each other at the end of a step alone.
     """
     rounds = len(profile.seconds)
+    count = max(1, rounds // window) if window else rounds
     if not window:
-        return replay(scheme, profile, rounds, slow=slow).seconds / rounds
-    count = max(1, rounds // window)
-    if isinstance(scheme, Uncoded) and scheme.exact:
-        return sum(unhurried(profile, window, count)) / (count * window)
-    return sum(windows(scheme, profile, window, count, slow=slow)) / (count * window)
+        found: Sequence[float] = replay(scheme, profile, rounds, slow=slow).rounds
+    elif type(scheme) is Uncoded:
+        found = unhurried(profile, window, count)
+    else:
+        found = windows(scheme, profile, window, count, slow=slow)
+    jobs = count * max(1, window)
+    return sum(found) / jobs, float(np.std(found)) * len(found) ** 0.5 / jobs
 
 
 def choose(
@@ -104,27 +115,27 @@ def choose(
     microbatches: int | None = None,
     among: tuple[tuple[str, Scheme], ...] = (),
 ) -> Chosen:
-    """The scheme that would have been quickest on the probe.
+    """The scheme that would have been quickest on the probe, errors considered.
 
     :param window: jobs in a step, where each step is a window of its own; 0: jobs follow each other without end.
     :param microbatches: of a job, over all workers; schemes whose chunks they cannot be cut into are left out.
     :param among: names and schemes to compare in place of the whole grid; "none" is always compared.
     """
     n = profile.workers
-    given = {"none": Uncoded(), **{f"{name} {made}": made for name, made in among or grid(n, most_delay)}}
+    given = [pair for pair in among or grid(n, most_delay) if pair[0] != "none"]
     offers = [
         Offer(
-            said.partition(" ")[0],
+            name,
             scheme,
-            predicted(scheme, profile, slow, window),
+            *timed(scheme, profile, slow, window),
             scheme.load(n),
             scheme.vectors(),
             scheme.chunks(n),
         )
-        for said, scheme in given.items()
-        if microbatches is None or microbatches % scheme.chunks(n) == 0 or said == "none"
+        for name, scheme in [("none", Uncoded()), *given]
+        if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
-    ranked = tuple(sorted(offers, key=lambda offer: (offer.seconds, offer.load)))
+    ranked = tuple(sorted(offers, key=lambda offer: (offer.seconds + offer.error, offer.load)))
     none = next(offer for offer in ranked if offer.name == "none")
     best = ranked[0] if ranked[0].seconds < (1 - WORTH) * none.seconds else none
     if always := slow_always(profile, slow):
@@ -144,8 +155,8 @@ def _no_case(
     window: int,
 ) -> Chosen:
     """With machines that are always slow: leave them out, unless a code is quicker than all the others without one."""
-    left = predicted(Uncoded(), profile.without(always), slow, window)
+    left, _ = timed(Uncoded(), profile.without(always), slow, window)
     who = ", ".join(map(str, always))
     said = f"replicas {who} are slow in most rounds, which is no case for coding: without them {left:.4g} s a job"
-    chosen = replace(none) if left <= best.seconds else best
+    chosen = none if left <= best.seconds else best
     return Chosen(chosen, ranked, f"{said}; best with them, {best}", always)

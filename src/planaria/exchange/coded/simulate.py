@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 from typing import Literal
 
@@ -13,8 +14,6 @@ from numpy.typing import NDArray
 from planaria.exchange.coded.base import Late, Scheme
 
 Seconds = NDArray[np.float64]
-Rule = Literal["bears", "conforms"]
-"""when a round may close: every job can still be decoded, or the pattern is one that is published to be borne"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class Profile:
     def workers(self) -> int:
         return int(self.seconds.shape[1])
 
-    @property
+    @cached_property
     def typical(self) -> float:
         """The median finish time."""
         return float(np.median(self.seconds))
@@ -107,13 +106,14 @@ def replay(
     *,
     slow: float = 2.0,
     start: int = 0,
-    rule: Rule = "bears",
-    full: bool = False,
+    published: bool = False,
 ) -> Replay:
     """So many jobs in jobs + T rounds, the first of which is round ``start`` of the profile.
 
-    A scheme with T = 0 loses nothing by late workers and closes a round as soon as it may. A worker without mini-tasks,
-    as some have in the first and last rounds, costs nothing, unless ``full`` charges every round with the whole load.
+    A round may close once every job can still be decoded. With T = 0 nothing is lost by late workers, and there is no
+    deadline before which it stays open. A worker without mini-tasks costs nothing, in the first and last rounds for
+    one. ``published`` is the published accounting instead: patterns that conform, deadlines in all rounds, and every
+    worker charged with the whole load.
     """
     n, history, spent, waits, work = profile.workers, list[Late](), [], 0, 0.0
     each = scheme.load(n) / scheme.slots()
@@ -123,15 +123,17 @@ def replay(
         if not busy:
             history.append(frozenset())
             continue
-        loads = np.full(n, scheme.load(n)) if full else each * np.array(counts)
+        loads = np.full(n, scheme.load(n)) if published else each * np.array(counts)
         finish = profile.at(start + now, loads)
         if profile.task_s:
             finish = finish + profile.task_s * np.maximum(np.array(counts) - 1, 0)
         if profile.send_s:
             sends = np.array([sum(task.sent for task in own) for own in scheme.tasks(n, jobs, history)])
             finish = finish + profile.send_s * np.maximum(sends - 1, 0)
-        patience = slow if scheme.delay() else 1.0
-        late, ends = close(finish, busy, patience, lambda late: _may_close(scheme, rule, n, jobs, [*history, late]))
+        patience = slow if published or scheme.delay() else 1.0
+        late, ends = close(
+            finish, busy, patience, lambda late: _may_close(scheme, n, jobs, [*history, late], published)
+        )
         waits += sum(finish[worker] > patience * finish[busy].min() for worker in busy if worker not in late)
         work += float(loads[busy].sum()) / n
         history.append(late)
@@ -139,16 +141,18 @@ def replay(
     return Replay(tuple(spent), tuple(history), waits, work)
 
 
-def _may_close(scheme: Scheme, rule: Rule, n: int, jobs: int, history: list[Late]) -> bool:
-    return scheme.conforms(n, history) if rule == "conforms" else scheme.bears(n, jobs, history)
+def _may_close(scheme: Scheme, n: int, jobs: int, history: list[Late], published: bool) -> bool:
+    return scheme.conforms(n, history) if published else scheme.bears(n, jobs, history)
 
 
 def windows(
-    scheme: Scheme, profile: Profile, jobs: int, count: int, *, slow: float = 2.0, full: bool = False
+    scheme: Scheme, profile: Profile, jobs: int, count: int, *, slow: float = 2.0, published: bool = False
 ) -> list[float]:
     """Seconds of each of ``count`` steps whose microbatches are cut into so many jobs, one after the other."""
     rounds = jobs + scheme.delay()
-    return [replay(scheme, profile, jobs, slow=slow, start=k * rounds, full=full).seconds for k in range(count)]
+    return [
+        replay(scheme, profile, jobs, slow=slow, start=k * rounds, published=published).seconds for k in range(count)
+    ]
 
 
 def unhurried(profile: Profile, jobs: int, count: int) -> list[float]:

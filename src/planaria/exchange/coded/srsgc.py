@@ -43,33 +43,34 @@ class SRSGC(Scheme):
 
     def tasks(self, n: int, jobs: int, history: History) -> Tasks:
         now = len(history)
-        again = self._repeating(self.missing(history), now)
+        again = self._repeating(history, now)
         new = (Task(now, 0),) if now < jobs else ()
         return tuple((Task(now - self.burst, 0),) if worker in again else new for worker in range(n))
 
     def parts(self, n: int, worker: int, task: Task) -> tuple[tuple[int, float], ...]:
         return code(n, self.spare()).row(worker)
 
-    def missing(self, history: History) -> list[Late]:
-        """Of each round those whose result for the job that began in it is missing: late, or repeating another."""
-        found: list[Late] = []
-        for now, late in enumerate(history):
-            found.append(late | self._repeating(found, now))
+    def missing(self, history: History, round: int) -> Late:
+        """Those whose result for the job that began in the round is missing: late, or repeating an earlier one."""
+        found = NOBODY
+        for late in history[round % self.burst : round + 1 : self.burst]:
+            found = late | self._first(found)
         return found
 
-    def _repeating(self, missing: list[Late], now: int) -> Late:
-        """Who repeats in round ``now`` the task of B rounds before: the first of those missing, as many as exceed s."""
-        before = missing[now - self.burst] if now >= self.burst else NOBODY
-        return frozenset(sorted(before)[: max(0, len(before) - self.spare())])
+    def _first(self, missing: Late) -> Late:
+        """Who repeats when these are missing: the first of them, as many as exceed s."""
+        return frozenset(sorted(missing)[: max(0, len(missing) - self.spare())])
+
+    def _repeating(self, history: History, now: int) -> Late:
+        """Who repeats in round ``now`` the task of B rounds before."""
+        return self._first(self.missing(history, now - self.burst)) if now >= self.burst else NOBODY
 
     def _sent(self, n: int, history: History, job: int) -> dict[int, int]:
         """Who sent a result for the job in time, and in which round."""
-        missing = self.missing(history[: job + 1])
-        sent = {worker: job for worker in range(n) if worker not in missing[job]}
-        again = job + self.burst
+        missing, again = self.missing(history, job), job + self.burst
+        sent = {worker: job for worker in range(n) if worker not in missing}
         if again < len(history):
-            late = history[again]
-            sent |= dict.fromkeys(self._repeating(missing, again) - late, again)
+            sent |= dict.fromkeys(self._first(missing) - history[again], again)
         return sent
 
     def decodable(self, n: int, history: History, job: int) -> bool:
@@ -82,8 +83,8 @@ class SRSGC(Scheme):
 
     def conforms(self, n: int, history: History) -> bool:
         """Bursty in the newest window, where a round with at most s late in which nobody repeats does not count."""
-        missing, counted = self.missing(history), list(history)
-        for now, late in enumerate(history):
-            if len(late) <= self.spare() and not self._repeating(missing, now):
-                counted[now] = NOBODY
-        return bursty(counted[-self.window :], self.burst, self.stragglers)
+        window = []
+        for now in range(max(0, len(history) - self.window), len(history)):
+            counts = len(history[now]) > self.spare() or self._repeating(history, now)
+            window.append(history[now] if counts else NOBODY)
+        return bursty(window, self.burst, self.stragglers)
