@@ -64,7 +64,7 @@ def predictions(record: Any) -> tuple[dict[str, float], Any, float]:
     """Seconds of a step of every arm, by the probe in ``record``; the scheme advised, and seconds of its steps."""
     from planaria.commands.advise_coded import windows_of
     from planaria.exchange.coded import coded_of
-    from planaria.exchange.coded.choose import predicted
+    from planaria.exchange.coded.choose import timed
     from planaria.exchange.coded.simulate import unhurried
     from planaria.observe.run.straggling import profile_of
 
@@ -76,7 +76,7 @@ def predictions(record: Any) -> tuple[dict[str, float], Any, float]:
         if said:
             coded = coded_of(said, REPLICAS)
             cut = profile.cut(JOBS, coded.jobs)
-            found[arm] = coded.jobs * predicted(coded.scheme, cut, coded.slow, coded.jobs)
+            found[arm] = coded.jobs * timed(coded.scheme, cut, coded.slow, coded.jobs)[0]
     best = windows_of(record.config, profile, JOBS)[0]
     return found, best, best.step_s
 
