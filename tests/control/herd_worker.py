@@ -76,15 +76,15 @@ class HerdWorker:
     """the same stage of other replicas → edge, in the round under way"""
     round: int = -1
     """under way, if its offer is made"""
-    heard: set[int] = field(default_factory=set)
-    """replicas"""
+    heard: dict[int, str] = field(default_factory=dict)
+    """replica → digest of what it says"""
     orders: deque[d.Order] = field(default_factory=deque)
     writing: Part | None = None
     """what it writes a copy of while it does other things"""
 
     def drop_round(self) -> None:
         """Nothing is left of the round under way."""
-        self.meeting, self.round, self.heard = {}, -1, set()
+        self.meeting, self.round, self.heard = {}, -1, {}
 
     def stand(self, form: d.Form) -> d.Member:
         """Take the place that ``form`` gives it in its replica; what is under way is dropped."""

@@ -106,14 +106,14 @@ class PretendHerd:
             self._report_broken(me, peer)
 
     def deliver(self, pick: int, fate: str = "arrives") -> None:
-        """An offer arrives, or never will ("lost"), or is of no use ("wrong")."""
+        """An offer arrives, or never will ("lost"), or is of no use ("wrong"), or is not what others hear ("other")."""
         link, source, worker = self.mail.pop(pick % len(self.mail))
         me = self.alive.get(worker)
         if me is not None and link in me.meeting.values() and fate == "wrong":
             self.report(me, e.OfferRefused, round=me.round, replica=source, reason="not finite")
-        elif me is not None and link in me.meeting.values() and fate == "arrives":
-            me.heard.add(source)
-            self.report(me, e.OfferHeard, round=me.round, replica=source)
+        elif me is not None and link in me.meeting.values() and fate in ("arrives", "other"):
+            me.heard[source] = str(source) if fate == "arrives" else f"{source}, told {me.name}"
+            self.report(me, e.OfferHeard, round=me.round, replica=source, digest=me.heard[source])
 
     def suspicious(self) -> list[int]:
         """Replicas with a broken edge, for which nobody has turned out to be dead yet."""
@@ -360,6 +360,8 @@ class PretendHerd:
         me.round, me.rounds, me.inner = order.round, order.round + 1, 0
         ends = [(link.low, link.high, link.id) for link in order.links if me.node in (link.low, link.high)]
         me.meeting = {high if low == me.node else low: link for low, high, link in ends}
+        if self.run.rule.witnessed(len(order.members)):
+            self.report(me, e.OfferHeard, round=me.round, replica=me.replica, digest=str(me.replica))
         for peer, link in me.meeting.items():
             for other in self.alive.values():
                 if other.node == peer and other.meeting.get(me.node) == link:
@@ -368,7 +370,9 @@ class PretendHerd:
     def _settle(self, me: HerdWorker, order: d.Settle) -> None:
         others = {member for member in order.members if member != me.replica}
         assert not others or me.round == order.round, "a round is settled with offers that were dropped"
-        assert others <= me.heard, "a round is settled with an offer that was not heard"
+        assert others <= me.heard.keys(), "a round is settled with an offer that was not heard"
+        if self.run.rule.witnessed(len(order.members)):
+            assert all(me.heard[other] == str(other) for other in others), "members go by different offers"
         assert me.content is not None
         if me.round != order.round:
             me.inner = 0

@@ -158,7 +158,8 @@ class HerdMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.herd.mail)
     @rule(
-        picks=st.lists(st.integers(0, 15), min_size=1, max_size=8), fate=st.sampled_from(["arrives", "lost", "wrong"])
+        picks=st.lists(st.integers(0, 15), min_size=1, max_size=8),
+        fate=st.sampled_from(["arrives", "lost", "wrong", "other"]),
     )
     def offers_arrive_or_never_do_or_are_wrong(self, picks: list[int], fate: str) -> None:
         for pick in picks:

@@ -25,7 +25,9 @@ LIAR = 1
 """the replica"""
 
 
-def several(folder: Path, replicas: int, robust: str = "", steps: int = 6, **exchange: Any) -> RunConfig:
+def several(
+    folder: Path, replicas: int, robust: str | dict[str, Any] = "", steps: int = 6, **exchange: Any
+) -> RunConfig:
     """Replicas of two stages (with the ends)."""
     folder.mkdir(exist_ok=True)
     return tiny(folder, stages=1, steps=steps, exchange={"replicas": replicas, "robust": robust, **exchange})
@@ -132,3 +134,47 @@ def test_a_lie_that_nobody_would_hear_is_refused_before_anything_starts(tmp_path
     with pytest.raises(UserError, match=r"exchange\.kind = 'local' has replicas say nothing, .*leave the fault out"):
         prepare(several(tmp_path, 3, kind="local"), trace=trace)
     assert prepare(several(tmp_path, 3), trace=trace).trace == trace
+
+
+def test_one_who_tells_each_something_else_is_found_out_and_the_others_stay_the_same(tmp_path: Path) -> None:
+    """In steps 1, 2 and 3 the liar tells every other replica another gradient; from then on nobody listens to it."""
+    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    faults = lies((1, "equivocate", 4), stages=[1])
+    record = train(several(tmp_path, 5, robust), faults)
+    assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
+    assert len(facts(record, d.Form)) == 1, "nobody was started anew"
+    assert [(found.step, found.liars) for found in facts(record, d.LeaveOut)] == [(1, [LIAR]), (2, [LIAR])]
+    assert Counter(fact.step for fact in facts(record, d.RunStep)) == {0: 1, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+    single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
+    assert losses(record) == losses(single), "to the last bit"
+    assert refusals(record) == refusals(single)
+    assert {step for step, _, why in refusals(record)} == {1, 2, 3, 4, 5}
+    assert {why for _, _, why in refusals(record)} == {"others have heard different things from it"}
+    heard = {(fact.step, fact.stage): set(fact.heard.values()) for fact in facts(record, e.StageReady)}
+    assert all(len(found) == 5 for found in heard.values()), "everybody's gradient is another one"
+
+
+def test_more_who_tell_others_different_things_than_a_rule_bears_end_a_run_in_one_line(tmp_path: Path) -> None:
+    faults = [Fault(step=1, stage=2 * r, signal="lie", attack="equivocate", until=3) for r in (1, 3)]
+    for engine in (train, in_one_process):
+        record = engine(several(tmp_path / engine.__name__, 5, "multikrum"), faults)
+        assert ending(record).outcome == "failed" and len(losses(record)) == 1
+        said = (
+            "more replicas lie than exchange.robust bears (1): replica 1: others have heard different things from it; "
+        )
+        assert said in reason(record) and "replica 3" in reason(record)
+
+
+def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Path) -> None:
+    chosen = {"kind": "diloco", "options": {"every": 3, "alpha": 0.3, "momentum": "heavy_ball"}}
+    faults = lies((4, "equivocate", 8), stages=[0])
+    record = train(several(tmp_path, 3, steps=9, **chosen), faults)
+    assert ending(record).outcome == "finished"
+    settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
+    assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the liar copies one of the others"
+    assert [fact.replica for fact in facts(record, d.Adopt)] == [LIAR]
+    single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
+    same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies
+    assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)
+    assert {fact.replica for fact in facts(record, e.OfferRefused)} == {LIAR}
+    assert {fact.replica for fact in facts(single, e.OfferRefused)} == {LIAR}

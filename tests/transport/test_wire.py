@@ -33,7 +33,7 @@ LARGEST = 2**62
 numbers = st.integers(0, 2**32 - 1)
 labels = st.one_of(
     st.builds(Activation, numbers, numbers, numbers, numbers, st.sampled_from([Content.FORWARD, Content.BACKWARD])),
-    st.builds(GradientShare, numbers, numbers),
+    st.builds(GradientShare, numbers, numbers, numbers),
     st.builds(CopyMessage, numbers, numbers, numbers, st.sampled_from([Content.COPY_BEFORE, Content.COPY_AFTER])),
     st.builds(State, numbers),
     st.builds(OfferPart, numbers, st.sampled_from([Content.PREFETCHED, Content.BLOCKING])),

@@ -210,7 +210,7 @@ class Controller:
                 self._order(decision, asked)
                 if isinstance(decision, d.Form):
                     self._borrow(decision)
-            case d.CloseRound():
+            case d.CloseRound() | d.LeaveOut():
                 self._order(decision, self.state.replicas[decision.replica].holders.values())
             case d.Introduce() | d.Meet() | d.Settle():
                 for number in decision.members:

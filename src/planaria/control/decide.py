@@ -3,7 +3,8 @@
 Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
 replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
 ``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
-``control/coded.py``, who is hired in ``control/staffing.py``.
+``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is hired
+in ``control/staffing.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
 from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
+from planaria.control.witnesses import disagreement, left_out
 from planaria.record import decisions as d
 from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
@@ -54,6 +56,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         reason = f"{replica.attempts} generations in a row did not get step {replica.step} committed"
         return without_worker(run, replica, reason, [])
     if replica.phase == "run" and not replica.waiting:
+        if (different := disagreement(run, replica)) is not None:
+            return different
         progress = run.settings.progress(run.allotment.out[replica.number])
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     if replica.phase == "run" and replica.coded is not None:
@@ -87,7 +91,8 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return saved
     if block is None or run.stopping:
         return None
-    return d.RunStep(replica=number, generation=replica.generation, step=step, block=block)
+    without = left_out(run, replica)
+    return d.RunStep(replica=number, generation=replica.generation, step=step, block=block, left_out=without)
 
 
 def _end(run: RunState) -> d.Finish | None:

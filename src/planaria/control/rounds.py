@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from planaria.control.lending import can_be_copied, settled
 from planaria.control.links import link
+from planaria.control.witnesses import suspects
 from planaria.record import decisions as d
 from planaria.record.replica import Group, ReplicaState
 from planaria.record.state import RunState
@@ -207,7 +208,11 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         party = _all_heard(run, resting)
     elif resting != party or _all_heard(run, party) != party:
         return None
-    return d.Settle(round=meeting.round, members=party, generations=[live[n].generation for n in party])
+    left_out = suspects(run, party).left_out
+    party = [n for n in party if n not in left_out] or [replica.number]
+    return d.Settle(
+        round=meeting.round, members=party, generations=[live[n].generation for n in party], left_out=left_out
+    )
 
 
 def _accepted(run: RunState, party: list[int]) -> list[int]:
@@ -222,11 +227,14 @@ def _accepted(run: RunState, party: list[int]) -> list[int]:
 
 
 def _all_heard(run: RunState, party: list[int]) -> list[int]:
-    """Of ``party``, those that have all heard of one another: who lacks most goes first."""
+    """Of ``party``, those that have all heard of one another: who lacks most goes first.
+
+    Where several compare what they have heard, each has to tell what it has said, too.
+    """
     while True:
-        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n) for n in party}
+        lacks = {n: sum(not _heard(run, n, other) for other in party if other != n or _compares(run, n)) for n in party}
         worst = max(party, key=lambda n: (lacks[n], n))
-        if not lacks[worst]:
+        if not lacks[worst] or len(party) == 1:
             return party
         party = [n for n in party if n != worst]
 
@@ -234,3 +242,9 @@ def _all_heard(run: RunState, party: list[int]) -> list[int]:
 def _heard(run: RunState, one: int, other: int) -> bool:
     """Have two replicas heard of each other, at every stage?"""
     return run.replicas[one].has_heard(other) and run.replicas[other].has_heard(one)
+
+
+def _compares(run: RunState, replica: int) -> bool:
+    """Do the members of its round tell what they have heard, and is that compared?"""
+    meeting = run.replicas[replica].meeting
+    return meeting is not None and run.rule.witnessed(len(meeting.members))

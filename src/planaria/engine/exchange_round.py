@@ -12,6 +12,7 @@ from planaria.engine.outer_state import OuterState
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.plain import PLAIN
+from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
 from planaria.transport.wire import Content
 
@@ -39,6 +40,8 @@ class RoundMember:
         """what it says if it is honest"""
         self._said: dict[int, Offer] = {}
         """replica → what it is told; :attr:`_own` unless this node lies"""
+        self._witnessed = False
+        """do members tell what they have heard?"""
         self._heard: dict[int, dict[Content, Tensor]] = {}
         self._whole: set[int] = set()
         self._refused: dict[int, str] = {}
@@ -84,6 +87,7 @@ class RoundMember:
     def tell(self, step: int, me: int, others: Collection[int]) -> dict[int, Offer]:
         """What each of the ``others`` is told, by replica, after ``step``: the offer, or a lie."""
         assert self._own is not None
+        self._witnessed = self.outer.exchange.witnessed(len(others) + 1)
         outer = self.outer
         at = step, outer.settled.rounds
         self._said = outer.liar.say(self._own, outer.exchange.codec(outer.settled), at, me, others)
@@ -105,6 +109,14 @@ class RoundMember:
         found = [peer for peer, parts in self._heard.items() if parts.keys() >= needed and peer not in known]
         self._whole.update(found)
         return found
+
+    def digest_of(self, peer: int) -> str:
+        """Of the whole offer of a peer, where members tell what they have heard; else empty."""
+        return digest(_offer(self._heard[peer])) if self._witnessed else ""
+
+    def own_digest(self, me: int) -> str:
+        """Of what this node, of replica ``me``, says itself; empty as that."""
+        return digest(self._said[me]) if self._witnessed else ""
 
     def refused(self) -> dict[int, str]:
         """Peers whose offer is of no use, as far as was found since this was asked last, and what is wrong with it."""
@@ -138,7 +150,7 @@ class RoundMember:
             self.offer(round, runner)
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
-        offers = {r: Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED)) for r, parts in heard.items()}
+        offers = {replica: _offer(parts) for replica, parts in heard.items()}
         outer, counted = self.outer, dict[int, float]()
         rule = outer.exchange.facing(0, counted.update)
         codec = rule.codec(outer.settled)
@@ -153,3 +165,7 @@ class RoundMember:
         )
         self.drop()
         return Made(blocking, prefetched, apart, counted)
+
+
+def _offer(parts: Mapping[Content, Tensor]) -> Offer:
+    return Offer(parts.get(Content.BLOCKING), parts.get(Content.PREFETCHED))

@@ -6,7 +6,7 @@ A stage of a replica is a node. The exchange itself is pure (``exchange/``); her
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 from planaria.config import RunConfig
 from planaria.engine.liar import Liar, Lie, vectors
 from planaria.engine.outer_state import OuterState, Verdict
-from planaria.engine.runner import StageRunner
+from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.base import Offer
 from planaria.exchange.consensus import consensus
+from planaria.exchange.equivocation import digest, findings, joined
 from planaria.exchange.refusal import refused
 from planaria.model.state import StageState
+from planaria.record.suspicion import Suspicion
 from planaria.routing.arrangement import Arrangement
 
 Heard = dict[int, dict[int, Offer]]
@@ -64,6 +66,7 @@ class InlineReplicas:
         self._config, self._count, self._seed = config.exchange, config.exchange.replicas, config.seed
         self._pending: list[_Pending] = []
         self._round = 0
+        self._suspicion = Suspicion()
         self._replica = {
             node: place for stage in arrangement.stages for place, node in enumerate(arrangement.nodes(stage))
         }
@@ -95,14 +98,44 @@ class InlineReplicas:
         return replace(self._runners[node].state(), outer=self.outer[node].settled.state())
 
     def agree(self, step: int = 0) -> Verdicts:
-        """With an exchange of gradients: agree on those of every stage in ``step``, before they are clipped."""
+        """With an exchange of gradients: agree on those of every stage in ``step``, before they are clipped.
+
+        :raises NonFinite: when too many are of no use, or are told others differently.
+        """
         if self.exchange.interval != 0:
             return {}
         honest = {node: self.outer[node].offer(runner) for node, runner in self._runners.items()}
         _, heard = self._groups(honest, step)
+        self._compare(heard)
         return {
             node: self.outer[node].settle(offers, self._replica[node], self._runners[node])
             for node, offers in heard.items()
+        }
+
+    def _compare(self, heard: Heard) -> None:
+        """Leave out whoever has told others different things; on a fleet the step is made again for that."""
+        if not self.exchange.witnessed(self._count):
+            return
+        found = self._suspicion.examine(self._told(heard, range(self._count)), self.exchange)
+        raised = self._suspicion.raised(found.all)
+        if found.least and (wrong := raised.unbearable(self.exchange)):
+            raise NonFinite(wrong)
+        left_out = raised.standing(self.exchange.strikes).left_out
+        for outer in self.outer.values():
+            outer.left_out = left_out
+        self._suspicion = raised.committed()
+
+    def _left_out(self, heard: Heard, party: Sequence[int]) -> dict[int, str]:
+        """Of the replicas that settle a round together: who has told others different things, and why it is thought."""
+        if not self.exchange.witnessed(len(party)):
+            return {}
+        return findings(self._told(heard, party), party, max(1, self.exchange.borne)).left_out
+
+    def _told(self, heard: Heard, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
+        """Replica → replica → digests of what it has heard from it, of all stages."""
+        return {
+            replica: joined({r: digest(offer) for r, offer in heard[node].items()} for node in self.nodes(replica))
+            for replica in replicas
         }
 
     def commit(self) -> None:
@@ -164,6 +197,11 @@ class InlineReplicas:
             others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
             verdicts[node] = Verdict(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
+        left_out = self._left_out(pending.heard, [replica for replica in range(self._count) if replica not in out])
+        out |= left_out.keys()
+        for replica in set(range(self._count)) - out:
+            for node in self.nodes(replica):
+                verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
         for node, offers in pending.heard.items():
             me = self._replica[node]
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}

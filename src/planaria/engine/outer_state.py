@@ -14,6 +14,7 @@ from planaria.engine.liar import Liar
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
 from planaria.exchange.base import Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import judge
 from planaria.record import events as e
 from planaria.record.reports import rounded
@@ -45,6 +46,10 @@ class OuterState:
         self.settled = Outer()
         """after the last commit, or the last round"""
         self.liar = Liar(config)
+        self.left_out: Mapping[int, str] = {}
+        """replicas whose offers are of no use to anybody in the step under way, and why"""
+        self.heard: Mapping[int, str] = {}
+        """replica → digest of its offer in that step, where nodes tell what they hear (``exchange/equivocation.py``)"""
         self._pending: Outer | None = None
         self._honest = Offer()
 
@@ -81,7 +86,9 @@ class OuterState:
         """
         counted: dict[int, float] = {}
         try:
-            rule, sound, refused = judge(self.exchange, self.settled, offers, self._honest, counted.update)
+            rule, sound, refused = judge(
+                self.exchange, self.settled, offers, self._honest, counted.update, self.left_out
+            )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:
             mend = "lower optim.lr" if "finite" in str(error) else "look after that replica"
@@ -90,6 +97,8 @@ class OuterState:
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}
         self.liar.hear(others, self.exchange.codec(self.settled), self.settled.rounds)
+        if self.exchange.witnessed(len(offers)):
+            self.heard = {replica: digest(offer) for replica, offer in offers.items()}
         return Verdict(refused, counted)
 
     def anew(self) -> None:

@@ -160,6 +160,8 @@ class Post:
         said = self.circle.tell(self.here.step, me, [member for member in order.members if member != me])
         for peer, edge in self.links.meeting.items():
             self._say(edge, Content.BLOCKING, said[replica_of(peer)].blocking)
+        if digest := self.circle.own_digest(me):
+            self.here.report(e.OfferHeard, round=order.round, replica=me, digest=digest)
         self._tell_heard()
 
     def _say(self, edge: Edge, content: wire.Part, part: Tensor | None) -> None:
@@ -176,7 +178,8 @@ class Post:
         for peer, reason in self.circle.refused().items():
             self.here.report(e.OfferRefused, round=round, replica=replica_of(peer), reason=reason)
         for peer in self.circle.whole():
-            self.here.report(e.OfferHeard, round=round, replica=replica_of(peer))
+            digest = self.circle.digest_of(peer)
+            self.here.report(e.OfferHeard, round=round, replica=replica_of(peer), digest=digest)
 
     def input_of(self, action: Action) -> Awaited | None:
         """The frame that an action waits for; None if its input is local."""

@@ -120,6 +120,8 @@ class Worker:
                 self._form(item)
             case d.RunStep() if item.generation == self.here.generation:
                 self._run_step(item)
+            case d.LeaveOut() if item.generation == self.here.generation:
+                self._drop()
             case d.Commit() if item.generation == self.here.generation:
                 self._commit(item)
             case d.Meet() if self.here.is_ours(item):
@@ -173,6 +175,7 @@ class Worker:
         self.post.links.end_transfers()
         self.post.advance(order.step)
         plan, train = self._plan(order), order.mode == "train"
+        self.post.circle.outer.left_out = order.left_out
         self.post.patience.expect(sum(map(len, plan.actions.values())))
         if train and self.desk.blows is not None:
             self.desk.blows.aim(plan.actions.get(self.here.node, ()))
@@ -189,7 +192,8 @@ class Worker:
         except (Interrupted, NonFinite):
             self._report_work(spans, dropped=True)
             raise
-        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm)
+        heard = self.post.circle.outer.heard if train else {}
+        self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
         self.post.patience.learn(time.monotonic() - began)
         self._report_work(spans)
 
@@ -272,7 +276,8 @@ class Worker:
         made = self.post.circle.settle(order.round, replica, peers, self.runner)
         self.post.links.part()
         told = asdict(made)
-        self.post.report(Verdict(counted=told.pop("counted")), order.round, first=replica == order.members[0])
+        verdict = Verdict(order.left_out, told.pop("counted"))
+        self.post.report(verdict, order.round, first=replica == order.members[0])
         self.here.report(e.RoundMade, round=order.round, **told)
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 

@@ -116,6 +116,10 @@ class Averaging(Exchange, ABC):
     def borne(self) -> int:
         return 0 if self._robust is None else self._robust.rule.liars
 
+    @property
+    def strikes(self) -> int:
+        return 0 if self._robust is None else self._robust.strikes
+
     def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
         if self._robust is None:
             return self

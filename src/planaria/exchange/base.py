@@ -166,6 +166,14 @@ class Exchange(Choice, ABC):
         """f: so many members may say what cannot be meant, and the others go on without them."""
         return 0
 
+    @property
+    def strikes(self) -> int:
+        """In so many steps a member may be found to tell others different things before it is left out for good.
+
+        0: it never is.
+        """
+        return 0
+
     def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
         """The same for a round in which the offers of so many members were refused: these are among its liars.
 
@@ -188,6 +196,14 @@ class Exchange(Choice, ABC):
     def quorum(self, members: int) -> int:
         """How many others of a group of so many a member has to hear before it settles, if the rest is silent."""
         return members - 1
+
+    def witnessed(self, members: int) -> bool:
+        """Do members tell what each has heard, so that one who tells others different things is found out?
+
+        Where all go on with one value and there is somebody to compare with. In every step only beside a robust rule:
+        where nobody is distrusted, nobody has to pay for it.
+        """
+        return self.synchronised and members > 2 and (self.borne > 0 or bool(self.interval))
 
     def misfit(self, members: int) -> str:
         """Why it does not work with so many replicas; empty if it does."""

@@ -6,6 +6,7 @@ Who takes part in a round refuses them before anything is made of the others. No
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -35,13 +36,14 @@ def judge(
     offers: Mapping[int, Offer],
     like: Offer,
     told: Callable[[Mapping[int, float]], None] = _nobody,
+    left_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Judged:
     """What is left of ``offers``, and the exchange for it, in the round after ``outer``; ``told`` as of
-    :meth:`~planaria.exchange.base.Exchange.facing`.
+    :meth:`~planaria.exchange.base.Exchange.facing`. Those of ``left_out`` (member → why) are of no use to anybody.
 
     :raises TooManyLiars: when it bears none, or fewer, naming replicas and reasons.
     """
-    wrong = refused(offers, like, rule.codec(outer))
+    wrong = {**refused(offers, like, rule.codec(outer)), **left_out}
     if len(wrong) > rule.borne:
         said = "; ".join(f"what replica {member} says is of no use: {why}" for member, why in sorted(wrong.items()))
         bears = f" (exchange.robust bears {rule.borne})" if rule.borne else ""

@@ -94,6 +94,8 @@ def _(fact: e.StageReady, run: RunState) -> RunState:
     replica = _answering(run, fact, "run") or _answering(run, fact, "evaluate")
     if replica is None or fact.step != replica.step:
         return run
+    if fact.heard:
+        replica = go_on(replica, heard=freeze({**replica.heard, fact.worker: freeze(fact.heard)}))
     return report(run, replica, fact.worker)
 
 
@@ -211,12 +213,12 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
         return run
-    news = {(fact.node, fact.replica)}
+    news = fact.node, fact.replica
     if isinstance(fact, e.OfferHeard):
-        replica = go_on(replica, meeting=replace(meeting, heard=meeting.heard | news))
+        replica = go_on(replica, meeting=replace(meeting, heard=freeze({**meeting.heard, news: fact.digest})))
         return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
     # What one has refused is no use to the others either.
-    return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | news)))
+    return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
 
 
 @handles

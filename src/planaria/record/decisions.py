@@ -105,6 +105,21 @@ class RunStep(Fact):
     mode: Mode = "train"
     block: int = 0
     """training: the number of the step's block of samples"""
+    left_out: dict[int, str] = Field(default_factory=dict)
+    """replicas whose gradients nobody goes by, and why"""
+
+
+class LeaveOut(Fact):
+    """Replicas have told others different things in a step: it is dropped, and made again without what they say."""
+
+    kind: Literal["leave_out"] = "leave_out"
+    replica: int = 0
+    generation: int
+    step: int
+    liars: list[int]
+    """replicas that equivocate"""
+    disputes: list[tuple[int, int]]
+    """pairs of replicas of which one lies at least: what the first says, and what the second has heard from it"""
 
 
 class Commit(Fact):
@@ -169,6 +184,8 @@ class Settle(Fact):
     round: int
     members: list[int]
     generations: list[int]
+    left_out: dict[int, str] = Field(default_factory=dict)
+    """replicas that have told others different things, or may have, and why: the round is gone on without them"""
 
 
 class Adopt(Fact):
@@ -291,6 +308,7 @@ Decision = Annotated[
     | Form
     | Replan
     | RunStep
+    | LeaveOut
     | Commit
     | CloseRound
     | DrawGroups
@@ -308,7 +326,19 @@ Decision = Annotated[
     Field(discriminator="kind"),
 ]
 Order = Annotated[
-    Form | RunStep | CloseRound | Commit | Introduce | Meet | Settle | Donate | Disband | Save | Blow | Leave,
+    Form
+    | RunStep
+    | LeaveOut
+    | CloseRound
+    | Commit
+    | Introduce
+    | Meet
+    | Settle
+    | Donate
+    | Disband
+    | Save
+    | Blow
+    | Leave,
     Field(discriminator="kind"),
 ]
 

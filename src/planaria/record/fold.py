@@ -54,7 +54,17 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
         step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
         if memory is not None:
             memory = memory.committed(replica.step, replica.holders)
-        return go_on(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
+        suspicion = replica.suspicion.committed()
+        return go_on(
+            replica,
+            waiting=waiting,
+            phase="idle",
+            step=step,
+            inner=inner,
+            attempts=0,
+            memory=memory,
+            suspicion=suspicion,
+        )
     if replica.phase == "evaluate":
         return go_on(replica, waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.leavers:

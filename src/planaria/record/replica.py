@@ -14,6 +14,7 @@ from planaria.record.decisions import Recall, Source
 from planaria.record.events import Replanned, RunStarted, Standing
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
+from planaria.record.suspicion import Suspicion
 from planaria.record.waiting import NOBODY, Waiting
 from planaria.routing.arrangement import Arrangement, Pair
 
@@ -31,8 +32,8 @@ class OpenRound:
     """replicas, itself among them"""
     settle_at: int
     """its own step by which it waits for the others"""
-    heard: frozenset[tuple[int, int]] = frozenset()
-    """(own node, other replica) whose offer has come"""
+    heard: Mapping[tuple[int, int], str] = field(default_factory=lambda: MappingProxyType({}))
+    """(own node, replica) whose offer has come, or was made there → its digest, empty where nobody compares them"""
     refused: frozenset[tuple[int, int]] = frozenset()
     """the same, whose offer was of no use"""
 
@@ -91,6 +92,10 @@ class ReplicaState:
     meeting: OpenRound | None = None
     coded: CodedStep | None = None
     """of the step under way; None where every result is waited for"""
+    heard: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
+    """worker → what it has heard in the step under way, where all-reduced replicas compare that: replica → digest"""
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    """of those replicas, by what was found when they did"""
     memory: Memory | None = None
     """what its workers remember together; None where no strategy has them do so"""
     cannot: str = ""

@@ -67,7 +67,9 @@ class OfferHeard(Fact):
     generation: int
     round: int
     replica: int
-    """the other one"""
+    """the other one; the worker's own, of what it says itself"""
+    digest: str = ""
+    """of the offer, where members tell what they hear (``exchange/equivocation.py``)"""
 
 
 class OfferRefused(Fact):
@@ -140,6 +142,8 @@ class StageReady(Fact):
     replica: int = 0
     grad_norm: float | None = None
     """L2 norm of the stage's gradient before clipping; absent in an evaluation"""
+    heard: dict[int, str] = Field(default_factory=dict)
+    """replica → digest of its gradient as it was heard here, where members tell that; its own as it was said"""
 
 
 class ResultsSent(Fact):

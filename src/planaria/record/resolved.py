@@ -137,7 +137,15 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
             replica = go_on(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     coded = CodedStep() if fact.mode == "train" and run.coding is not None else None
-    return with_replica(run, go_on(replica, phase=phase, waiting=Waiting(replica.holders.values()), coded=coded))
+    waiting = Waiting(replica.holders.values())
+    return with_replica(run, go_on(replica, phase=phase, waiting=waiting, coded=coded, heard=freeze({})))
+
+
+@handles
+def _(fact: d.LeaveOut, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    found = [*((liar,) for liar in fact.liars), *fact.disputes]
+    return with_replica(run, go_on(replica, phase="idle", suspicion=replica.suspicion.raised(found)))
 
 
 @handles

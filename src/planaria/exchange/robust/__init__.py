@@ -7,7 +7,7 @@ A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from torch import Tensor
@@ -42,6 +42,7 @@ RULES: Registry[Rule] = Registry(
     place="exchange.robust",
 )
 
+STRIKES = 3
 Told = Callable[[Mapping[int, float]], None]
 """member → its coefficient in the value of a round"""
 
@@ -54,6 +55,8 @@ class Robust:
     mix: Mix = "none"
     told: Told | None = None
     """hears what each member counts, where the rule goes by coefficients"""
+    strikes: int = STRIKES
+    """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
 
     def least(self) -> int:
         """The fewest members with whom the rule bears its liars: a bucket with one liar counts as one."""
@@ -67,7 +70,7 @@ class Robust:
     def facing(self, refused: int, told: Told) -> Robust:
         """The same where so many liars are known already, as what they said was refused."""
         left = self.rule.model_copy(update={"liars": max(0, self.rule.liars - refused)})
-        return Robust(left, self.mix, told)
+        return replace(self, rule=left, told=told)
 
     def aggregate(self, said: Mapping[int, Weights], draw: int, last: Weights | None = None) -> dict[str, Tensor]:
         """One value of those of several members, in order; ``draw`` is a number that all of them know, ``last`` the
@@ -96,12 +99,14 @@ def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:
     :raises UserError: naming what is unknown or does not go together.
     """
     given = _spelled(said) if isinstance(said, str) else dict(said)
-    rule, mix = given.pop("rule", None), given.pop("mix", "none")
+    rule, mix, strikes = given.pop("rule", None), given.pop("mix", "none"), given.pop("strikes", STRIKES)
     if not isinstance(rule, str):
         raise UserError(f"exchange.robust = {said!r}: give rule, a name: {', '.join(RULES.names)}")
     if mix not in get_args(Mix):
         raise UserError(f"exchange.robust.mix = {mix!r}: no such choice; {nearest(str(mix), get_args(Mix))}")
-    made = Robust(RULES.make(rule, given), mix)
+    if type(strikes) is not int or strikes < 0:
+        raise UserError(f"exchange.robust.strikes = {strikes!r}: give a number of steps, 0 or more (0: never)")
+    made = Robust(RULES.make(rule, given), mix, strikes=strikes)
     if members < made.least():
         raise UserError(
             f"exchange.robust: {rule!r} with liars = {made.rule.liars} and mix = {mix!r} needs exchange.replicas = "

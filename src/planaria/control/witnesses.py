@@ -1,0 +1,61 @@
+"""Replicas that tell others different things: found by what all say they have heard, and left out. Pure.
+
+All-reduced replicas settle a step at once and tell what they have heard with the result. If that differs, the step is
+made again without those who are found out: it has not been committed. Replicas that meet now and then tell it before
+they settle; whoever is found out is not of the party. What follows from what is ``exchange/equivocation.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from planaria.exchange.equivocation import Findings, Heard, findings, joined
+from planaria.record import decisions as d
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
+
+
+def left_out(run: RunState, replica: ReplicaState) -> dict[int, str]:
+    """Replicas without which the all-reduced step that comes next, or is under way, is made, and why."""
+    return replica.suspicion.standing(run.rule.strikes).left_out
+
+
+def disagreement(run: RunState, replica: ReplicaState) -> d.LeaveOut | d.Finish | None:
+    """All have finished their part of a step of all-reduced replicas: have they gone by the same gradients?"""
+    if not replica.heard:
+        return None
+    found = replica.suspicion.examine(_heard_in_step(replica), run.rule)
+    if not found.least:
+        return None
+    if wrong := replica.suspicion.raised(found.all).unbearable(run.rule):
+        return d.Finish(outcome="failed", reason=wrong)
+    return d.LeaveOut(
+        replica=replica.number,
+        generation=replica.generation,
+        step=replica.step,
+        liars=list(found.liars),
+        disputes=list(found.disputes),
+    )
+
+
+def _heard_in_step(replica: ReplicaState) -> Heard:
+    """Member → member → digests of all stages."""
+    nodes = replica.held
+    columns = zip(*(nodes.nodes(stage) for stage in nodes.stages), strict=False)
+    heard = ((replica.heard.get(replica.holders[node], {}) for node in column) for column in columns)
+    return {member: joined(of_stages) for member, of_stages in enumerate(heard)}
+
+
+def suspects(run: RunState, party: Collection[int]) -> Findings:
+    """Of replicas that are about to settle a round together: who has told others different things."""
+    if not run.rule.witnessed(len(party)):
+        return Findings()
+    heard = {}
+    for number in party:
+        replica, by_node = run.replicas[number], dict[int, dict[int, str]]()
+        assert replica.meeting is not None
+        for (node, member), digest in replica.meeting.heard.items():
+            by_node.setdefault(node, {})[member] = digest
+        nodes = (replica.arrangement.nodes(stage)[0] for stage in replica.arrangement.stages)
+        heard[number] = joined(by_node.get(node, {}) for node in nodes)
+    return findings(heard, party, max(1, run.rule.borne))
