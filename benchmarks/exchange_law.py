@@ -1,4 +1,4 @@
-"""The laws of gossip between replicas, by simulation with the functions that training uses (docs/exchange.md).
+"""The laws of gossip between replicas, by simulation with the functions that training uses (docs/noloco.md).
 
 Stability: replicas that pull themselves together over momentum stay together below the bound on gamma and drift apart
 above it; a recipe beyond it is refused. Variance: with SGD on a noisy quadratic, the variance between replicas goes

@@ -14,6 +14,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """files beside docs/ → what they are called on the site"""
+FOLDERS = ("deploy", "examples")
+"""folders beside docs/ whose files pages link to"""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,14 +23,16 @@ def on_files(files: Files, config: Any) -> Files:
     for name, page in PAGES.items():
         text = re.sub(r"\[([^]]*)\]\((?:LICENSE|SECURITY\.md)\)", r"\1", (ROOT / name).read_text())
         files.append(File.generated(config, page, content=_inside(text)))
-    for path in sorted((ROOT / "deploy").iterdir()):
-        files.append(File.generated(config, f"deploy/{path.name}", content=path.read_bytes()))
+    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).iterdir()) if path.is_file()):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point links out of docs/ at what :func:`on_files` has added."""
-    return markdown.replace("](../deploy/", "](deploy/")
+    for folder in FOLDERS:
+        markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
+    return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
