@@ -173,6 +173,8 @@ def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Pat
     settled = {fact.round: (fact.members, list(fact.left_out)) for fact in facts(record, d.Settle)}
     assert settled[0] == ([0, 1, 2], []) and settled[1] == ([0, 2], [LIAR]), "the liar copies one of the others"
     assert [fact.replica for fact in facts(record, d.Adopt)] == [LIAR]
+    told = [line.text for _, line in story(record) if line.text.startswith("round 1")]
+    assert len(told) == 1 and "others have heard different things from it" in told[0]
     single = in_one_process(several(tmp_path / "inline", 3, steps=9, **chosen), faults)
     same = {step: loss for step, loss in mean_losses(record).items() if step <= 6}  # then it depends on when it copies
     assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)

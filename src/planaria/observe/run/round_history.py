@@ -121,7 +121,8 @@ class Rounds:
             idle = self._idle(replica, t)
             others[replica], offers[replica] = (waited, min(t - since, idle)) if met else (idle, 0.0)
         missing = tuple(n for n in drawn if n not in fact.members and n not in settled)
-        refused = {n: why for n, why in self._refused.get(fact.round, {}).items() if n in missing}
+        known = {**self._refused.get(fact.round, {}), **fact.left_out}
+        refused = {n: why for n, why in known.items() if n in missing}
         history = RoundHistory(
             part=self._part,
             round=fact.round,
