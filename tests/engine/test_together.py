@@ -51,6 +51,8 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     ("`most`", {"exchange": {"most": 6}, "engine": "fleet"}, "other than 'allreduce'"),
     ("`most`", {"exchange": {"kind": "noloco", "most": 6}}, "no machines join a run in one process"),
     ("`inner`", {"exchange": {"kind": "noloco", "inner": [1, 2, 3, 4, 5]}}, "all replicas step together"),
+    ("`inner`", {"exchange": {"inner": [1, 2, 3, 4, 5]}, "engine": "fleet"}, "have no rounds to make steps between"),
+    ("`coded`", {"exchange": {"coded": "gc", "options": {"bits": 8}}}, "sends sums of gradients"),
     ("`routing.mixed`", {"routing": {"mixed": True}, "engine": "fleet"}, "use --engine inline"),
     (
         "`routing.schedule`",

@@ -20,6 +20,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.runner import StageRunner
 from planaria.errors import UserError
 from planaria.exchange import exchange
+from planaria.exchange.aggregate import Averaging
 from planaria.exchange.coded.base import Task
 from planaria.exchange.coded.coding import Coding, Counted, Sent, coding_of
 from planaria.plan.actions import Plan
@@ -120,9 +121,11 @@ def coded_steps(config: RunConfig, itinerary: Itinerary) -> CodedSteps | None:
     coding = coding_of(config.exchange)
     if coding is None:
         return None
+    rule = exchange(config.exchange)
+    rounded = isinstance(rule, Averaging) and not rule.compression.exact
     reasons = (
-        (exchange(config.exchange).interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
-        (bool(config.exchange.compress), "sends sums of gradients, and exchange.compress rounds single ones"),
+        (rule.interval != 0, "is for the gradients of every step; take kind = 'allreduce'"),
+        (rounded, "sends sums of gradients, and exchange.compress, or options.bits, rounds single ones"),
         (bool(config.exchange.robust), "sends sums of gradients, and exchange.robust needs single ones"),
         (config.routing.mixed, "needs replicas with ways of their own; leave routing.mixed out"),
         (config.recovery.meanwhile == "skip", "needs all stages of a replica; take recovery.meanwhile = 'wait'"),

@@ -235,6 +235,11 @@ def _check_replicas(config: RunConfig, itinerary: Itinerary) -> None:
         if config.exchange.inner:
             raise UserError("exchange.inner: in one process all replicas step together; give exchange.options.every")
         return
+    if config.exchange.inner and not exchange(config.exchange).interval:
+        raise UserError(
+            f"exchange.inner: with exchange.kind = {config.exchange.kind!r} replicas have no rounds to make steps "
+            "between; leave it out"
+        )
     if config.routing.mixed:
         raise UserError(
             "routing.mixed = true binds the replicas together in every step, and on the fleet none waits for all; use "
