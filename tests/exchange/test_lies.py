@@ -226,5 +226,5 @@ def test_an_attack_that_does_not_exist_is_refused_by_name(name: str | None, stre
 
 
 def test_every_attack_can_be_named_with_nothing_else() -> None:
-    assert {type(attack_of(name, None)) for name in ATTACKS} == {*ATTACKS.values()} and len(ATTACKS) == 14
+    assert {type(attack_of(name, None)) for name in ATTACKS} == {*ATTACKS.values()} and len(ATTACKS) == 15
     assert type(attack_of(None, None)) is ATTACKS["nan"]

@@ -180,3 +180,17 @@ def test_a_round_goes_on_without_one_who_tells_each_something_else(tmp_path: Pat
     assert same == pytest.approx({step: losses(single)[step] for step in same}, abs=1e-12)
     assert {fact.replica for fact in facts(record, e.OfferRefused)} == {LIAR}
     assert {fact.replica for fact in facts(single, e.OfferRefused)} == {LIAR}
+
+
+def test_one_who_learns_from_labels_turned_round_says_what_follows_from_them(tmp_path: Path) -> None:
+    faults = lies((1, "label_flip", 4), stages=[0])
+    record = train(several(tmp_path, 3), faults)
+    single = in_one_process(several(tmp_path / "inline", 3), faults)
+    assert losses(record) == losses(single), "to the last bit"
+    honest, counts = losses(in_one_process(several(tmp_path / "honest", 3))), losses(single)
+    assert counts[0] == honest[0] and counts[1] != honest[1] and counts[5] > honest[5]
+    with pytest.raises(UserError, match=r"stage 3, step 1: only the ends have labels; name a node of stage 0: 2, say"):
+        prepare(several(tmp_path, 3), trace=Trace(faults=tuple(lies((1, "label_flip", 4), stages=[1]))))
+    with pytest.raises(UserError, match=r"with exchange\.coded replicas say what the code has them say"):
+        coded = several(tmp_path, 3, coded="gc").model_copy(update={"pipeline": record.config.pipeline})
+        prepare(coded, trace=Trace(faults=tuple(faults)))

@@ -55,7 +55,10 @@ class Blows:
         self._waiting.append(blow)
 
     def aim(self, actions: Sequence[Action]) -> None:
-        """These are this worker's actions in the step that begins: choose one for each fault that is meant for one."""
+        """These are this worker's actions in the step that begins: choose one for each fault that is meant for one. A
+        lie is about all of a step, and begins with it."""
+        for blow in [b for b in self._waiting if b.signal == "lie" and b.moment not in _PLACES]:
+            self._suffer(blow)
         for blow in self._waiting:
             of_kind = [a for a in actions if blow.moment in ("any", a.kind)] or list(actions)
             if blow.moment not in _PLACES and of_kind:
@@ -78,9 +81,12 @@ class Blows:
     def meet(self, doing: str, microbatch: int = -1, hop: int = -1) -> None:
         """This begins, here or in a thread that writes while training goes on: suffer what is meant for it."""
         for blow in [b for b in self._waiting if self._meets(b, doing, microbatch, hop)]:
-            self._waiting.remove(blow)
-            self._told(blow)
-            self._strike(blow)
+            self._suffer(blow)
+
+    def _suffer(self, blow: Blow) -> None:
+        self._waiting.remove(blow)
+        self._told(blow)
+        self._strike(blow)
 
     def _meets(self, blow: Blow, doing: str, microbatch: int, hop: int) -> bool:
         if doing == "copy":  # what is to befall a save, but not its file, befalls it here

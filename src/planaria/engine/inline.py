@@ -284,7 +284,8 @@ class InlineEngine:
         apart = masks(self.config.data, stream, batch)
         own = len(plan.routes) // (self.itinerary.at_once if train else 1)
         for node, runner in self.runners.items():
-            runner.begin(batch if self.stage[node] == 0 else None, train, own, apart)
+            learned = batch if self.replicas is None or not train else self.replicas.learned(node, batch, self.step)
+            runner.begin(learned if self.stage[node] == 0 else None, train, own, apart)
             self.keeping[node].begin(apart)
 
         def passed(action: Action, out: Tensor) -> None:

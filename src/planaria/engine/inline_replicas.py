@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from planaria.config import RunConfig
+from planaria.engine.batches import Batch
 from planaria.engine.liar import Liar, Lie, vectors
 from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import NonFinite, StageRunner
@@ -64,6 +65,7 @@ class InlineReplicas:
         self.exchange = next(iter(self.outer.values())).exchange
         self._runners, self._arrangement = runners, arrangement
         self._config, self._count, self._seed = config.exchange, config.exchange.replicas, config.seed
+        self._vocab = config.model.vocab
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
@@ -86,6 +88,10 @@ class InlineReplicas:
     def lie(self, node: int, lie: Lie) -> None:
         """The node lies, from its next offer on."""
         self.outer[node].liar.begin(lie)
+
+    def learned(self, node: int, batch: Batch, step: int) -> Batch:
+        """What the node trains on in ``step``, if it is an end: the ``batch``, unless it lies about that."""
+        return self.outer[node].liar.learned(batch, step, self._vocab)
 
     def rebuilt(self, nodes: Sequence[int]) -> None:
         """These nodes are copies of others of their stages."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from planaria.chaos.trace import Fault
 from planaria.config import ExchangeConfig, RunConfig
+from planaria.engine.batches import Batch
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.attacks import attack_of
@@ -37,18 +38,32 @@ def lie_of(attack: str | None, strength: float | None, until: int | None, seed: 
 
 
 def require_listeners(config: RunConfig, faults: Iterable[Fault], where: str) -> None:
-    """:raises UserError: when one of the faults, from ``where``, is a lie, and this run has nobody to lie to."""
-    fault = next((fault for fault in faults if fault.signal == "lie"), None)
-    if fault is None:
-        return
-    several = config.exchange.replicas > 1 or config.exchange.most is not None
-    if several and exchange(config.exchange).interval is not None:
-        return
-    why = f"exchange.kind = {config.exchange.kind!r} has replicas say nothing" if several else "there is one replica"
-    raise UserError(
-        f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}: {why}, so that nobody hears it; leave the "
-        "fault out, or take several replicas that agree, such as exchange.kind = 'allreduce'"
-    )
+    """:raises UserError: when one of the faults, from ``where``, is a lie that this run has nobody to hear."""
+    stages = config.pipeline.stages + 1
+    for fault in faults:
+        if fault.signal != "lie":
+            continue
+        at = f"{where}: a fault 'lie' at stage {fault.stage}, step {fault.step}"
+        if why := _unheard(config):
+            raise UserError(
+                f"{at}: {why}, so that nobody hears it; leave the fault out, or take several replicas that agree, such "
+                "as exchange.kind = 'allreduce'"
+            )
+        if fault.attack == "label_flip" and fault.stage % stages:
+            raise UserError(
+                f"{at}: only the ends have labels; name a node of stage 0: {fault.stage - fault.stage % stages}, say"
+            )
+
+
+def _unheard(config: RunConfig) -> str:
+    """Why nobody hears what replicas say to each other; empty if somebody does."""
+    if config.exchange.replicas == 1 and config.exchange.most is None:
+        return "there is one replica"
+    if exchange(config.exchange).interval is None:
+        return f"exchange.kind = {config.exchange.kind!r} has replicas say nothing"
+    if config.exchange.coded:
+        return "with exchange.coded replicas say what the code has them say"
+    return ""
 
 
 class Liar:
@@ -85,6 +100,16 @@ class Liar:
         """What others said in this round, if it is sound: it is known in the next."""
         if self._lie is not None and self._lie.attack.listens:
             self._heard = vectors(others, codec, round)
+
+    def learned(self, batch: Batch, step: int, vocab: int) -> Batch:
+        """What the ends of this node train on in ``step``: the ``batch``, or what the lie makes of its targets."""
+
+        def poisoned(microbatch: int) -> tuple[Tensor, Tensor]:
+            tokens, targets = batch(microbatch)
+            lie = self.lying(step)
+            return tokens, targets if lie is None else lie.attack.labels(targets, vocab)
+
+        return poisoned
 
     def say(
         self,

@@ -330,4 +330,7 @@ class Worker:
         first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
         stream = self._streams[split]
         batch = batches(stream, first, self.config.pipeline.microbatch_size)
-        return Data(None if self.here.stage else batch, masks(self.config.data, stream, batch))
+        apart = masks(self.config.data, stream, batch)
+        if order.mode == "train":
+            batch = self.post.circle.outer.liar.learned(batch, order.step, self.config.model.vocab)
+        return Data(None if self.here.stage else batch, apart)

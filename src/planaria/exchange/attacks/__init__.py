@@ -12,6 +12,7 @@ from planaria.exchange.attacks.base import Attack
 from planaria.exchange.attacks.broken import Huge, Inf, Nan, WrongSize, WrongType
 from planaria.exchange.attacks.flips import OwnFlip, SignFlip, Zero
 from planaria.exchange.attacks.inside import Alie, Ipm, Mimic
+from planaria.exchange.attacks.labels import LabelFlip
 from planaria.exchange.attacks.noise import Equivocate, Random
 from planaria.exchange.attacks.stale import Stale
 
@@ -25,6 +26,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "ipm": Ipm,
     "mimic": Mimic,
     "stale": Stale,
+    "label_flip": LabelFlip,
     "nan": Nan,
     "inf": Inf,
     "huge": Huge,

@@ -55,6 +55,10 @@ class Attack(Choice, ABC):
         """Own vectors of earlier rounds that it needs."""
         return 0
 
+    def labels(self, targets: Tensor, vocab: int) -> Tensor:
+        """What it learns in place of ``targets``, int64 of any shape, each below ``vocab``."""
+        return targets
+
     @abstractmethod
     def message(self, scene: Scene, honest: Tensor, codec: Compressor) -> Tensor:
         """What is said in place of the message ``honest``, which ``codec`` has made of ``scene.own``."""
