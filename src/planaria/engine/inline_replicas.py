@@ -105,10 +105,9 @@ class InlineReplicas:
             for node, offers in heard.items()
         }
 
-    def commit(self) -> None:
-        """The step is committed."""
-        for outer in self.outer.values():
-            outer.commit()
+    def commit(self) -> Verdicts:
+        """The step is committed; what is to be told of it."""
+        return {node: outer.commit() for node, outer in self.outer.items()}
 
     def meet(self, commits: int) -> list[Round]:
         """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
@@ -173,7 +172,8 @@ class InlineReplicas:
             counted: dict[int, float] = {}
             rule = self.exchange.facing(0, counted.update)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
-            verdicts[node] = replace(verdicts[node], counted=counted)
+            compressed = pending.honest[node].compressed if len(party) > 1 else None
+            verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
             runner.put(fast)
         if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
             for replica in out:

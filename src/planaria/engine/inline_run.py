@@ -192,6 +192,7 @@ class _InlineRun:
         for stage, norm in result.grad_norms.items():
             self._ready("train", stage, step, result.loss if stage == 0 else None, norm)
         self.tell(d.Commit(generation=0, step=step, progress=step))
+        self._judged(step, result.committed)
 
     def conclude(self) -> None:
         """What a step ends with: the last validation, and a checkpoint when one is due."""
