@@ -39,6 +39,8 @@ class Round:
     """sent by all nodes together, that somebody waited for"""
     prefetched_bytes: int
     verdicts: Verdicts = field(default_factory=dict)
+    first: frozenset[int] = frozenset()
+    """nodes that tell for all that have settled with them"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class InlineReplicas:
                 outer.liar.told()
         due = [pending for pending in self._pending if pending.due <= commits]
         self._pending = self._pending[len(due) :]
-        return [replace(pending.round, verdicts=self._settle(pending)) for pending in due]
+        return [self._settle(pending) for pending in due]
 
     def _groups(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Heard]:
         """What each node hears in the next round, in or after ``step``; ``honest``: what each node means to say."""
@@ -152,12 +154,12 @@ class InlineReplicas:
             found[replica] = self.outer[node].liar.say(honest[node], codec, (step, round), replica, others, known)
         return found
 
-    def _settle(self, pending: _Pending) -> Verdicts:
+    def _settle(self, pending: _Pending) -> Round:
         """Settle a round as replicas on a fleet would: whose offer some refuse at some stage is gone on without.
 
         It settles by itself, or, where replicas must stay the same, goes on as a copy of one that has settled.
         """
-        verdicts = {}
+        verdicts, first = {}, set()
         for node, offers in pending.heard.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
@@ -168,6 +170,7 @@ class InlineReplicas:
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
             if len(party) == 1:
                 party = {me: pending.honest[node]}
+            first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
             counted: dict[int, float] = {}
             rule = self.exchange.facing(0, counted.update)
@@ -178,7 +181,7 @@ class InlineReplicas:
         if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
             for replica in out:
                 self._copy(left[0], replica)
-        return verdicts
+        return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
     def _copy(self, giver: int, taker: int) -> None:
         """One replica goes on as a copy of another."""
