@@ -266,11 +266,8 @@ def _lay_over(
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, key = name.split(".")
-    for number, section in enumerate(sections, 1):
+    for section in sections:
         tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            said = f"{'.'.join(sections[:number])} = {documents.shown(tree)}"
-            raise UserError(f"--{name}: {said} is no table; say all of it in one flag")
     tree[key] = value
 
 
