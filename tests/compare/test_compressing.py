@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from benchmarks.compression import lessons as learnt
 
-from planaria import cli
+from planaria import cli, shipped
 from planaria.commands.advise_compress import lessons
 from planaria.compare.clock import clock_of
 from planaria.compare.compressing import CLOSE, Arm, advise, weigh
 from planaria.compare.experience import Range
 from planaria.config import RunConfig
+from planaria.recipe import load
 
 RACE = Path(__file__).parents[2] / "docs" / "results" / "compression_race.json"
 
@@ -78,6 +79,18 @@ def test_what_did_not_reach_the_loss_is_never_advised_however_quick() -> None:
     assert advise(recipe(), slower).best is None, "fewer bytes, and many more steps"
     nearly = advise(recipe(1e9), lessons())
     assert nearly.best is None and nearly.dense.step_s < CLOSE * min(way.step_s for way in nearly.ways if way.arm.steps)
+
+
+def test_the_numbers_of_the_documentation() -> None:
+    """docs/compression.md, of four replicas of the recipe demo."""
+    demo = load(shipped.find("demo"), {"exchange.replicas": "4"}, "train")
+    fast = advise(demo, lessons())
+    assert fast.best is None and fast.break_even == pytest.approx(1.5e9, rel=0.03)
+    network = demo.network.model_copy(update={"bandwidth": 12.5e6})
+    slow = advise(demo.model_copy(update={"network": network}), lessons())
+    assert slow.best is not None and slow.best.how == "ef14:4bits" and slow.best.arm.steps is not None
+    assert slow.best.step_s / slow.dense.step_s == pytest.approx(0.675, abs=5e-4)
+    assert slow.best.arm.steps.mean == pytest.approx(1.010, abs=5e-4)
 
 
 FOUR = """

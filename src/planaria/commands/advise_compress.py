@@ -13,6 +13,7 @@ from planaria.errors import UserError
 from planaria.observe.tables import Table, show
 from planaria.trials.spread import Spread, seeds_shown, shown
 
+LIKE = "as far as your run is like the race's: replicas, model, optimizer, steps"
 HEAD = ["how", "MB a step", "s a step", "of dense", "coding, ms", "loss at the end, of dense", "steps, of dense"]
 
 
@@ -124,8 +125,8 @@ def _quicker(advice: Advice, known: Lessons) -> Iterator[str]:
 
 def _sure(advice: Advice) -> str:
     if advice.best is None:
-        return "of the clock's seconds; of losses, as far as your model and optimizer are like the race's"
+        return f"of the clock's seconds; of losses, {LIKE}"
     worst = advice.best.seconds("high")
     if worst is not None and worst < advice.dense.step_s:
-        return "its worst seed is ahead of dense gradients too, as far as your model and optimizer are like the race's"
+        return f"its worst seed is ahead of dense gradients too, {LIKE}"
     return "not very: with its worst seed dense gradients are as quick"
