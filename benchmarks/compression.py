@@ -10,15 +10,23 @@ per cent of 16 M numbers takes at most 0.25 s and six copies of memory.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.common import Claim, Row, conclude, parser
+from benchmarks.common import RESULTS, ROOT, Claim, Row, conclude, parser, write
+
+if TYPE_CHECKING:
+    from planaria.compare.compressing import Lessons
 
 NAME = "compression"
+LESSONS = ROOT / "src" / "planaria" / "compare" / "compression.json"
+CODING, CODED = "7: coding top-1 % of 16 M numbers, s", 1 << 24
 
 
 def naive_growth() -> list[Row]:
@@ -192,7 +200,7 @@ def coding(repeats: int) -> list[Row]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    vector, codec = torch.randn(1 << 24), TopK()
+    vector, codec = torch.randn(CODED), TopK()
 
     def seconds(work: Callable[[], object]) -> float:
         begun = time.perf_counter()
@@ -206,16 +214,47 @@ def coding(repeats: int) -> list[Row]:
     dense = f"dense at 1 Gb/s {vector.nbytes * 8 / 1e9:.2f} s"
     copies = [t / copy for t in taken]
     return [
-        Row("7: coding top-1 % of 16 M numbers, s", taken, dense, Claim(high=0.25)),
+        Row(CODING, taken, dense, Claim(high=0.25)),
         Row("7: the same, in copies of that memory", copies, f"a copy {copy * 1e3:.0f} ms", Claim(high=6)),
     ]
+
+
+def lessons(race: Path) -> Lessons:
+    """What the comparison in ``race`` and the saved results of this benchmark teach."""
+    from planaria import shipped
+    from planaria.compare.compressing import Coding, Lessons, learn, ranged
+    from planaria.compare.race_results import Compared
+    from planaria.compare.race_spec import load
+
+    found = Compared.model_validate_json(race.read_bytes())
+    config, free = load(shipped.find(found.name), {})[1][0].config, found.arms[0].runs
+    saved = json.loads((RESULTS / f"{NAME}.json").read_text())
+    taken = next(row["values"] for row in saved["rows"] if row["what"] == CODING)
+    model, optim = config.model, config.optim
+    return Lessons(
+        source=f"`planaria compare {found.name}`",
+        setting=f"{config.exchange.replicas} replicas of {model.layers} layers of width {model.dim}, vocabulary "
+        f"{model.vocab}, {found.steps} steps of {optim.kind} with one learning rate, {optim.lr:g}, for all",
+        seeds=[run.seed for run in free],
+        steps=found.steps,
+        target=ranged(run.ticks or math.inf for run in free).mean,
+        arms=learn(found),
+        coding=Coding(source=f"{NAME}.json, {saved['machine']}", numbers=CODED, seconds=ranged(taken)),
+    )
 
 
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     flags.add_argument("--repeats", type=int, default=7, help="of what is timed")
+    flags.add_argument(
+        "--learn", type=Path, metavar="FILE",
+        help="write what `planaria advise --compress` goes by, from this comparison.json and saved codings, and stop",
+    )  # fmt: skip
     given = flags.parse_args()
+    if given.learn:
+        write(LESSONS, lessons(given.learn).model_dump_json(indent=1) + "\n")
+        return 0
     rows = [*coding(given.repeats), *naive_growth()]
     for part in (quadratics, weighted, logistic, without_noise, with_noise):
         rows += part(given.seeds)

@@ -476,3 +476,50 @@ def test_trace_out_of_range(home: Path, capfd: pytest.CaptureFixture[str]) -> No
     mistake(capfd, home, ["trace", home / "t.json", *flags], "hourly")
     flags = ["--hourly", "0.5", *flags[2:], "--together", "0.3", "--forbid-adjacent"]
     mistake(capfd, home, ["trace", home / "t.json", *flags], "together = 0.3")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('compress = "top0%"', ["exchange.compress.keep = 0.0", "greater than 0"]),
+        ('compress = "ef14:top150%"', ["exchange.compress.keep = 1.5", "less than or equal to 1"]),
+        (
+            'compress = { kind = "topk", feedback = "econtrol", eta = 0.1 }',
+            ["eta = 0.1 is above the compressor's delta = 0.01", "lower it", "force = true"],
+        ),
+        ('compress = "econtrol:top1%"\nkind = "noloco"', ["estimates of every member", "take ef14"]),
+        ('compress = "ef21:top1%"\nkind = "diloco"', ["estimates of every member", "take ef14"]),
+        ('compress = "8bits"\n[routing]\nmixed = true', ["routing.mixed = true", "leave one of them out"]),
+        ("options.bits = 8\n[routing]\nmixed = true", ["routing.mixed = true", "leave one of them out"]),
+        (
+            'compress = "rand0.0001%"',
+            ["exchange.compress.keep = 1e-06", "9,632 numbers of stage 0", "give 0.00011 or more"],
+        ),
+        ('compress = "8bits"\nkind = "local"', ["'local' has no messages to compress", "leave it out"]),
+    ],
+)
+def test_compression_that_cannot_be(home: Path, capfd: pytest.CaptureFixture[str], text: str, names: list[str]) -> None:
+    (home / "bad.toml").write_text((home / "good.toml").read_text() + f"[exchange]\nreplicas = 2\n{text}\n")
+    mistake(capfd, home, train(home, recipe="bad.toml"), *names)
+
+
+@pytest.mark.parametrize(
+    ("began", "goes_on", "names"),
+    [
+        ("econtrol:top5%", "econtrol:top1%", ["exchange.compress = 'econtrol:top1%' (was exchange.compress ="]),
+        ("ef14:8bits", "ef21:8bits", ["of the old one", "--train.start"]),
+        ("ef14:8bits", "", ["exchange.options.bits = 32 (was exchange.compress = 'ef14:8bits')"]),
+    ],
+)
+def test_debts_go_by_the_compressor_that_they_began_with(
+    home: Path, capfd: pytest.CaptureFixture[str], began: str, goes_on: str, names: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in train(home, "--exchange.replicas", "2", "--exchange.compress", began)])
+    assert exit_.value.code == 0
+    capfd.readouterr()
+    run, more = home / "runs" / "small", ["--train.steps", "4", "--quiet"]
+    mistake(capfd, home, ["train", "--resume", run, *more, "--exchange.compress", goes_on], *names)
+    with pytest.raises(SystemExit) as exit_:  # another number shares debts out and begins estimates anew
+        main(["train", "--resume", str(run), *more, "--exchange.compress", goes_on, "--exchange.replicas", "3"])
+    assert exit_.value.code == 0, capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from planaria.exchange.aggregate import AGGREGATORS, mean
 from planaria.exchange.base import Weights
 from planaria.model.packing import pack, unpack
 from planaria.options import Options
+from planaria.record.events import MessageCompressed
 from planaria.routing.arrangement import Arrangement
 
 MODEL = ModelConfig(vocab=64, dim=16, layers=4, heads=2, hidden=32, context=8)
@@ -74,6 +76,49 @@ def test_what_a_step_makes_of_it_is_pending_until_the_step_commits() -> None:
     assert all(owed(state)[name] is kept for node, state in outer.items() for name, kept in before[node].items())
     agree(outer, again := runners(config, seed=1))
     assert all(torch.equal(of[n].grads[name], again[n].grads[name]) for n in NODES for name in of[n].grads)
+
+
+def told(verdict: Verdict) -> dict[str, Any]:
+    """What is said of the own message; nothing if none has been sent for good."""
+    return next((said for kind, said in verdict.told(first=True) if kind is MessageCompressed), {})
+
+
+def test_what_compression_took_is_told_once_the_step_commits() -> None:
+    config = RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), compress="econtrol:4bits"))
+    outer, of = states(config, runners(config)), runners(config)
+    norm = math.sqrt(sum(float(grad.square().sum()) for grad in of[1].grads.values()))
+    agree(outer, of)
+    assert not told(outer[1].settle({node: outer[node].offer(of[node]) for node in NODES}, 1, of[1]))
+    outer[1].drop()
+    assert not told(outer[1].commit()), "it came to nothing"
+    agree(outer, runners(config))
+    verdicts = {node: outer[node].commit() for node in NODES}
+    assert not [*verdicts[1].told(first=False)]
+    first = told(verdicts[1])
+    assert first["norm"] == pytest.approx(norm, rel=1e-2) and first["full"] == "beginning"
+    assert first["sent_bytes"] == first["dense_bytes"] and first["lost"] == first["off"] == 0.0
+    agree(outer, runners(config, seed=1))
+    second = told(outer[1].commit())
+    assert second["full"] is None and second["sent_bytes"] < 0.15 * second["dense_bytes"]
+    assert 0.0 < second["lost"] < 0.02 and second["owed"] == second["off"] > 0.0
+
+
+def test_why_a_message_went_in_full_is_told() -> None:
+    config = RunConfig(model=MODEL, exchange=ExchangeConfig(replicas=len(NODES), compress="ef21:top10%"))
+    outer = states(config, of := runners(config))
+
+    def why() -> Any:
+        agree(outer, runners(config))
+        return {told(outer[node].commit())["full"] for node in NODES}
+
+    assert why() == {"beginning"} and why() == {None}
+    outer[3].begin(outer[1].given(to_successor=False), of[3].state().weights, rounds=2)
+    for state in outer.values():
+        state.anew()
+    assert why() == {"rebuilt"} and why() == {None}
+    for node, state in outer.items():  # another number begins with what is shared
+        state.begin(state.given(to_successor=False), of[node].state().weights, rounds=4)
+    assert why() == {"replicas"} and why() == {None}
 
 
 def test_a_successor_owes_what_its_predecessor_did_and_a_copy_owes_nothing() -> None:

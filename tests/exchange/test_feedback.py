@@ -14,6 +14,7 @@ from planaria.config import ExchangeConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
 from planaria.exchange.base import Exchange, Outer
+from planaria.exchange.compress.base import measured_delta
 from planaria.exchange.compression import compression_of
 from planaria.exchange.lab import Replica, meet
 
@@ -120,6 +121,36 @@ def test_the_formulas_of_the_papers(name: str) -> None:
     for step, reached in enumerate(expected):
         stepped(made, of, step)
         assert float((flat(of[1].fast) - reached).norm() / reached.norm()) < 1e-6, step
+
+
+@pytest.mark.parametrize("name", FEEDBACKS)
+def test_what_compression_took_is_measured_of_what_was_meant(name: str) -> None:
+    made, codec = compressed(f"{name}:top10%"), compression_of("top10%").compressor
+    of = begun(made, 2)
+    for step in range(4):
+        before, exact = of[0].outer, flat(gradient(0, step))
+        found = made.offer(before, gradient(0, step)).compressed
+        stepped(made, of, step)
+        assert found is not None and found.norm == pytest.approx(float(exact.norm()), rel=1e-6)
+        full = not step and name in ("ef21", "econtrol")
+        assert found.full == full and found.dense_bytes == 4 * D
+        assert found.sent_bytes == (4 * D if full else codec.bytes(D))
+        own = {part: flat(held) for part, held in of[0].outer.parts.items()}
+        owed, off = own.get("residual"), (exact - own["estimate"]) if "estimate" in own else None
+        assert found.owed == (None if owed is None else pytest.approx(float(owed.norm()), rel=1e-5))
+        assert found.off == (None if off is None else pytest.approx(float(off.norm()), rel=1e-5, abs=1e-6))
+        if not full:
+            e, h = (flat(before[part]) if before[part] else torch.zeros(D) for part in ("residual", "estimate"))
+            eta = {"ef14": 1.0, "econtrol": codec.delta(D) / 2}.get(name, 0.0)
+            v = (eta * e + exact - h).float()
+            assert 1.0 - found.lost == pytest.approx(measured_delta(codec, v), rel=1e-5)
+
+
+def test_nothing_is_measured_where_nothing_is_lost_or_numbers_are_not_finite() -> None:
+    assert compressed("32bits").offer(Outer(), gradient(0, 0)).compressed is None
+    zero = {"w": torch.zeros(7)}
+    assert compressed("8bits").offer(Outer(), zero).compressed.lost == 0.0  # type: ignore[union-attr]
+    assert compressed("8bits").offer(Outer(), {"w": torch.full((7,), torch.inf)}).compressed is None
 
 
 def test_momentum_is_what_ef21_then_follows() -> None:

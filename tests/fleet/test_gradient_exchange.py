@@ -49,6 +49,17 @@ def sent_within_stages(record: RunRecord) -> Counter[tuple[int, int]]:
     return sent
 
 
+def compressed(record: RunRecord) -> list[dict[str, Any]]:
+    """What is told of messages, without who and when, by step and stage."""
+    own = [fact.model_dump(exclude={"worker", "generation"}) for fact in facts(record, e.MessageCompressed)]
+    return sorted(own, key=lambda fact: (fact["round"], fact["stage"]))
+
+
+def in_one_process(config: RunConfig) -> RunRecord:
+    """The same run on the inline engine, told by its events."""
+    return train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=inline_run.train)
+
+
 def inline_losses(config: RunConfig) -> dict[int, float]:
     """By step, of a run in one process from its beginning to its end."""
     data = prepare(config.data, config.model.vocab)
@@ -76,13 +87,20 @@ def test_replicas_send_what_is_stated_and_learn_what_inline_learns(tmp_path: Pat
     assert ending(record).outcome == "finished"
     assert losses(record) == inline(record)[0], "to the last bit"
     assert not facts(record, d.Settle), "they agree within the step"
+    assert compressed(record) == compressed(in_one_process(config))
     sent = sent_within_stages(record)
+    begins = 1 if said.startswith(ESTIMATES) else 0  # estimates begin with gradients in full
     for node in range(2 * REPLICAS):
         others = [peer for peer in range(node % 2, 2 * REPLICAS, 2) if peer != node]
-        begins = 1 if said.startswith(ESTIMATES) else 0  # estimates begin with gradients in full
         steady = (config.train.steps - begins) * stated(config, node % 2)
         assert sum(sent[node, peer] for peer in others) == begins * in_full(config, node % 2) + steady
         assert len({sent[node, peer] for peer in others}) == 1, "each hears the same"
+    steps = range(config.train.steps if said != "32bits" else 0)
+    assert [(fact["round"], fact["stage"]) for fact in compressed(record)] == [(n, s) for n in steps for s in (0, 1)]
+    assert all(fact["full"] == ("beginning" if begins and not fact["round"] else None) for fact in compressed(record))
+    for node in range(2):  # of replica 0
+        of_stage = [fact for fact in compressed(record) if fact["stage"] == node]
+        assert not of_stage or sum(fact["sent_bytes"] for fact in of_stage) == sent[node, node + 2]
 
 
 @pytest.mark.parametrize("robust", ["median", "clipping", pytest.param("nnm:geometric_median", marks=pytest.mark.slow)])
@@ -139,6 +157,13 @@ def test_what_rounding_kept_back_in_a_step_that_is_dropped_is_kept_back_once(
     assert ending(record).outcome == "finished" and outcomes(record) == ["started", "recovered"]
     done = Counter(ready.step for ready in facts(record, e.StageReady) if ready.stage == 1)
     assert done == {step: REPLICAS * (2 if step == 3 else 1) for step in range(7)}, "the step was not dropped"
+    told = compressed(record)
+    assert [(fact["round"], fact["stage"]) for fact in told] == ([] if said == "32bits" else [
+        (step, stage) for step in range(7) for stage in (0, 1)
+    ]), "once, though a step was done twice"  # fmt: skip
+    full = [(fact["round"], fact["stage"], fact["full"]) for fact in told if fact["full"]]
+    began = [(0, 0, "beginning"), (0, 1, "beginning"), (3, 0, "rebuilt")]
+    assert full == (began if said.startswith(ESTIMATES) else [])
     assert losses(record) == inline(record)[0], "to the last bit"
 
 

@@ -18,6 +18,7 @@ from planaria.checkpoint.store import CheckpointStore
 from planaria.config import RunConfig
 from planaria.data.shards import prepare
 from planaria.data.stream import Stream
+from planaria.engine import inline_run
 from planaria.engine.inline import InlineEngine
 from planaria.observe.run.narrate import story
 from planaria.record import decisions as d
@@ -74,6 +75,12 @@ def blocks(record: RunRecord) -> list[int]:
     return sorted(used)
 
 
+def shortened(record: RunRecord) -> dict[tuple[int, int], tuple[int, float, float | None]]:
+    """Round and node → what is told of its message: its size, what it lacks, and what is owed."""
+    told = facts(record, e.MessageCompressed)
+    return {(fact.round, fact.node): (fact.sent_bytes, fact.lost, fact.owed) for fact in told}
+
+
 @pytest.mark.parametrize(
     "exchange",
     [
@@ -92,6 +99,9 @@ def test_the_fleet_trains_what_inline_trains(tmp_path: Path, exchange: dict[str,
     record = train(config)
     assert ending(record).outcome == "finished"
     assert apart(mean_losses(record), inline_losses(config)) <= TOLERANCE
+    single = train(config.model_copy(update={"engine": "inline", "name": "inline"}), engine=inline_run.train)
+    assert shortened(record) == shortened(single)
+    assert bool(shortened(record)) == (exchange == {"options": {"bits": 8}})
     if exchange.get("kind") != "local":
         rounds = 6 if exchange.get("kind") == "streaming_diloco" else 3
         assert {settle.round for settle in facts(record, d.Settle)} == set(range(rounds))

@@ -37,6 +37,9 @@ def _add_comparisons(commands: Any) -> None:
         metavar="RUN",
         help="which code of gradients suits replicas that are as late as those of this run (its folder) were",
     )
+    advise.add_argument(
+        "--compress", action="store_true", help="whether all-reduced gradients should travel in fewer bytes, and how"
+    )
     add_fields(advise, RunConfig)
 
 
@@ -82,7 +85,7 @@ def _seeds(text: str | None) -> list[int] | None:
 def _advise(given: argparse.Namespace) -> int:
     from planaria.commands.advise import advise
 
-    return advise(given.recipe, flagged(given), given.delays)
+    return advise(given.recipe, flagged(given), given.delays, given.compress)
 
 
 def _measure(given: argparse.Namespace) -> int:

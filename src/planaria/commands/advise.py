@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planaria import recipe
 from planaria.commands.advise_coded import advise_coded
+from planaria.commands.advise_compress import advise_compress
 from planaria.compare.advice import Advice, BreakEven
 from planaria.compare.advice import advise as weigh_all
 from planaria.compare.experience import Experience
@@ -28,15 +29,20 @@ def experience() -> Experience:
     return Experience.model_validate_json((files("planaria.compare") / "experience.json").read_bytes())
 
 
-def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None) -> int:
+def advise(path: Path, flags: Mapping[str, str], delays: Path | None = None, compress: bool = False) -> int:
     """Print the strategies for the failures that a recipe's [network] describes, fastest first; the exit code.
 
-    With the folder of a run, ``delays``: the codes of gradients for replicas that are as late as that run's.
+    With the folder of a run, ``delays``: the codes of gradients for replicas that are as late as that run's. With
+    ``compress``: ways to send gradients in fewer bytes, on the machines that [network] describes.
     """
+    if compress and delays is not None:
+        raise UserError("--compress and --delays: each is a question of its own; give one of them")
     config = recipe.load(path, flags, "train")
     check(config)
     if delays is not None:
         return advise_coded(config, delays)
+    if compress:
+        return advise_compress(config, path)
     _require_prices(config, path)
     known = experience()
     advice = weigh_all(config, known)

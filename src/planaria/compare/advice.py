@@ -97,12 +97,12 @@ def _break_evens(config: RunConfig, experience: Experience, best: str, what: str
         far = value * factor
         if what == "network.hourly":
             far = min(far, 0.99)
-        if (at := _first_change(winner, best, value, far)) is not None:
+        if (at := first_change(winner, best, value, far)) is not None:
             found.append(BreakEven(what, at, winner(at)))
     return found
 
 
-def _first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
+def first_change(winner: Callable[[float], str], best: str, near: float, far: float) -> float | None:
     """Between ``near``, where ``best`` wins, and ``far``: about the nearest number where it loses, if there is one."""
     steps: list[float] = [near * math.exp(math.log(far / near) * i / 8) for i in range(9)]
     beyond = next((i for i, number in enumerate(steps) if winner(number) != best), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planaria.config import ExchangeConfig
-from planaria.engine.outer_state import OuterState
+from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import StageRunner
 from planaria.exchange.base import Offer
 from planaria.exchange.compress.plain import PLAIN
@@ -24,8 +24,7 @@ class Made:
     blocking_bytes: int
     prefetched_bytes: int
     apart: float
-    counted: dict[int, float]
-    """replica → its coefficient, where a robust rule goes by coefficients"""
+    verdict: Verdict
 
 
 class RoundMember:
@@ -163,8 +162,9 @@ class RoundMember:
         blocking, prefetched = (
             0 if part is None else part.nbytes * len(peers) for part in (self._own.blocking, self._own.prefetched)
         )
+        verdict = Verdict(counted=counted, compressed=self._own.compressed if peers else None)
         self.drop()
-        return Made(blocking, prefetched, apart, counted)
+        return Made(blocking, prefetched, apart, verdict)
 
 
 def _offer(parts: Mapping[Content, Tensor]) -> Offer:

@@ -45,6 +45,8 @@ class StepResult:
     """of the replicas' exchange, settled after this step"""
     verdicts: Verdicts = field(default_factory=dict)
     """what replicas that agree on gradients think of each other's"""
+    committed: Verdicts = field(default_factory=dict)
+    """what there is to tell of their own once the step is committed"""
 
 
 class InlineEngine:
@@ -116,14 +118,13 @@ class InlineEngine:
         for node in there.stage:
             self.runners[node].commit(self.step)
             self.keeping[node].commit(self.step)
-        if self.replicas is not None:
-            self.replicas.commit()
+        committed = {} if self.replicas is None else self.replicas.commit()
         self._grow_older()
         if self._memory is not None:
             self._memory = self._memory.committed(self.step, there.stage)
         rounds = [] if self.replicas is None else self.replicas.meet(self.step + 1)
         first = {stage: norms[there.nodes(stage)[0]] for stage in there.stages}
-        result = StepResult(self.step, loss, first, rounds, verdicts)
+        result = StepResult(self.step, loss, first, rounds, verdicts, committed)
         self.step += 1
         return result
 

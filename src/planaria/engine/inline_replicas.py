@@ -42,6 +42,8 @@ class Round:
     """sent by all nodes together, that somebody waited for"""
     prefetched_bytes: int
     verdicts: Verdicts = field(default_factory=dict)
+    first: frozenset[int] = frozenset()
+    """nodes that tell for all that have settled with them"""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,9 @@ class InlineReplicas:
             for replica in replicas
         }
 
-    def commit(self) -> None:
-        """The step is committed."""
-        for outer in self.outer.values():
-            outer.commit()
+    def commit(self) -> Verdicts:
+        """The step is committed; what is to be told of it."""
+        return {node: outer.commit() for node, outer in self.outer.items()}
 
     def meet(self, commits: int) -> list[Round]:
         """So many steps are committed: begin a round if one is due, settle what is; the rounds that were settled."""
@@ -161,7 +162,7 @@ class InlineReplicas:
                 outer.liar.told()
         due = [pending for pending in self._pending if pending.due <= commits]
         self._pending = self._pending[len(due) :]
-        return [replace(pending.round, verdicts=self._settle(pending)) for pending in due]
+        return [self._settle(pending) for pending in due]
 
     def _groups(self, honest: Mapping[int, Offer], step: int) -> tuple[Round, Heard]:
         """What each node hears in the next round, in or after ``step``; ``honest``: what each node means to say."""
@@ -192,12 +193,12 @@ class InlineReplicas:
             found[replica] = self.outer[node].liar.say(honest[node], codec, (step, round), replica, others, known)
         return found
 
-    def _settle(self, pending: _Pending) -> Verdicts:
+    def _settle(self, pending: _Pending) -> Round:
         """Settle a round as replicas on a fleet would: whose offer some refuse at some stage is gone on without.
 
         It settles by itself, or, where replicas must stay the same, goes on as a copy of one that has settled.
         """
-        verdicts = {}
+        verdicts, first = {}, set()
         for node, offers in pending.heard.items():
             codec, like = self.exchange.codec(self.outer[node].settled), pending.honest[node]
             others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
@@ -213,16 +214,18 @@ class InlineReplicas:
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
             if len(party) == 1:
                 party = {me: pending.honest[node]}
+            first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
             counted: dict[int, float] = {}
             rule = self.exchange.facing(0, counted.update)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
-            verdicts[node] = replace(verdicts[node], counted=counted)
+            compressed = pending.honest[node].compressed if len(party) > 1 else None
+            verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)
             runner.put(fast)
         if self.exchange.synchronised and (left := [r for r in range(self._count) if r not in out]):
             for replica in out:
                 self._copy(left[0], replica)
-        return verdicts
+        return replace(pending.round, verdicts=verdicts, first=frozenset(first))
 
     def _copy(self, giver: int, taker: int) -> None:
         """One replica goes on as a copy of another."""

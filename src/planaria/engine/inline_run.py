@@ -185,13 +185,15 @@ class _InlineRun:
         self.tell(d.RunStep(generation=0, step=step))
         self.lie(lies.next(step, committed=False))
         result = self.engine.train_step()
-        self._judged(step, result.verdicts)
+        first = frozenset(self.engine.there.nodes(stage)[0] for stage in self.engine.there.stages)
+        self._judged(step, result.verdicts, first)
         for round in result.rounds:
-            self._judged(round.number, round.verdicts)
+            self._judged(round.number, round.verdicts, round.first)
             self._settled(round)
         for stage, norm in result.grad_norms.items():
             self._ready("train", stage, step, result.loss if stage == 0 else None, norm)
         self.tell(d.Commit(generation=0, step=step, progress=step))
+        self._judged(step, result.committed, first)
 
     def conclude(self) -> None:
         """What a step ends with: the last validation, and a checkpoint when one is due."""
@@ -215,13 +217,13 @@ class _InlineRun:
         self.observer.on_event(time.monotonic(), told)
         self._ready("evaluate", 0, step, consensus)
 
-    def _judged(self, round: int, verdicts: Verdicts) -> None:
-        """What was refused in this round, by whom; what each offer counted, told once for each stage."""
-        stages = self.engine.stage
-        first = {stages[node]: node for node in sorted(verdicts, reverse=True)}
+    def _judged(self, round: int, verdicts: Verdicts, first: frozenset[int]) -> None:
+        """What was refused in this round, by whom; what each offer counted and what became of messages, told by the
+        ``first`` nodes."""
         for node, verdict in sorted(verdicts.items()):
-            at = {"worker": WORKER, "node": node, "stage": stages[node], "generation": 0, "round": round}
-            for kind, said in verdict.told(first=first[stages[node]] == node):
+            stage = self.engine.stage[node]
+            at = {"worker": WORKER, "node": node, "stage": stage, "generation": 0, "round": round}
+            for kind, said in verdict.told(first=node in first):
                 self.observer.on_event(time.monotonic(), e.EVENT.validate_python(kind(**at, **said)))
 
     def _settled(self, round: Round) -> None:

@@ -13,11 +13,11 @@ from planaria.config import ExchangeConfig
 from planaria.engine.liar import Liar
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
-from planaria.exchange.base import Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.base import Compressed, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import judge
 from planaria.record import events as e
-from planaria.record.reports import rounded
+from planaria.record.reports import Full, rounded, three_digits
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,23 @@ class Verdict:
     """replica whose offer is of no use → what is wrong with it"""
     counted: Mapping[int, float] = field(default_factory=dict)
     """replica → its coefficient in what was made of all, where the rule goes by coefficients"""
+    compressed: Compressed | None = None
+    """what compression made of its own offer, once that is settled for good"""
+    full: Full | None = None
+    """why that went in full, if it did"""
 
     def told(self, first: bool) -> Iterator[tuple[type[e.Fact], dict[str, Any]]]:
-        """Events that tell of it, without where and when; one node of each stage (``first``) tells what all counted."""
+        """Events that tell of it, without where and when; one node of each stage (``first``) tells what all counted,
+        and what its own message was like."""
         for replica, reason in self.refused.items():
             yield e.OfferRefused, {"replica": replica, "reason": reason}
         if first and self.counted:
             yield e.OffersCounted, {"counted": rounded(self.counted)}
+        if first and (made := self.compressed) is not None:
+            norms = {"norm": made.norm, "lost": made.lost, "owed": made.owed, "off": made.off}
+            digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
+            sizes = {"sent_bytes": made.sent_bytes, "dense_bytes": made.dense_bytes}
+            yield e.MessageCompressed, {**sizes, **digits, "full": self.full if made.full else None}
 
 
 class OuterState:
@@ -52,6 +62,8 @@ class OuterState:
         """replica → digest of its offer in that step, where nodes tell what they hear (``exchange/equivocation.py``)"""
         self._pending: Outer | None = None
         self._honest = Offer()
+        self._anew: Full = "beginning"
+        """why estimates began last, or will"""
 
     def begin(self, state: Mapping[str, Tensor], weights: Weights, rounds: int) -> None:
         """The node has its ``weights`` from elsewhere, and an outer ``state`` with them; if none, it begins one.
@@ -59,6 +71,7 @@ class OuterState:
         So many ``rounds`` are settled.
         """
         self.drop()
+        self._anew = "replicas" if state else "beginning"
         if state:
             self.settled = Outer.load({**state, "rounds": torch.tensor(rounds)}, self.exchange.parts)
         else:
@@ -104,12 +117,16 @@ class OuterState:
     def anew(self) -> None:
         """Another node of the stage has been rebuilt, and lacks what was its own: the others do not go by it either."""
         self.settled = self.exchange.anew(self.settled)
+        if self.settled.rounds:
+            self._anew = "rebuilt"
 
-    def commit(self) -> None:
-        """The step is committed."""
-        if self._pending is not None:
-            self.settled, self._pending = self._pending, None
-            self.liar.told()
+    def commit(self) -> Verdict:
+        """The step is committed; what is to be told of it, now that it holds."""
+        if self._pending is None:
+            return Verdict()
+        self.settled, self._pending = self._pending, None
+        self.liar.told()
+        return Verdict(compressed=self._honest.compressed, full=self._anew)
 
     def drop(self) -> None:
         """The step under way is dropped."""

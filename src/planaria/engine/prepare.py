@@ -24,6 +24,7 @@ from planaria.engine.coded_step import coded_steps
 from planaria.engine.epochs import epochs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.liar import require_listeners
+from planaria.engine.messages import require_messages
 from planaria.engine.needs import needs
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
@@ -194,6 +195,7 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
             "exchange.replicas, a lost stage is copied from another replica: use 'checkfree' or 'checkpoint'"
         )
     exchange(config.exchange)
+    require_messages(config)
     coded_steps(config, itinerary)
     if config.exchange.replicas > 1 and itinerary.schedule is not None:
         raise UserError("routing.schedule: a schedule is for one replica; leave exchange.replicas out")

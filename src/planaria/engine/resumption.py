@@ -15,6 +15,7 @@ from planaria.config import ChaosConfig, OptimConfig, RunConfig
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
+from planaria.engine.messages import require_same_debts
 from planaria.engine.origin import Origin
 from planaria.engine.prepare import Prepared, on_schedule, placed
 from planaria.engine.recall import recalled
@@ -87,6 +88,7 @@ def changed(before: RunConfig, flags: Mapping[str, object], folder: Path) -> Run
             f"--optim.kind {config.optim.kind}: the moments of {folder} are {before.optim.kind}'s; begin a run with "
             f"its weights: --train.start {folder}"
         )
+    require_same_debts(before, config, folder)
     config = _with_tokenizer(config, before, folder)
     if config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; see `planaria plan`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NoReturn
 
 import torch
@@ -23,7 +23,6 @@ from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
-from planaria.engine.outer_state import Verdict
 from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
 from planaria.engine.peaks import peaks
@@ -261,7 +260,8 @@ class Worker:
         assert self.keeping is not None
         self.runner.commit(order.progress)
         self.keeping.commit(order.step)
-        self.post.circle.outer.commit()
+        first = self.here.node == min(self.here.present.peers(self.here.node))
+        self.post.report(self.post.circle.outer.commit(), order.step, first)
         self.here.report(e.StageCommitted, step=order.step)
         if self.outliving is not None:
             self.outliving.look(self.keeping)
@@ -275,9 +275,9 @@ class Worker:
         peers = {other: nodes[other] for other in order.members if other != replica}
         made = self.post.circle.settle(order.round, replica, peers, self.runner)
         self.post.links.part()
-        told = asdict(made)
-        verdict = Verdict(order.left_out, told.pop("counted"))
+        verdict = replace(made.verdict, refused=order.left_out)
         self.post.report(verdict, order.round, first=replica == order.members[0])
+        told = {"blocking_bytes": made.blocking_bytes, "prefetched_bytes": made.prefetched_bytes, "apart": made.apart}
         self.here.report(e.RoundMade, round=order.round, **told)
         self._report_work([e.Span(action="exchange", start=start, end=time.monotonic())])
 

@@ -89,6 +89,25 @@ class Outer:
 
 
 @dataclass(frozen=True)
+class Compressed:
+    """What compression made of one message, in L2 norms."""
+
+    sent_bytes: int
+    dense_bytes: int
+    """of the same numbers in fp32"""
+    norm: float
+    """‖g‖, of the exact vector"""
+    lost: float
+    """‖C(v) − v‖²/‖v‖² for the vector v that the message was to carry: 1 − δ as measured; 0 if it is all zeros"""
+    owed: float | None = None
+    """‖e‖ afterwards, where what is lost is owed"""
+    off: float | None = None
+    """‖g − h‖ afterwards, where others follow an estimate"""
+    full: bool = False
+    """sent as it is, so that estimates begin"""
+
+
+@dataclass(frozen=True)
 class Offer:
     """What one replica says to its group in one round. Messages are flat tensors on the CPU."""
 
@@ -98,6 +117,8 @@ class Offer:
     """was known when the round before was settled: sent while the inner steps run"""
     kept: Mapping[str, Weights] = field(default_factory=dict)
     """parts of the sender's outer state once others have heard ``blocking``; stay with it, for its own ``settle``"""
+    compressed: Compressed | None = None
+    """what ``blocking`` lacks; None where it lacks nothing, or its norms are not finite"""
 
 
 class TooManyLiars(ValueError):

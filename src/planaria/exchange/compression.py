@@ -6,22 +6,24 @@ A recipe says ``exchange.compress = "econtrol:top1%"``, or as a table what has m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import Offer, Outer, Parts, Shapes, Weights
+from planaria.exchange.base import Compressed, Offer, Outer, Parts, Shapes, Weights
 from planaria.exchange.compress import COMPRESSORS
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.chunks import CHUNK
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.feedback import FEEDBACKS
-from planaria.exchange.feedback.base import Feedback
+from planaria.exchange.feedback.base import Feedback, full
 from planaria.exchange.feedback.ef14 import EF14
 
 _SHORT = re.compile(r"(?:(?P<feedback>\w+):)?(?:(?P<kind>top|rand)(?P<keep>[\d.]+)%|(?P<bits>\d+)bits|(?P<name>\w+))")
@@ -54,13 +56,17 @@ class Compression:
     def offer(self, outer: Outer, exact: Weights, prefetched: Tensor | None = None) -> Offer:
         """An offer of ``exact``, and what its sender keeps once the others have heard it."""
         codec = self.codec(outer)
+        if self.exact:
+            return Offer(message.pack(exact), prefetched)
         if codec.exact:
-            return Offer(message.pack(exact), prefetched, {} if self.exact else self.feedback.begun(exact))
-        vector_of, count = message.flat, sum(tensor.numel() for tensor in exact.values())
+            blocking, kept = message.pack(exact), self.feedback.begun(exact)
+            return Offer(blocking, prefetched, kept, _measured(blocking, exact, {**outer.parts, **kept}))
+        count = sum(tensor.numel() for tensor in exact.values())
         meant = self.feedback.meant(outer, exact, codec.delta(count))
-        blocking = codec.encode(vector_of(meant), outer.rounds)
+        blocking = codec.encode(message.flat(meant), outer.rounds)
         sent = message.named(codec.decode(blocking, count, outer.rounds), meant)
-        return Offer(blocking, prefetched, self.feedback.kept(outer, exact, meant, sent))
+        kept = self.feedback.kept(outer, exact, meant, sent)
+        return Offer(blocking, prefetched, kept, _measured(blocking, exact, kept, (meant, sent)))
 
     def heard(
         self, outer: Outer, offers: Mapping[int, Offer], me: int, like: Weights
@@ -92,6 +98,27 @@ class Compression:
     def bytes(self, shapes: Shapes) -> int:
         """Of a message of tensors of these shapes, once estimates have begun."""
         return self.compressor.bytes(sum(shape.numel() for shape in shapes.values()))
+
+
+def _measured(
+    blocking: Tensor, exact: Weights, kept: Mapping[str, Weights], coded: tuple[Weights, Weights] | None = None
+) -> Compressed | None:
+    """What became of ``exact`` in the message ``blocking``, and what its sender then has of its own (``kept``);
+    ``coded``: what was meant, and what was decoded of it, unless it went as it is."""
+    lost = 0.0
+    if coded is not None and (meant := _norm(coded[0])):
+        lost = (_norm(coded[0], coded[1]) / meant) ** 2
+    owed = _norm(kept["residual"]) if "residual" in kept else None
+    off = _norm(exact, kept["estimate"]) if "estimate" in kept else None
+    dense = 4 * sum(tensor.numel() for tensor in exact.values())
+    found = Compressed(blocking.nbytes, dense, _norm(exact), lost, owed, off, full=coded is None)
+    return found if all(math.isfinite(each or 0.0) for each in (found.norm, lost, owed, off)) else None
+
+
+def _norm(vector: Weights, other: Weights | None = None) -> float:
+    """‖v‖, or ‖v − u‖, over tensors of the same names: each in fp32, their squares in fp64."""
+    each = (full(vector[name]) if other is None else full(vector[name]) - other[name] for name in sorted(vector))
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in each))
 
 
 def compression_of(said: str | Mapping[str, Any]) -> Compression:

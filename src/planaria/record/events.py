@@ -16,6 +16,7 @@ from planaria.record.reports import REPORT as REPORT
 from planaria.record.reports import EdgeBroken as EdgeBroken
 from planaria.record.reports import FaultInjected as FaultInjected
 from planaria.record.reports import Linked as Linked
+from planaria.record.reports import MessageCompressed as MessageCompressed
 from planaria.record.reports import Mode as Mode
 from planaria.record.reports import OfferHeard as OfferHeard
 from planaria.record.reports import OfferRefused as OfferRefused
@@ -229,6 +230,7 @@ Event = Annotated[
     | OfferHeard
     | OfferRefused
     | OffersCounted
+    | MessageCompressed
     | RoundMade
     | FaultInjected
     | ZombieIgnored,

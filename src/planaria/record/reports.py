@@ -13,6 +13,8 @@ from planaria.record.telemetry import Heartbeat, Worked
 CONTROLLER = "controller"
 """in place of a worker"""
 Mode = Literal["train", "evaluate"]
+Full = Literal["beginning", "rebuilt", "replicas"]
+"""why estimates begin: the run does; a node of the stage was rebuilt; there is another number of replicas"""
 
 
 class WorkerJoined(Fact):
@@ -107,9 +109,42 @@ class OffersCounted(Fact):
     """replica → its coefficient, with three digits (:func:`rounded`); those whose offers were refused have none"""
 
 
+class MessageCompressed(Fact):
+    """What a node said to the others of its stage in this round was made shorter, and how much that took of it.
+
+    One node tells it for all nodes of its stage, once the step commits, or the round is settled. Norms have three
+    digits.
+    """
+
+    kind: Literal["message_compressed"] = "message_compressed"
+    worker: str
+    node: int
+    stage: int
+    generation: int
+    round: int
+    sent_bytes: int
+    """to each of the others"""
+    dense_bytes: int
+    """of the same numbers in fp32"""
+    norm: float
+    """of the exact vector"""
+    lost: float
+    """‖C(v) − v‖²/‖v‖² for the vector v that the message was to carry: 1 − δ"""
+    owed: float | None = None
+    """norm of what is owed afterwards, with feedback that owes"""
+    off: float | None = None
+    """distance of the exact vector from its estimate afterwards, with feedback by estimates"""
+    full: Full | None = None
+    """why the message was sent as it is; None: it was not"""
+
+
 def rounded(coefficients: Mapping[int, float]) -> dict[int, float]:
     """To three digits, so that a line of the log stays short."""
-    return {replica: float(f"{value:.3g}") for replica, value in coefficients.items()}
+    return {replica: three_digits(value) for replica, value in coefficients.items()}
+
+
+def three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 class RoundMade(Fact):
@@ -249,6 +284,7 @@ Report = Annotated[
     | OfferHeard
     | OfferRefused
     | OffersCounted
+    | MessageCompressed
     | RoundMade
     | WorkerFailed
     | FaultInjected

@@ -20,8 +20,8 @@ Told = tuple[float, Event | Decision]
 
 REPORTS = frozenset(
     {
-        "stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted", "round_made",
-        "results_sent",
+        "stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted",
+        "message_compressed", "round_made", "results_sent",
     }
 )  # fmt: skip
 """what every stage says again and again: the bulk of a log"""

@@ -32,7 +32,7 @@ class Sparse(Chunked, ABC):
 
     def kept(self, size: int) -> int:
         """Of a chunk of ``size`` numbers."""
-        return math.ceil(self.keep * size - 1e-9)
+        return max(1, math.ceil(self.keep * size - 1e-9))
 
     def bytes(self, count: int) -> int:
         each = self.place_bytes + self.bits // 8

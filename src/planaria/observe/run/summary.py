@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from planaria.observe.run.compression import told as told_compression
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
 from planaria.observe.run.stage_peaks import told as told_memory
@@ -59,6 +60,7 @@ def summary(record: RunRecord) -> Iterator[str]:
         from planaria.observe.run import straggling  # it asks the codes, and they import torch
 
         yield from straggling.told(record)
+    yield from told_compression(record)
     yield from told_memory(record)
     timings = recoveries(record)
     if not timings:
