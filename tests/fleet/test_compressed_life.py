@@ -4,7 +4,9 @@ goes: what they send, what they learn, and that their estimates stay what they m
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_no_orphans, checked, ending, facts, folder_of, inline_too, losses, tiny, train
+from harness import assert_no_orphans, checked, ending, facts, folder_of, inline_too, live, losses, tiny, train
 from test_gradient_exchange import inline_losses
+from test_join import FOREVER, PACE, guest, joined, since, stopped
 from torch import Tensor
 
 from planaria.chaos.trace import Fault
@@ -140,18 +143,30 @@ def assert_inline(record: RunRecord) -> None:
         assert same(written, engine.replicas.state(node)), node
 
 
-def struck(record: RunRecord) -> list[tuple[int, str]]:
-    return [(fault.step, fault.moment) for fault in facts(record, e.FaultInjected)]
+def struck(record: RunRecord) -> list[int]:
+    """The faults of the trace that have struck, by number."""
+    return sorted(fault.number for fault in facts(record, e.FaultInjected))
 
 
 QUICK = [kill(1, 1, "settle"), kill(2, 2, "backward", 0.99), kill(3, 5, "commit"), kill(4, 4, "save")]
+PLACES = [(kind, quarter / 4) for kind in ("forward", "backward") for quarter in range(4)]
+EVERY = [
+    *(kill(1 + turn, turn % 6, kind, offset) for turn, (kind, offset) in enumerate(PLACES)),
+    *(kill(9 + turn, (5 * turn + 1) % 6, "settle") for turn in range(3)),
+    *(kill(12 + turn, (5 * turn + 2) % 6, "commit") for turn in range(3)),
+    *(kill(15 + turn, (5 * turn + 3) % 6, "save") for turn in range(2)),
+    *(kill(17, node, "backward", 0.5) for node in (2, 3)),  # together: all of a replica
+    *(kill(18, 4, "settle"), kill(18, 0, "transfer")),  # who copies its stage for the other
+    *(kill(19, 3, "forward"), kill(19, 1, "link")),
+]
 
 
-@pytest.mark.parametrize("said", [SAID])
-def test_a_worker_may_die_at_any_moment(tmp_path: Path, said: str) -> None:
-    record = train(lively(tmp_path, 3, 7, said), QUICK)
+@pytest.mark.parametrize("faults", [QUICK, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["quick", "every moment"])
+def test_a_worker_may_die_at_any_moment(tmp_path: Path, faults: list[Fault]) -> None:
+    """What is saved at the end is what one process has that loses and copies the same nodes, to the last bit."""
+    record = train(lively(tmp_path, 3, faults[-1].step + 3), faults)
     assert ending(record).outcome == "finished"
-    assert len(struck(record)) == len(QUICK)
+    assert struck(record) == list(range(len(faults)))
     assert_inline(record)
     assert_sound(record)
 
@@ -168,7 +183,7 @@ def test_four_replicas_go_on_as_three_and_three_as_four(tmp_path: Path, said: st
     config = lively(tmp_path, 4, 3, said)
     folder, twin = folder_of(config), tmp_path / "twin"
     record = train(config, [kill(1, node, "backward", 0.5) for node in (0, 1)])
-    assert len(struck(record)) == 2
+    assert struck(record) == [0, 1]
     assert_inline(record)
     assert_sound(record)
     for steps, replicas in ((5, 3), (7, 4), (8, 4)):
@@ -208,3 +223,48 @@ def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begi
     (saved.folder / MANIFEST).write_text(json.dumps(manifest))
     for stage in range(STAGES):
         assert apart_from_mean(newest(folder), config, stage) is None
+
+
+def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None:
+    """The run ends with a checkpoint that lacks the estimate and the debt of the one that died."""
+    config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed": 40, "replace": False})
+    folder = folder_of(config)
+    record = train(config, [kill(2, 1, "settle")])
+    assert ending(record).outcome == "cannot" and len(losses(record)) == 2
+    was, now = (
+        newest(folder),
+        config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})}),
+    )
+    assert was.whole and apart_from_mean(was, now, 1) is None
+    assert command.resume(folder, {"exchange.replicas": "3"}, quiet=True) == 0
+    assert_no_orphans(folder)
+    record = checked(folder)
+    assert sorted(losses(record)) == list(range(6))
+    assert_sound(record)
+
+
+def holders(record: RunRecord) -> dict[int, str]:
+    """Who stands where since the last formation."""
+    return dict(facts(record, d.Form)[-1].holders)
+
+
+@pytest.mark.slow
+def test_a_machine_takes_the_place_of_a_lost_replica_and_hands_it_back(tmp_path: Path) -> None:
+    """Its two workers are spares until a replica loses both; when it leaves, two are started at home, and estimates go
+    on as if nothing had been."""
+    rare = {"checkpoint": {"every": 4, "keep": 1000}, "fleet": {"spares": 0, "missed": 40}, "network": PACE}
+    with live(lively(tmp_path, 4, FOREVER, **rare)) as run:
+        run.wait_until(lambda record: len(losses(record)) > 3)
+        with guest(run.folder, workers=2) as machine:
+            record = run.wait_until(lambda record: {"w8", "w9"} <= joined(record).keys())
+            for node in (2, 3):
+                os.kill(joined(record)[holders(record)[node]], signal.SIGKILL)
+            run.wait_until(lambda r: {holders(r)[2], holders(r)[3]} == {"w8", "w9"} and since(r) > 2)
+            machine.send_signal(signal.SIGTERM)
+            assert machine.wait(30) == 0
+            run.wait_until(lambda record: not {"w8", "w9"} & {*holders(record).values()} and since(record) > 5)
+        record = stopped(run)
+    handing = [form.handing for form in facts(record, d.Form) if form.outcome == "handed over"]
+    assert {worker for handed in handing for worker in handed.values()} == {"w8", "w9"}
+    assert_inline(record)
+    assert_sound(record)
