@@ -21,6 +21,7 @@ from torch import Tensor
 
 from planaria.chaos.trace import Fault
 from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.stage_file import read_stage
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Saved
 from planaria.commands import train as command
 from planaria.config import ExchangeConfig, RunConfig
@@ -226,7 +227,7 @@ def test_estimates_without_debts_are_saved_too_and_where_one_is_missing_all_begi
 
 
 def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None:
-    """The run ends with a checkpoint that lacks the estimate and the debt of the one that died."""
+    """The run ends with a checkpoint that lacks the estimate and the debt of the dead one; no other debt is lost."""
     config = lively(tmp_path, 4, 6, fleet={"spares": 0, "missed": 40, "replace": False})
     folder = folder_of(config)
     record = train(config, [kill(2, 1, "settle")])
@@ -236,6 +237,8 @@ def test_replicas_go_on_without_one_that_nobody_replaces(tmp_path: Path) -> None
         config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 3})}),
     )
     assert was.whole and apart_from_mean(was, now, 1) is None
+    debts = [part(read_stage(was.folder, 1, place=place).outer, "residual") for place in (0, 2, 3)]
+    assert float((owed(was, now, 1) - sum(debts) / 3).norm() / sum(debts).norm()) < 1e-6  # type: ignore[union-attr]
     assert command.resume(folder, {"exchange.replicas": "3"}, quiet=True) == 0
     assert_no_orphans(folder)
     record = checked(folder)
