@@ -161,6 +161,7 @@ class Telephone:
     def __init__(self, node: int, circle: RoundMember, said: Mapping[int, torch.Tensor]) -> None:
         self.circle, self._said = circle, said
         self.here = SimpleNamespace(node=node, step=0, present=SimpleNamespace(peers=lambda _: NODES))
+        self.desk = SimpleNamespace(at=lambda *_: None)
         self.sent: dict[int, torch.Tensor] = {}
 
     def send_share(self, node: int, flat: torch.Tensor) -> None:

@@ -49,6 +49,17 @@ def test_replicas_that_average_every_gradient_are_one_model_with_larger_batches(
     assert many.replicas is not None and many.replicas.spread() == 0.0
 
 
+def test_rounds_of_gradients_are_steps_whatever_was_saved_with_another_number_of_replicas(config: Recipe) -> None:
+    """Compressors draw by them, and a fleet counts them so."""
+    engine = engine_of(replicas(config, 3, kind="allreduce", bits=4))
+    engine.step = 5
+    engine.become({node: runner.state() for node, runner in engine.runners.items()})
+    assert engine.replicas is not None
+    assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {5}
+    engine.train_step()
+    assert {int(engine.replicas.state(node).outer["rounds"]) for node in engine.stage} == {6}
+
+
 def test_without_an_exchange_each_replica_learns_from_its_own_samples_alone(config: Recipe) -> None:
     many = engine_of(replicas(config, 2, kind="local"))
     losses(many, 6)

@@ -276,6 +276,12 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
     It loads and loses the same stages at the same places between steps. What a generation rebuilt that broke up before
     all was in place is lost again, and rebuilt again, in the next.
     """
+    trained, validated, _ = inline_too(record)
+    return trained, validated
+
+
+def inline_too(record: RunRecord) -> tuple[dict[int, float], dict[int, float], InlineEngine]:
+    """The same, and that engine as it is at the end."""
     config, checkpoints = record.config, record.folder / "checkpoints"
     dataset = prepare(config.data, config.model.vocab)
     streams = [Stream(dataset, split, config.model.context, config.seed) for split in ("train", "validation")]
@@ -310,7 +316,7 @@ def inline(record: RunRecord) -> tuple[dict[int, float], dict[int, float]]:
                 result = engine.train_step()
                 assert result.step == fact.step
                 trained[fact.step] = result.loss
-    return trained, validated
+    return trained, validated, engine
 
 
 def _known(source: d.Source) -> bool:

@@ -196,7 +196,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_what_each_replica_owes_the_other
     assert [int(own["rounds"]) for own in owed] == [4] * REPLICAS
     two = config.model_copy(update={"exchange": config.exchange.model_copy(update={"replicas": 2})})
     shared = stage_for(saved.folder, two, 1, 1).outer[name]
-    assert torch.equal(shared, (owed[0][name] + owed[1][name] + owed[2][name]) / 2), "two share what three owed"
+    assert torch.equal(shared, (owed[0][name] + owed[1][name] + owed[2][name]) / 3), "in the mean what it was"
     go_on(6, "fleet")
     go_on(7, "inline")
     assert losses(read_run(folder)) == inline_losses(whole)

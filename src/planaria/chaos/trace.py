@@ -44,8 +44,9 @@ class Fault(Section):
     write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
     all of them up to ``until``"""
     moment: Literal["any", "forward", "backward", "commit", "transfer", "save", "settle", "link"] = "any"
-    """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange; link:
-    to take its place in a new generation), or at any action of the step"""
+    """strike as the stage begins to do this (transfer: to give or take a state; settle: a round of the exchange, or a
+    step's gradients once all replicas' are there; link: to take its place in a new generation), or at any action of the
+    step"""
     offset: Fraction = 0.0
     """any, forward, backward: at which of these actions of the step, as a fraction of their number"""
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -146,6 +147,11 @@ class Trace(Section):
 
 BEFORE_COMMIT = ("any", "forward", "backward")
 """moments at which a death makes the step begin again"""
+
+
+def before_commit(agreed: bool) -> tuple[str, ...]:
+    """The same, in a run whose replicas settle what they exchange within every step (``agreed``), or do not."""
+    return (*BEFORE_COMMIT, "settle") if agreed else BEFORE_COMMIT
 
 
 def order(fault: Fault) -> tuple[bool, str, float]:

@@ -202,12 +202,11 @@ def replicas_in(manifest: Manifest) -> int:
     return manifest.replicas if manifest.replicas > 1 else len(_places(manifest, manifest.stages[0]))
 
 
-def _places(manifest: Manifest, stage: int) -> range:
-    """The nodes of a stage that have a file in a folder of the checkpoint."""
-    count = 1
-    while stage_file(Path(), stage, count).name in manifest.digests:
-        count += 1
-    return range(count)
+def _places(manifest: Manifest, stage: int) -> list[int]:
+    """The nodes of a stage that have a file in the folder of the checkpoint; those that died before lack theirs."""
+    before = f"{stage_file(Path(), stage).stem}-at-"
+    others = [Path(file).stem.removeprefix(before) for file in manifest.digests if file.startswith(before)]
+    return [0, *sorted(map(int, others))]
 
 
 def check_stages(checkpoints: Path, load: Mapping[int, str], config: RunConfig) -> None:
@@ -258,10 +257,10 @@ def copies_of(folder: Path, manifest: Manifest, stages: Sequence[int]) -> dict[i
     there = {stage: _holding(folder, manifest, stage) for stage in stages}
     if manifest.replicas == 1:
         whole = {stage: look(folder, stage) for stage in stages}
-        places = range(min(len(_places(manifest, stage)) for stage in stages))
+        places = set.intersection(*({*_places(manifest, stage)} for stage in stages))
         return {
             place: recut.Copy(whole, {s: look(folder, s, place) for s in stages} if place else whole)
-            for place in places
+            for place in sorted(places)
         }
     numbers = [n for n in sorted(manifest.standings) if all(replica_folder(folder, n) in there[s] for s in stages)]
     found = {n: {stage: look(replica_folder(folder, n), stage) for stage in stages} for n in numbers}

@@ -2,8 +2,8 @@
 
 A parameter with its moments, clock and learning-rate scale is an *atom*. Its name (``cut.atom_name``) is the same in
 every cut, so stages are re-cut by name alone. What becomes of several replicas' copies is in :func:`rules`, after
-the patterns of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean; what
-is owed to others is added up and shared out.
+the patterns of Universal Checkpointing (arXiv 2406.18820): take one of equal copies, each its own, or their mean. What
+is owed to others counts in a mean over replicas, so each of another number begins with the mean of what was owed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Rules(NamedTuple):
     weights: Literal["own", "copy", "mean"]
     """and moments: its own; those of any, which are equal; or the mean of all"""
     outer: Literal["own", "shared", "anew"]
-    """its own; means of what is shared, and equal shares of what is owed; or none"""
+    """its own; means of what is shared, and of what is owed; or none"""
 
 
 def rules(saved: Cut, wanted: Cut, copies: int) -> Rules:
@@ -270,16 +270,17 @@ def _outer(
     shapes = declared(wanted, stage)
     local = {atom_name(wanted, stage, own): own for own in shapes}
     found: dict[str, Made] = {}
+    lacking = equal_copies(saved) and len(copies) < saved.replicas  # somebody's: then all begin their estimates anew
     parts: Mapping[str, Sharing] = exchange(wanted.exchange).parts if wanted.exchange is not None else {}
     for part, name in dict.fromkeys(at for one in each for at in one):
         sources = tuple(one[part, name] for one in each if (part, name) in one)
         if name not in local:
             continue
         if rule == "own":  # one that was equal to another was saved as that one, which has what they share
-            if held or parts.get(part) == "shared":
+            if parts.get(part) == "shared" or (held and not (parts.get(part) == "estimate" and lacking)):
                 found[f"{part}/{local[name]}"] = Made("copy", sources)
-        elif parts.get(part) == "own":
-            found[f"{part}/{local[name]}"] = Made("sum", sources, wanted.replicas)
+        elif parts.get(part) == "own":  # Σ e / n stays what it was; who has none owes nothing
+            found[f"{part}/{local[name]}"] = Made("sum", sources, len(each))
         elif parts.get(part) == "shared":
             if len(sources) < len(each):
                 raise UserError(f"{sources[0].held.path}: not all replicas have an outer {part} of {name}; {MEND}")

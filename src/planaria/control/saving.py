@@ -33,8 +33,8 @@ def _busy(run: RunState, replica: ReplicaState) -> bool:
 
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
     config, there = run.settings.exchange, replica.stateful
-    own = there.shared and config.replicas > 1 and "own" in exchange(config).parts.values()
-    whole = list(there.firsts) if own else []
+    own = any(sharing != "shared" for sharing in exchange(config).parts.values())
+    whole = list(there.firsts) if own and there.shared and config.replicas > 1 else []
     return d.Save(
         replica=replica.number,
         generation=replica.generation,

@@ -23,7 +23,8 @@ def exchange_gradients(post: Post, runner: StageRunner) -> None:
     said = outer.liar.say(own, outer.exchange.codec(outer.settled), at, me, others)
     for replica, node in others.items():
         post.send_share(node, _blocking(said[replica]))
-    heard = zip(others, post.take_shares([*others.values()], None), strict=True)
+    heard = [*zip(others, post.take_shares([*others.values()], None), strict=True)]
+    post.desk.at("settle", here.step)
     verdict = outer.settle({me: said[me], **{replica: Offer(flat) for replica, flat in heard}}, me, runner)
     post.report(verdict, here.step, first=me == 0)
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from planaria.chaos.trace import BEFORE_COMMIT, Fault, Trace, awaits, order
+from planaria.chaos.trace import Fault, Trace, awaits, before_commit, order
 from planaria.checkpoint.stage_file import stage_file
 from planaria.checkpoint.store import CheckpointStore, replica_folder
 from planaria.fleet.base import Fleet
@@ -50,7 +50,9 @@ class TraceChaos:
         match decision:
             case d.RunStep(mode="train"):
                 self._give_up_mates()
-                return self._arm(decision.step, state, _asked(state, decision.replica), *BEFORE_COMMIT)
+                settings = state.settings.exchange
+                agreed = settings.replicas > 1 and state.rule.interval == 0 and state.coding is None
+                return self._arm(decision.step, state, _asked(state, decision.replica), *before_commit(agreed))
             case d.Commit():
                 return self._arm(decision.step, state, _asked(state, decision.replica), "commit")
             case d.Save():

@@ -232,8 +232,8 @@ class InlineEngine:
     def become(self, states: Mapping[int, StageState]) -> None:
         """These nodes get these states, and with them new holders, who keep nothing of others yet."""
         if self.replicas is not None and states.keys() == self.runners.keys():
-            rounds = {int(state.outer["rounds"]) if state.outer else 0 for state in states.values()}
-            self.replicas.restart(max(rounds))
+            rounds = max(int(state.outer["rounds"]) if state.outer else 0 for state in states.values())
+            self.replicas.restart(self.step if self.replicas.exchange.interval == 0 else rounds)
         for node, state in states.items():
             self.runners[node].load(state)
             self.keeping[node] = self._nothing_kept(node)

@@ -10,13 +10,15 @@ from planaria.chaos.trace import BEFORE_COMMIT, FATAL, Fault, Trace, awaits, ord
 class Losses:
     """The nodes that a trace takes the state of, in the order in which a fleet would lose them."""
 
-    def __init__(self, trace: Trace, first_step: int) -> None:
+    def __init__(self, trace: Trace, first_step: int, before: Collection[str] = BEFORE_COMMIT) -> None:
+        """``before``: moments at which a death makes the step begin again."""
+        self._before = before
         fatal = [fault for fault in trace.faults if fault.step >= first_step and fault.signal in FATAL]
         self._waiting = sorted(fatal, key=lambda fault: (fault.step, order(fault)))
 
     def next(self, step: int, committed: bool) -> list[int]:
         """Who is lost next, at once, in this step: before or after its commit; each is told once."""
-        due = [f for f in self._waiting if f.step <= step and (f.moment not in BEFORE_COMMIT) == committed]
+        due = [f for f in self._waiting if f.step <= step and (f.moment not in self._before) == committed]
         group = [f for f in due if order(f) == order(due[0])]
         self._waiting = [f for f in self._waiting if f not in group]
         return sorted({f.stage for f in group})

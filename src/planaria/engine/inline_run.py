@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from planaria.atomic import refused
-from planaria.chaos.trace import BEFORE_COMMIT, Fault
+from planaria.chaos.trace import BEFORE_COMMIT, Fault, before_commit
 from planaria.checkpoint.loading import stage_for
 from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
@@ -57,7 +57,9 @@ def train(
         run.begin([node for node, stage in engine.stage.items() if stage in origin.load])
         rounds = engine.replicas is not None and bool(engine.replicas.exchange.interval)
         lies = Lies(prepared.trace, origin.next_fault, (*BEFORE_COMMIT, "commit") if rounds else BEFORE_COMMIT)
-        ending = _lead(run, Losses(prepared.trace, origin.next_fault), lies, stop)
+        agreed = engine.replicas is not None and engine.replicas.exchange.interval == 0 and engine.rounds is None
+        losses = Losses(prepared.trace, origin.next_fault, before_commit(agreed))
+        ending = _lead(run, losses, lies, stop)
         run.tell(ending)
         run.tell_peaks()
     return ending

@@ -43,6 +43,7 @@ class Links:
         for peer, edge in list(self.edges.items()):
             if peer not in wanted or wanted[peer].id != edge.spec.link_id:
                 self.edges.pop(peer).abandon()
+                self._sent.pop(peer, None)  # its successor counts from zero
         for peer, link in wanted.items():
             if peer not in self.edges:
                 self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, self._most_bytes(node, peer))
@@ -99,6 +100,7 @@ class Links:
             edge.abandon()
         self.edges.clear()
         self.opened.clear()
+        self._sent.clear()
 
     def reset(self, everywhere: bool) -> None:
         """Break the connection to the first neighbour, or to all, as a network may."""

@@ -301,5 +301,5 @@ def _has_outer(cut: Cut) -> bool:
 _OUTER = {
     "own": "",
     "anew": ", and with a fresh outer state",
-    "shared": ", of the outer state too; debts are shared out",
+    "shared": ", of the outer state too; each owes the mean of what they owed",
 }

@@ -38,7 +38,7 @@ Shapes = Mapping[str, torch.Size]
 Sharing = Literal["shared", "own", "estimate"]
 """Of a part of the outer state. shared: a copy of a replica takes it over, as it takes over the weights. own: it is of
 this replica alone, as what rounding kept back of its messages is; a copy begins without it, and another number of
-replicas shares out what they owed. estimate: own, but nothing that is owed; another number begins without it."""
+replicas with the mean of what was owed. estimate: own, but nothing that is owed; another number begins without it."""
 Parts = Mapping[str, Sharing]
 
 

@@ -1,0 +1,190 @@
+"""Replicas of a stage that live through anything in any order: their estimates stay what they must be, no debt is lost
+but that of the dead, and what a step made of them is nothing until it commits."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor
+
+from planaria.checkpoint.loading import stage_for
+from planaria.checkpoint.stage_file import stage_file, write_stage
+from planaria.checkpoint.store import CheckpointStore, Manifest, Saved
+from planaria.config import ExchangeConfig, ModelConfig, PipelineConfig, RunConfig
+from planaria.engine.outer_state import OuterState
+from planaria.engine.runner import StageRunner
+from planaria.model.packing import pack, unpack
+from planaria.model.state import StageState
+
+MODEL = ModelConfig(vocab=32, dim=8, layers=1, heads=1, hidden=16, context=8)
+STAGE, MOST = 1, 6
+TOLERANCE = 1e-6
+
+
+class Gradient:
+    """As much of a stage's runner as an exchange of gradients touches."""
+
+    stage = STAGE
+
+    def __init__(self, like: dict[str, Tensor], seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        self.grads = {name: torch.randn(tensor.shape, generator=drawn) + 0.3 for name, tensor in like.items()}
+
+    def weigh(self) -> None:
+        """Nothing is to be averaged over microbatches."""
+
+    def take(self, grads: dict[str, Tensor]) -> None:
+        self.grads = grads
+
+
+def flat(weights: Any) -> Tensor:
+    return torch.cat([*(weights[name].reshape(-1) for name in sorted(weights)), torch.empty(0)]).double()
+
+
+class Life(RuleBasedStateMachine):
+    """``exact``: the sum of all mean gradients; ``reached``: of what all stepped along; ``dead``: of what those owed
+    who died, as it counted in the mean."""
+
+    said = "econtrol:top10%"
+
+    @initialize(replicas=st.integers(2, 4))
+    def begin(self, replicas: int) -> None:
+        self.steps, self.exact, self.reached, self.dead = 0, torch.zeros(1), torch.zeros(1), torch.zeros(1)
+        self.scale = 0.0
+        self.state = StageRunner(self.config(replicas), STAGE).state()
+        self.like = {name: tensor.detach() for name, tensor in self.state.weights.items()}
+        self.held = [self.stood(replicas, {}) for _ in range(replicas)]
+
+    def config(self, replicas: int) -> RunConfig:
+        exchange = ExchangeConfig(replicas=replicas, compress=self.said)
+        return RunConfig(model=MODEL, pipeline=PipelineConfig(stages=1), exchange=exchange)
+
+    def stood(self, replicas: int, outer: dict[str, Tensor]) -> OuterState:
+        """A node that takes its place with this outer state."""
+        made = OuterState(self.config(replicas).exchange)
+        made.begin(outer, self.like, self.steps)
+        return made
+
+    def debts(self) -> list[Tensor]:
+        count = sum(tensor.numel() for tensor in self.like.values())
+        return [debt if len(debt := flat(h.settled["residual"])) else torch.zeros(count).double() for h in self.held]
+
+    def gradients(self, seed: int) -> list[Gradient]:
+        return [Gradient(self.like, seed * MOST + place) for place in range(len(self.held))]
+
+    def exchanged(self, gradients: list[Gradient], settling: int) -> None:
+        """All say what they have to say; so many of them hear all others before something happens."""
+        said = {place: held.offer(own) for place, (held, own) in enumerate(zip(self.held, gradients, strict=True))}  # type: ignore[arg-type]
+        for place in range(settling):
+            self.held[place].settle(said, place, gradients[place])  # type: ignore[arg-type]
+
+    @rule(seed=st.integers(0, 1000))
+    def step(self, seed: int) -> None:
+        gradients = self.gradients(seed)
+        mean = torch.stack([flat(own.grads) for own in gradients]).mean(0)
+        self.exchanged(gradients, len(self.held))
+        first = flat(gradients[0].grads)
+        assert all(torch.equal(flat(own.grads), first) for own in gradients), "all go on alike, to the last bit"
+        for held in self.held:
+            held.commit()
+        self.steps += 1
+        self.exact, self.reached = self.exact + mean, self.reached + first
+        self.scale += float(mean.norm())
+
+    @rule(seed=st.integers(0, 1000), settling=st.integers(0, MOST))
+    def step_that_is_dropped(self, seed: int, settling: int) -> None:
+        before = [held.settled for held in self.held]
+        self.exchanged(self.gradients(seed), min(settling, len(self.held)))
+        for held, was in zip(self.held, before, strict=True):
+            held.drop()
+            held.commit()
+            assert held.settled is was
+
+    @rule(lost=st.integers(0, MOST), donor=st.integers(1, MOST))
+    def death(self, lost: int, donor: int) -> None:
+        count = len(self.held)
+        lost = lost % count
+        self.dead = self.dead + self.debts()[lost] / count
+        given = StageState({}, outer=self.held[(lost + 1 + donor % (count - 1)) % count].given(to_successor=False))
+        self.held[lost] = self.stood(count, unpack(pack(given)).outer)
+        for held in self.held:
+            held.anew()
+
+    @rule(place=st.integers(0, MOST))
+    def succession(self, place: int) -> None:
+        place = place % len(self.held)
+        given = StageState({}, outer=self.held[place].given(to_successor=True))
+        self.held[place] = self.stood(len(self.held), unpack(pack(given)).outer)
+
+    @precondition(lambda self: self.steps)
+    @rule(more=st.integers(-1, 1))
+    def resumption(self, more: int) -> None:
+        """With as many, one fewer or one more, as real files tell."""
+        count = min(MOST, max(2, len(self.held) + more))
+        with tempfile.TemporaryDirectory() as folder:
+            saved = self.saved(Path(folder))
+            states = [stage_for(saved.folder, self.config(count), STAGE, place) for place in range(count)]
+        self.held = [
+            self.stood(count, {name: t for name, t in state.outer.items() if name != "rounds"}) for state in states
+        ]
+
+    def saved(self, folder: Path) -> Saved:
+        """As a fleet saves the nodes of a stage: one with weights, of the others what is their own."""
+        store, digests = CheckpointStore(folder), {}
+        for place, held in enumerate(self.held):
+            state = replace(self.state if place == 0 else StageState({}), outer=held.settled.state())
+            digests[stage_file(Path(), STAGE, place).name] = write_stage(
+                store.unfinished(self.steps), STAGE, self.steps, state, place
+            ).sha256
+        manifest = Manifest(
+            step=self.steps,
+            stages=[STAGE],
+            pipeline_stages=1,
+            digests=digests,
+            model=MODEL,
+            exchange=self.config(len(self.held)).exchange,
+        )
+        return store.seal("step", manifest, keep=1)
+
+    @invariant()
+    def all_agree(self) -> None:
+        assert {held.settled.rounds for held in self.held} == {self.steps}
+        assert len({held.exchange.codec(held.settled).exact for held in self.held}) == 1, "in full, or not"
+        first, *others = [flat(held.settled["mean_estimate"]) for held in self.held]
+        assert all(torch.equal(first, other) for other in others)
+
+    @invariant()
+    def estimates_are_what_all_take_them_for(self) -> None:
+        mean, own = (self.held[0].settled["mean_estimate"], [held.settled["estimate"] for held in self.held])
+        if mean and any(own):
+            apart = flat(mean) - torch.stack([flat(estimate) for estimate in own]).mean(0)
+            assert float(apart.norm() / flat(mean).norm()) < TOLERANCE
+
+    @invariant()
+    def only_the_debts_of_the_dead_are_lost(self) -> None:
+        """x − γ·mean e has moved by −γ times the sum of mean gradients, as if nothing were compressed."""
+        if self.steps and "residual" in self.held[0].exchange.parts:
+            owed = torch.stack(self.debts()).mean(0)
+            assert float((self.reached + owed + self.dead - self.exact).norm()) < TOLERANCE * self.scale
+
+
+@pytest.mark.parametrize("said", ["econtrol:top1%", "econtrol:rand20%", "econtrol:4bits", "ef21:top10%", "ef14:top10%"])
+def test_nothing_but_the_debts_of_the_dead_is_lost(said: str) -> None:
+    named = type("Life", (Life,), {"said": said})
+    few = settings(max_examples=8, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(named, settings=few)  # type: ignore[no-untyped-call]
