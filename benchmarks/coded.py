@@ -64,7 +64,7 @@ def loads(given: argparse.Namespace) -> list[Row]:
     """G2."""
     import numpy as np
 
-    from planaria.exchange.coded.gc import GC, Cyclic, code
+    from planaria.exchange.coded.gc import GC, code, enlarges
     from planaria.exchange.coded.msgc import MSGC
     from planaria.exchange.coded.srsgc import SRSGC
 
@@ -83,21 +83,29 @@ def loads(given: argparse.Namespace) -> list[Row]:
             )
         )
     made, draw, took, off, grown = code(n, s), np.random.default_rng(0), [], [], []
-    assert isinstance(made, Cyclic)
+    rows_of = np.zeros((n, n))
+    for worker in range(n):
+        for chunk, weight in made.row(worker):
+            rows_of[worker, chunk] = weight
     for _ in range(10):
         there = sorted(draw.permutation(n)[s:].tolist())
         began = time.perf_counter()
         found = made.coefficients(there)
         took.append(time.perf_counter() - began)
         assert found is not None
-        parts = np.array([found[worker] for worker in there])
-        off.append(float(np.abs(parts @ made.matrix[there] - 1).max()))
-        grown.append(float(np.abs(parts) @ np.abs(made.matrix[there]).sum(axis=1)) / n)
+        parts = np.array([found.get(worker, 0.0) for worker in there])
+        off.append(float(np.abs(parts @ rows_of[there] - 1).max()))
+        grown.append(float(np.abs(parts) @ np.abs(rows_of[there]).sum(axis=1)) / n)
     return [
         *rows,
         Row("loads: decoding at n = 256, s = 27, seconds", took, "published 0.290", Claim(high=0.5), judged="worst"),
         Row("loads: the same, off the sum in fp64 × 1e9", [x * 1e9 for x in off], "0", Claim(high=1.0), judged="worst"),
         Row("loads: the same, growth of errors of vectors", grown, "1: fractional repetition"),
+        Row("loads: the same, growth at the worst late workers", [enlarges(n, s)], "1: fractional repetition"),
+        *(
+            Row(f"loads: growth at the worst s and late workers, n = {n}", [max(enlarges(n, s) for s in range(n))], "1")
+            for n in range(3, 9)
+        ),
     ]
 
 

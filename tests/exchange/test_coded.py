@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from planaria.errors import UserError
 from planaria.exchange.coded import SCHEMES, Coded, coded_of
 from planaria.exchange.coded.base import NOBODY, Late, Scheme
-from planaria.exchange.coded.gc import GC, Cyclic, Repeated, code, encoding
+from planaria.exchange.coded.gc import GC, MOST_ENLARGED, Cyclic, Joined, Repeated, code, encoding, enlarges
 from planaria.exchange.coded.lab import decoded
 from planaria.exchange.coded.msgc import MSGC
 from planaria.exchange.coded.srsgc import SRSGC
@@ -133,7 +133,7 @@ def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None
     s = data.draw(st.integers(0, n - 1))
     late = data.draw(st.sets(st.integers(0, n - 1), max_size=s))
     made, there = code(n, s), [worker for worker in range(n) if worker not in late]
-    assert isinstance(made, Repeated if n % (s + 1) == 0 else Cyclic)
+    assert isinstance(made, Repeated if n % (s + 1) == 0 else Cyclic if n < 2 * (s + 1) else Joined)
     found = made.coefficients(there)
     assert found is not None and set(found) <= set(there)
     total = np.zeros(n)
@@ -144,20 +144,54 @@ def test_any_n_minus_s_workers_give_the_sum(n: int, data: st.DataObject) -> None
     assert float(np.abs(total - 1).max()) < 1e-9
 
 
-@pytest.mark.parametrize(("n", "s"), [(5, 1), (7, 2), (8, 5), (11, 3)])
-def test_a_cyclic_code_is_its_construction(n: int, s: int) -> None:
-    matrix = encoding(n, s, 0)
-    h = np.random.default_rng([n, s, 0]).standard_normal((s, n))
-    h[:, -1] = -h[:, :-1].sum(axis=1)
-    assert float(np.abs(h @ matrix.T).max()) < 1e-9
-    assert np.linalg.matrix_rank(matrix) == n - s
-    for i in range(n):
-        assert matrix[i, i] == 1.0
-        assert set(np.flatnonzero(matrix[i])) == {(i + step) % n for step in range(s + 1)}
-    fewer = matrix[: n - s - 1]
-    rest = np.linalg.lstsq(fewer.T, np.ones(n), rcond=None)[0]
+@pytest.mark.parametrize(("m", "s"), [(3, 1), (5, 2), (7, 3), (8, 4), (8, 5), (15, 7)])
+def test_a_cyclic_code_is_its_construction(m: int, s: int) -> None:
+    """Trigonometric polynomials of degree (m − s − 1)/2; for even m − s divided by one of them."""
+    matrix, angles = encoding(m, s), 2 * np.pi * np.arange(m) / m
+    degrees = np.arange((m - s) % 2 / 2 - 0.5 + 1, (m - s) / 2, 1.0)
+    waves = [wave(degree * angles) for degree in degrees for wave in (np.cos, np.sin)]
+    waves += [np.ones(m)] if (m - s) % 2 else []
+    over = np.ones(m)
+    if not (m - s) % 2:  # rows times some wave are waves: find it as the only one in both spaces
+        k = max(range((m - s) // 2), key=lambda k: (np.gcd(2 * k + 1, m), k))
+        d = int(np.gcd(2 * k + 1, m))
+        over = np.cos((k + 0.5) * angles - np.pi * (d / (2 * m) - 0.5))
+        assert float(np.abs(over).min()) == pytest.approx(np.sin(d * np.pi / (2 * m)))
+    basis = np.array(waves)
+    assert len(basis) == np.linalg.matrix_rank(matrix) == m - s
+    assert np.linalg.matrix_rank(np.vstack([basis, matrix * over])) == m - s
+    for i in range(m):
+        assert set(np.flatnonzero(matrix[i])) == {(i + step) % m for step in range(s + 1)}
+        assert np.abs(matrix[i]).sum() == pytest.approx(s + 1)
+    fewer = matrix[: m - s - 1]
+    rest = np.linalg.lstsq(fewer.T, np.ones(m), rcond=None)[0]
     assert float(np.abs(rest @ fewer - 1).max()) > 1e-3, "one fewer do not give the sum"
-    assert code(n, s).coefficients(range(n - s - 1)) is None
+    assert code(m, s).coefficients(range(m - s - 1)) is None
+
+
+@pytest.mark.parametrize(("n", "most"), [(3, 2), (4, 4), (5, 5), (6, 7), (7, 14), (8, 20), (10, 43)])
+def test_rounding_errors_grow_by_no_more_than_is_said_whoever_is_late(n: int, most: float) -> None:
+    worst = 0.0
+    for s in range(1, n):
+        made, found = code(n, s), 0.0
+        sizes = np.array([sum(abs(weight) for _, weight in made.row(worker)) for worker in range(n)])
+        for late in itertools.combinations(range(n), s):
+            parts = made.coefficients([worker for worker in range(n) if worker not in late])
+            assert parts is not None
+            found = max(found, sum(abs(part) * sizes[worker] for worker, part in parts.items()) / n)
+        assert found == pytest.approx(enlarges(n, s), rel=1e-6)
+        worst = max(worst, found)
+    assert worst <= most
+
+
+def test_what_does_not_divide_is_repeated_as_far_as_it_goes() -> None:
+    made = code(11, 2)
+    assert isinstance(made, Joined) and made.groups.workers == 6 and len(made.rest.matrix) == 5
+    assert [sorted(chunk for chunk, _ in made.row(worker)) for worker in (0, 5, 6, 10)] == [
+        [0, 1, 2], [3, 4, 5], [6, 7, 8], [6, 7, 10]
+    ]  # fmt: skip
+    assert made.bears([2, 4, 6, 7, 9]) and not made.bears(range(3, 11)) and not made.bears(range(8))
+    assert all(enlarges(n, s) <= MOST_ENLARGED for n in range(3, 300) for s in range(1, min(n, 5)))
 
 
 @pytest.mark.parametrize(("n", "s"), [(4, 1), (6, 1), (6, 2), (8, 3)])
@@ -257,6 +291,9 @@ def test_dropping_is_an_estimate() -> None:
         ({"scheme": "srsgc", "burst": 2, "window": 4}, 8, "burst = 2 does not divide window − 1 = 3; give window = 5"),
         ({"scheme": "msgc", "window": 1}, 8, r"exchange\.coded\.window = 1"),
         ({"scheme": "msgc", "window": 65, "burst": 1}, 8, "at most 64: a job would stay open for as many rounds"),
+        ({"scheme": "gc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
+        ({"scheme": "msgc", "stragglers": 15}, 31, "stragglers = 15 needs a code for 31 replicas.*give 14, or other"),
+        ({"scheme": "srsgc", "burst": 1, "window": 2, "stragglers": 30}, 31, "stragglers = 30 needs.*give 28, or"),
         ({"scheme": "gc", "window": 2}, 8, r"exchange\.coded\.window: no option of 'gc'"),
         ({"scheme": "gc", "jobs": 0}, 8, r"exchange\.coded\.jobs = 0: give a number of jobs a step from 1"),
         ({"scheme": "gc", "slow": 1.0}, 8, r"exchange\.coded\.slow = 1\.0: give a number above 1"),

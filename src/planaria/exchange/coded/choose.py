@@ -68,8 +68,8 @@ def grid(n: int, most_delay: int = 3, burst: int = 0, window: int = 0) -> Iterat
     most = max(most_delay, window - 2 + burst) if burst and window else most_delay
     yield "none", Uncoded()
     for late in counts:
-        if late < n:
-            yield "gc", GC(stragglers=late)
+        if _fits(plain := GC(stragglers=late), n, most):
+            yield "gc", plain
         for b in [burst] if burst else range(1, most + 1):
             for w in [window] if window else range(b + 1, most + b + 2):
                 found: list[tuple[str, Scheme]] = [

@@ -8,7 +8,7 @@ D2, and a D1 chunk is one unit.
 from __future__ import annotations
 
 from planaria.exchange.coded.base import Burst, History, Scheme, Share, Stragglers, Task, Tasks, Window
-from planaria.exchange.coded.gc import code
+from planaria.exchange.coded.gc import code, rough
 from planaria.exchange.coded.patterns import arbitrary, bursty_throughout
 
 
@@ -27,7 +27,7 @@ class MSGC(Scheme):
             return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
         if self.stragglers > n:
             return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
-        return ""
+        return rough(n, self.stragglers) if self.stragglers < n else ""
 
     def delay(self) -> int:
         return self.window - 2 + self.burst

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.exchange.coded.base import NOBODY, Burst, History, Late, Scheme, Share, Stragglers, Task, Tasks, Window
-from planaria.exchange.coded.gc import code
+from planaria.exchange.coded.gc import code, rough
 from planaria.exchange.coded.patterns import bursty
 
 
@@ -28,11 +28,14 @@ class SRSGC(Scheme):
             )
         if self.stragglers > n:
             return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
-        return ""
+        return rough(n, self.stragglers, self._spare)
 
     def spare(self) -> int:
         """s = ⌈Bλ / (W − 1 + B)⌉."""
-        return -(-self.burst * self.stragglers // (self.window - 1 + self.burst))
+        return self._spare(self.stragglers)
+
+    def _spare(self, stragglers: int) -> int:
+        return -(-self.burst * stragglers // (self.window - 1 + self.burst))
 
     def delay(self) -> int:
         return self.burst
