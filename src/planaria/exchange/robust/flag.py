@@ -14,12 +14,14 @@ _APART = 1e-7
 
 
 class Flag(GramRule):
-    """In the form of inner products. [derived here]
+    """In the form of inner products, as precise as that of the vectors' own singular values. [derived here]
 
-    With unit vectors u_i, K = UᵀU and w = 1: A = diag(w) K diag(w) = V S Vᵀ, of which the m largest are kept;
-    P = diag(w) V_m S_m⁻¹ V_mᵀ diag(w); v_i² = (KPK)_ii says how much of u_i lies in the subspace;
-    w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is (median ‖x_i‖)·(1/n)·U c, c = PK1. The scale is ours: unit
-    vectors have lost the gradient's.
+    With unit vectors u_i, K = UᵀU and w = 1: diag(w) K diag(w) = V S Vᵀ, of which the m largest, V_m, are kept, so that
+    Y = U diag(w) V_m S_m^(−1/2). Of u_i the share v_i² = ‖Yᵀu_i‖² lies in the subspace, and 1 − v_i² = Σ_k S_k V_ik²/w_i²
+    over those not kept; w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is (median ‖x_i‖)·(1/n)·YYᵀU1 = that of
+    coefficients c = (median ‖x_i‖)·(1/n)·diag(w) V_m V_mᵀ w⁻¹ for the u_i. S is not divided by, and nothing is taken from
+    1: where the u_i lie nearly in a plane, both would leave no more than rounding. The scale is ours: unit vectors have
+    lost the gradient's.
     """
 
     origin: ClassVar[bool] = True
@@ -36,20 +38,12 @@ class Flag(GramRule):
         n, norms = len(gram), gram.diagonal().sqrt()
         safe = torch.where(norms > 0, norms, torch.ones_like(norms))
         unit = gram / safe.unsqueeze(0) / safe.unsqueeze(1)
-        m = min(n, self.dimensions or (n + 2) // 2)
+        lost = n - min(n, self.dimensions or (n + 2) // 2)
         w = torch.ones(n, dtype=gram.dtype)
         for step in range(self.rounds):
-            projection = _projection(unit, w, m)
+            values, vectors = torch.linalg.eigh(w.unsqueeze(1) * unit * w.unsqueeze(0))
+            kept = w * (vectors[:, lost:] @ (vectors[:, lost:].T @ (1.0 / w)))
             if step + 1 < self.rounds:
-                inside = (unit @ projection @ unit).diagonal().clamp(0.0, 1.0)
-                w = (1.0 - inside + _APART) ** -0.25
-        c = projection @ unit.sum(dim=1)
-        return norms.median() / n * c / safe
-
-
-def _projection(unit: Tensor, w: Tensor, m: int) -> Tensor:
-    """P, such that UPUᵀ projects on the m leading directions of the weighted unit vectors."""
-    values, vectors = torch.linalg.eigh(w.unsqueeze(1) * unit * w.unsqueeze(0))
-    kept = values[-m:] > values[-1] * 1e-12
-    leading = w.unsqueeze(1) * vectors[:, -m:][:, kept]
-    return torch.matmul(leading / values[-m:][kept], leading.T)
+                outside = vectors[:, :lost].square() @ values[:lost].clamp(min=0.0) / w.square()
+                w = (outside + _APART) ** -0.25
+        return torch.where(norms > 0, norms.median() / n * kept / safe, torch.zeros_like(norms))
