@@ -174,7 +174,9 @@ def enlarges(n: int, spare: int) -> float:
     made = code(n, spare)
     if isinstance(made, Repeated):
         return 1.0
-    matrix = (made.rest if isinstance(made, Joined) else made).matrix
+    cyclic = made.rest if isinstance(made, Joined) else made
+    assert isinstance(cyclic, Cyclic)
+    matrix = cyclic.matrix
     m, sizes, worst = len(matrix), np.abs(matrix).sum(axis=1), 0.0
     if m > LARGEST:
         return inf

@@ -17,11 +17,11 @@ class Flag(GramRule):
     """In the form of inner products, as precise as that of the vectors' own singular values. [derived here]
 
     With unit vectors u_i, K = UᵀU and w = 1: diag(w) K diag(w) = V S Vᵀ, of which the m largest, V_m, are kept, so that
-    Y = U diag(w) V_m S_m^(−1/2). Of u_i the share v_i² = ‖Yᵀu_i‖² lies in the subspace, and 1 − v_i² = Σ_k S_k V_ik²/w_i²
-    over those not kept; w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is (median ‖x_i‖)·(1/n)·YYᵀU1 = that of
-    coefficients c = (median ‖x_i‖)·(1/n)·diag(w) V_m V_mᵀ w⁻¹ for the u_i. S is not divided by, and nothing is taken from
-    1: where the u_i lie nearly in a plane, both would leave no more than rounding. The scale is ours: unit vectors have
-    lost the gradient's.
+    Y = U diag(w) V_m S_m^(−1/2). Of u_i the share v_i² = ‖Yᵀu_i‖² lies in the subspace, and
+    1 − v_i² = Σ_k S_k V_ik²/w_i² over those not kept; w_i = (1 − v_i² + 1e-7)^(−1/4); and again. The value is
+    (median ‖x_i‖)·(1/n)·YYᵀU1 = that of coefficients c = (median ‖x_i‖)·(1/n)·diag(w) V_m V_mᵀ w⁻¹ for the u_i. S is
+    not divided by, and nothing is taken from 1: where the u_i lie nearly in a plane, both would leave no more than
+    rounding. The scale is ours: unit vectors have lost the gradient's.
     """
 
     origin: ClassVar[bool] = True
