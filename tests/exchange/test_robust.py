@@ -470,3 +470,13 @@ def test_too_few_in_a_gossip_go_on_alone() -> None:
     meet(made, of, 0, 0, alone=group[:2])
     meet(exchange(ExchangeConfig(replicas=8, kind="noloco", options=Options({"group": 4}))), others, 0, 0, alone=group)
     assert all(torch.equal(of[i].fast["w"], others[i].fast["w"]) for i in group)
+
+
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median", "geometric_median", "multikrum"])
+def test_no_honest_vector_is_mixed_with_a_liar_far_away_if_another_is_longer_than_most(rule: str) -> None:
+    """Lengths differ 20-fold among the honest, as those of gradients do: the longest is not to look like a liar's."""
+    generator = torch.Generator().manual_seed(5)
+    honest = [scale * torch.randn(500, generator=generator) for scale in (1.0, 0.6, 0.05, 0.05, 0.05, 0.05)]
+    vectors = [*honest, torch.full((500,), 1e38), torch.full((500,), 1e38)]
+    found = combine(robust_of({"rule": rule, "liars": 2}, 8).rule, vectors, "nnm").value
+    assert float(found.abs().max()) < max(float(vector.abs().max()) for vector in honest)

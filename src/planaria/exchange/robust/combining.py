@@ -44,7 +44,8 @@ def combine(
     origin = isinstance(rule, GramRule) and rule.origin
     gram = products(vectors, last if onward else None, origin)
     shorter = torch.ones(len(vectors), dtype=gram.dtype) if onward else bounded(gram)
-    matrix = mixing(mix, framed(gram, shorter, origin=False), rule.liars, draw)
+    # Who is whose neighbour goes by true lengths: a bounded liar may be as near as an honest vector that is long.
+    matrix = mixing(mix, framed(gram, torch.ones_like(shorter), origin=False), rule.liars, draw)
     _enough(rule, len(matrix))
     if isinstance(rule, CoordinateRule):
         made = rule.combine
