@@ -132,20 +132,24 @@ def test_in_one_process_it_is_the_same(tmp_path: Path, disk: Disk) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_log_that_cannot_be_written_stops_the_run_at_a_whole_step(tmp_path: Path, disk: Disk, again: bool) -> None:
-    """With what was kept for it, it tells of all that happened until then. There may be room again for the save."""
+    """With what was kept for it, it tells of all that happened until then. There may be room again for the save.
+
+    The log's last page may have room for some steps yet; the next save is far.
+    """
 
     def hook(decision: d.Decision, workers: LiveWorkers) -> None:
-        if isinstance(decision, d.RunStep) and decision.step == 6:
+        if isinstance(decision, d.RunStep) and decision.step == 16:
             disk.fill(room=0)
-        if again and isinstance(decision, d.Save) and decision.step > 4:
+        if again and isinstance(decision, d.Save) and decision.step > 15:
             disk.clear()
 
-    record = train(config(tmp_path), hook=hook)
+    record = train(tiny(tmp_path, steps=45, checkpoint={"every": 15}), hook=hook)
     assert "cannot be written (No space left on device)" in facts(record, e.StopRequested)[0].reason
     assert ending(record).outcome == ("stopped" if again else "failed")
     assert (".jsonl" if again else "stage-") in reason(record)
     steps = len(losses(record))
-    assert left(record.folder) == ["step-00000004", f"step-{steps:08d}"][: 1 + again]
+    assert steps < 30, "before the next save"
+    assert left(record.folder) == ["step-00000015", f"step-{steps:08d}"][: 1 + again]
     assert not (record.folder / ".reserve").exists()
     disk.clear()
     assert ending(resume(record.folder)).outcome == "finished"
