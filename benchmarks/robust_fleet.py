@@ -5,7 +5,7 @@ them lies in every round, in each of the ways that ship. Reference is the run of
 rule is multi-Krum with one liar; the mean is shown for the attacks that are sound messages.
 
 Claims: every run ends by itself, no worker fails, only the liar is refused; the validation loss is at most 1.03 of the
-reference's, or of that of six honest replicas where this is higher: the mean drift of six is shorter than that of five.
+reference's. Six replicas of whom none lies stand beside it: what one replica more makes of it.
 """
 
 from __future__ import annotations

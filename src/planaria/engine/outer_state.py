@@ -110,8 +110,8 @@ class OuterState:
         runner.take(grads)
         others = {replica: offer for replica, offer in sound.items() if replica != me}
         self.liar.hear(others, self.exchange.codec(self.settled), self.settled.rounds)
-        if self.exchange.witnessed(len(offers)):
-            self.heard = {replica: digest(offer) for replica, offer in offers.items()}
+        witnessed = self.exchange.witnessed(len(offers))
+        self.heard = {replica: digest(offer) for replica, offer in offers.items()} if witnessed else {}
         return Verdict(refused, counted)
 
     def anew(self) -> None:
