@@ -4,15 +4,14 @@ The fleet's workers and the inline engine train the same small model on the same
 turns. Compared is processor time per step: of all workers together, their waiting, frames, heartbeats and reports
 included, and of the one process. The claims: at most 1.25, 1.08 and 1.04 at widths of 128, 256 and 512.
 
-The limit is what each of several such processes uses, one a core, that train at once and have nothing to do with each
-other: cores share caches and the way to memory.
+The limit is what each of several such processes uses, as many as there are workers, that train at once and have nothing
+to do with each other: they take turns at the cores, and find caches that others have used since.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -114,14 +113,14 @@ def recipe(given: argparse.Namespace, dim: int) -> RunConfig:
 
 def row_of(given: argparse.Namespace, dim: int) -> Row:
     config = recipe(given, dim)
-    cores = len(os.sched_getaffinity(0))
+    workers = given.stages + 1
     sides = [
         lambda: fleet_s(config, given.warm),
         lambda: inline_s(config, given.warm),
-        lambda: inline_s(config, given.warm, cores),
+        lambda: inline_s(config, given.warm, workers),
     ]
     fleet, inline, crowd = interleaved(sides, given.repeats)
-    limit = f"{median(crowd) / median(inline):.3f}: {cores} such processes at once"
+    limit = f"{median(crowd) / median(inline):.3f}: {workers} such processes at once"
     beside = {"fleet": milliseconds(fleet), "inline": milliseconds(inline)}
     ratios = [a / b for a, b in zip(fleet, inline, strict=True)]
     return Row(f"width {dim}", ratios, limit, CLAIMS.get(dim), beside)
