@@ -39,7 +39,8 @@ class Fault(Section):
         "kill", "stop", "stuck", "slow", "delay", "reset", "cut", "disk_full", "disk_slow", "flip", "lie"
     ] = "kill"
     """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
-    slow: its actions take ``strength`` times as long; delay: frames that reach it are held for ``strength`` seconds;
+    slow: its actions take ``strength`` times as long; delay: frames that reach it, or do from ``peer``, are held for
+    ``strength`` seconds;
     reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
     write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
     all of them up to ``until``"""
@@ -57,6 +58,8 @@ class Fault(Section):
     """lie: what is said instead (``exchange/attacks/``); nothing that is a number, unless given"""
     until: Natural | None = None
     """lie: the first step in which it is honest again; one offer is a lie unless given"""
+    peer: Natural | None = None
+    """delay: only of frames from this stage (or node) to ``stage``; reset: of the connection to it, instead of any"""
 
     @model_validator(mode="after")
     def _only_what_lasts_ends(self) -> Self:
@@ -66,6 +69,14 @@ class Fault(Section):
             raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
         if self.signal not in ("slow", "delay", "lie") and self.strength is not None:
             raise ValueError(f"signal '{self.signal}' has no strength; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _only_edges_have_a_peer(self) -> Self:
+        if self.peer is not None and self.signal not in ("delay", "reset"):
+            raise ValueError(f"signal '{self.signal}' has no peer; remove it, or use signal 'delay' or 'reset'")
+        if self.peer == self.stage:
+            raise ValueError(f"peer = {self.peer}: a stage sends nothing to itself; name a neighbour")
         return self
 
     @model_validator(mode="after")
@@ -200,7 +211,7 @@ def digest(trace: Trace) -> str:
     """SHA-256, in hex, of the trace as canonical JSON: two runs that print the same digest met the same faults."""
     plain = trace.model_dump(mode="json")
     for fault in plain["faults"]:  # a field that came later changes the digests of those traces alone that use it
-        for name in ("strength", "attack", "until"):
+        for name in ("strength", "attack", "until", "peer"):
             if fault[name] is None:
                 del fault[name]
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)

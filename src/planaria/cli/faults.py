@@ -36,9 +36,15 @@ def add(commands: Any) -> None:
     chaos.add_argument(
         "--strength", type=float, metavar="X", help="--slow: factor; --delay: seconds; --lie: of --attack"
     )
+    chaos.add_argument(
+        "--peer", type=int, metavar="STAGE", help="--delay, --reset: only the edge from this stage or node"
+    )
     chaos.add_argument("--attack", metavar="NAME", help="--lie: what is said instead, such as sign_flip or alie")
     chaos.add_argument("--until", type=int, metavar="STEP", help="--lie: the first step in which it is honest again")
     chaos.add_argument("--moment", metavar="M", help="any, forward, backward, commit, transfer, save, settle or link")
+
+    found = command(commands, "diagnose", "tell who waits for whom in a run, and what is slow", _diagnose)
+    found.add_argument("run", type=Path)
 
     trace = command(commands, "trace", "generate a trace of faults from a failure rate", _trace)
     trace.add_argument("file", type=Path)
@@ -55,6 +61,13 @@ def add(commands: Any) -> None:
     )
 
 
+def _diagnose(given: argparse.Namespace) -> int:
+    from planaria.commands.diagnose import diagnose
+
+    print(diagnose(given.run))
+    return 0
+
+
 def _chaos(given: argparse.Namespace) -> int:
     from planaria.commands.chaos import ask, strike
 
@@ -62,11 +75,13 @@ def _chaos(given: argparse.Namespace) -> int:
     target = getattr(given, action)
     if action in ASKED:
         named = {"resume_after_s": given.resume_after, "strength": given.strength, "moment": given.moment}
-        named |= {"attack": given.attack, "until": given.until}
+        named |= {"attack": given.attack, "until": given.until, "peer": given.peer}
         print(ask(given.run, target, {"signal": action} | {k: v for k, v in named.items() if v is not None}))
         return 0
-    if (given.strength, given.moment, given.attack, given.until) != (None,) * 4:
-        raise UserError("--strength, --moment, --attack, --until: a signal strikes at once, and has none of them")
+    if (given.strength, given.moment, given.attack, given.until, given.peer) != (None,) * 5:
+        raise UserError(
+            "--strength, --moment, --attack, --until, --peer: a signal strikes at once, and has none of them"
+        )
     if given.resume_after is not None and action != "stop":
         raise UserError("--resume-after: goes with --stop, or another fault that lasts; what is killed stays dead")
     print(strike(given.run, action, target, given.resume_after))

@@ -21,10 +21,10 @@ def afflictions(links: Links, liar: Liar, seed: int) -> dict[str, Callable[[Blow
         links.reset(everywhere=True)
 
     def delay(blow: Blow) -> None:
-        links.delay(_HOLD_S if blow.strength is None else blow.strength, blow.seconds or math.inf)
+        links.delay(_HOLD_S if blow.strength is None else blow.strength, blow.seconds or math.inf, blow.peer)
 
     return {
-        "reset": lambda blow: links.reset(everywhere=False),
+        "reset": lambda blow: links.reset(everywhere=False, peer=blow.peer),
         "cut": cut,
         "delay": delay,
         "lie": lambda blow: liar.begin(lie_of(blow.attack, blow.strength, blow.until, seed, blow.number)),

@@ -65,15 +65,18 @@ class Blows:
                 chosen = of_kind[int(blow.offset * len(of_kind))]
                 self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
-    def at(self, doing: str, microbatch: int, hop: int, busy_s: float) -> None:
-        """The main thread begins to do this, after ``busy_s`` seconds of the thing before."""
-        if not (self._waiting or self._slow or self._full):
-            return
-        now = time.monotonic()
+    def lag(self, busy_s: float) -> None:
+        """What the main thread has done for ``busy_s`` seconds takes longer, if it is to be slow."""
         if self._slow:
+            now = time.monotonic()
             time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
             self._slow = self._slow if now < self._slow else 0.0
-        if self._full and now > self._full:
+
+    def at(self, doing: str, microbatch: int, hop: int) -> None:
+        """The main thread begins to do this."""
+        if not (self._waiting or self._full):
+            return
+        if self._full and time.monotonic() > self._full:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
             self._full = 0.0
         self.meet(doing, microbatch, hop)

@@ -73,10 +73,16 @@ class Desk:
 
     def at(self, doing: str, step: int = -1, microbatch: int = -1, hop: int = -1) -> None:
         """The main thread begins to do this. A fault that is meant for here strikes now."""
-        busy_s = time.monotonic() - self._place.since
+        self.lag()
         self._place = Place(doing, step, microbatch, False, time.monotonic(), time.thread_time())
         if self.blows is not None:
-            self.blows.at(doing, microbatch, hop, busy_s)
+            self.blows.at(doing, microbatch, hop)
+
+    def lag(self) -> None:
+        """What the main thread has done so far takes longer, where a fault says so."""
+        if self.blows is not None:
+            self.blows.lag(time.monotonic() - self._place.since)
+            self._place = self._place._replace(since=time.monotonic())
 
     def beside(self, doing: str) -> None:
         """Another thread than the main one begins to do this. A fault that is meant for here strikes now."""

@@ -126,6 +126,7 @@ class TraceChaos:
             strength=fault.strength,
             attack=fault.attack,
             until=fault.until,
+            peer=fault.peer,
         )
         self._fleet.send(worker, blow.model_dump_json().encode())
 

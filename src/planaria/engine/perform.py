@@ -65,6 +65,7 @@ def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> 
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
+    post.desk.lag()  # before anybody has what it made
     if action.target is not None:
         assert out is not None
         post.send(action, out)

@@ -26,6 +26,7 @@ from planaria.engine.itinerary import Itinerary
 from planaria.engine.liar import require_listeners
 from planaria.engine.messages import require_messages
 from planaria.engine.needs import needs
+from planaria.engine.neighbours import require_edges
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
 from planaria.engine.unused import idle, require_used
@@ -272,4 +273,5 @@ def read_faults(config: RunConfig) -> Trace:
     for fault in trace.faults:
         if fault.stage > last:
             raise UserError(f"{config.chaos.trace}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
+    require_edges(itinerary, trace.faults, str(config.chaos.trace))
     return trace
