@@ -40,6 +40,8 @@ class FleetConfig(Section):
     where this run's own steps have shown that they take long"""
     disk_timeout_s: Annotated[Seconds, Field(gt=0)] = 120.0
     """longest that reading or writing one stage may take a worker; more where this run's own saves have taken long"""
+    diagnose: Literal["off", "tell", "act"] = "tell"
+    """name workers and links that are slow (tell), and hand a slow worker's stage to a spare where that pays (act)"""
     host: str = "127.0.0.1"
     """address the controller listens on; on a Ray cluster its node's own, unless another is given"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0

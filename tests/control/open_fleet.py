@@ -83,7 +83,7 @@ class OpenFleet(PretendFleet):
                 assert not idle or not self.leaving & set(self.state.holders.values()), "an idle worker could take over"
 
     def _ask(self, form: d.Form, member: d.Member, worker: str) -> None:
-        assert worker in self.leaving
+        assert worker in self.leaving or self.run.workers[worker].slow
         assert form.outcome != "handed over" or member.worker not in self.leaving, "the next one is to leave as well"
         link = d.state_link(form.generation, d.BEFORE, member.node)
         self.handing[link] = form

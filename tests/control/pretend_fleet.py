@@ -8,6 +8,7 @@ book-keeping.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 
 from fresh import decided_alike
@@ -20,6 +21,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.apply import apply
 from planaria.record.fold import decided
+from planaria.record.gauges import Passes
 from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
 from planaria.recovery import recovery
@@ -48,6 +50,8 @@ class PretendFleet:
         self.gifts: set[Gift] = set()
         self.ages: dict[int, int] = {}
         self.next_step = started.first_step
+        self.measured = 0
+        """the step of which workers told last that they had measured it"""
         self.ready: set[int] = set()
         self.saving: d.Save | None = None
         """the last order to save, unless what it was to save is of a future that was abandoned"""
@@ -161,6 +165,16 @@ class PretendFleet:
         """The planner answers what it was asked first."""
         nodes = self.asked.pop(0).nodes
         self.happened(e.Replanned(nodes=nodes, routes=detours(self.started, nodes), step_s=1.0, seconds=0.1))
+
+    def measure(self, slow: Mapping[int, float], times: int = 3) -> None:
+        """All tell so many times what they measured: passes of a second, of ``slow`` nodes so many times as long."""
+        for _ in range(times):
+            self.measured += 2
+            for node, worker in sorted(self.state.holders.items()):
+                took = Passes(count=1, median_s=slow.get(node, 1.0))
+                told = {"step": self.measured, "steps": 2, "seconds": 200.0, "waited": {}, "flows": {}}
+                if worker in self.alive and self.state.holders.get(node) == worker and not self.run.over:
+                    self._report(worker, e.Gauged, **told, passes={"forward": took})
 
     def expire_grace(self) -> None:
         self.happened(e.GraceExpired(generation=self.state.generation))
@@ -315,6 +329,10 @@ class PretendFleet:
                 assert decision.background == (self.started.save_in_background and not last)
             case d.Seal():
                 self._judge_seal(decision)
+            case d.Relieve():
+                assert decision.worker == before.holders[decision.node]
+                relieved = [f.worker for f in self.history if isinstance(f, d.Relieve)]
+                assert relieved.count(decision.worker) == 1, "handed to and fro"
             case d.Cannot():
                 assert self.cannot is None
                 self._judge_cannot(decision, before)

@@ -88,6 +88,7 @@ alone = st.builds(
     eval_every=st.sampled_from([0, 1, 2]),
     save_every=st.sampled_from([0, 1, 2]),
     save_in_background=st.booleans(),
+    diagnose=st.sampled_from(["off", "tell", "act"]),
     recovery=st.sampled_from(CHAINS).flatmap(
         lambda strategy: st.fixed_dictionaries(
             {
@@ -198,6 +199,11 @@ class ControlMachine(RuleBasedStateMachine):
     @rule()
     def a_plan_is_found(self) -> None:
         self.fleet.find_plan()
+
+    @precondition(lambda self: self.fleet.state.holders and not self.fleet.run.over)
+    @rule(slow=st.dictionaries(st.integers(0, STAGES), st.sampled_from([3.0, 5.0]), max_size=2))
+    def workers_are_measured(self, slow: dict[int, float]) -> None:
+        self.fleet.measure(slow)
 
     @precondition(lambda self: self.fleet.alive)
     @rule(pair=st.sampled_from(PAIRS))

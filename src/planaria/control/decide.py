@@ -4,17 +4,20 @@ Every decision changes the state it was made from (through ``apply``), so asking
 replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
 ``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
 ``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is hired
-in ``control/staffing.py``.
+in ``control/staffing.py``, who is slow in ``control/diagnosis.py`` and what is done about it in
+``control/steering.py``.
 """
 
 from __future__ import annotations
 
 from planaria.control.coded import close_round
+from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
 from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
+from planaria.control.steering import steer
 from planaria.control.witnesses import disagreement, left_out
 from planaria.record import decisions as d
 from planaria.record.replica import ReplicaState
@@ -68,8 +71,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return wind_up(run, replica)
     unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
-        return form(run, replica)
-    return relieve(run, replica) or _proceed(run, replica)
+        return stuck_link(run, replica) or form(run, replica)
+    return diagnose(run, replica) or steer(run, replica) or relieve(run, replica) or _proceed(run, replica)
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:

@@ -62,19 +62,24 @@ def form(run: RunState, replica: ReplicaState) -> d.Decision | None:
 
 
 def relieve(run: RunState, replica: ReplicaState) -> d.Decision | None:
-    """Workers whose machine is about to go hand their stages over, as they are; where nobody can take them, the replica
-    disbands in good order. The last one stays for as long as it can."""
+    """Workers whose machine is about to go, or that are slow, hand their stages over, as they are. Where nobody takes
+    over from a machine that goes, the replica disbands in good order; the last one stays for as long as it can."""
     leaving = [n for n, w in replica.holders.items() if w in run.roster.leaving] if run.roster.leaving else []
-    if not leaving or replica.meeting or run.stopping or run.allotment.done:
+    slow = [n for n, w in replica.holders.items() if run.workers[w].slow] if run.relieved is not None else []
+    if not (leaving or slow) or replica.meeting or run.stopping or run.allotment.done:
         return None
-    taking = taken_over(run, replica, leaving)
+    taking = {
+        node: spare
+        for node, spare in taken_over(run, replica, [*leaving, *slow]).items()
+        if node in leaving or not run.workers[spare].slow
+    }
     if taking:
         holders = {**replica.holders, **taking}
         sources: dict[int, d.Source] = {
             node: d.Handover(worker=replica.holders[node]) if node in taking else d.Keep() for node in holders
         }
         return _formation(run, replica, holders, sources, replica.standing, "handed over")
-    if more_to_come(run) or len(run.live) == 1:
+    if not leaving or more_to_come(run) or len(run.live) == 1:
         return None
     return without_worker(run, replica, "the machine of its workers leaves, and there are no others", [])
 

@@ -41,9 +41,12 @@ def has_room(run: RunState, worker: str, stage: int) -> bool:
 
 
 def at_hand(run: RunState, replica: ReplicaState) -> list[str]:
-    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined."""
-    later = replica.number >= run.settings.replicas
-    return sorted(run.spares, key=lambda worker: bool(run.workers[worker].host) != later)
+    """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined.
+
+    Those that have been slow come behind all others.
+    """
+    later, known = replica.number >= run.settings.replicas, run.workers
+    return sorted(run.spares, key=lambda worker: (known[worker].slow, bool(known[worker].host) != later))
 
 
 def fit_spares(run: RunState) -> int:

@@ -104,6 +104,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         arrangement=[list(itinerary.arrangement.nodes(s)) for s in stages] if shared else [],
         pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
+        diagnose=config.fleet.diagnose,
         work=work(config) if config.pipeline.unlike else [],
         memory_needs=list(needs(config).stages) if config.pipeline.unlike else [],
     )

@@ -63,6 +63,8 @@ class Post:
         self.patience = Patience(setup.config.fleet.timeout_s)
         self.first_pass = 0
         """what activations are numbered from: in a coded step, those of rounds that were broken off are never taken"""
+        self.waited: dict[int, float] = {}
+        """node → seconds that its frames have been waited for, since somebody took this"""
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
 
@@ -133,12 +135,14 @@ class Post:
         patience_s = self.patience.seconds
         deadline: float | None = time.monotonic() + patience_s
         while nodes := late():
+            since = time.monotonic()
             item = self.desk.next(deadline)
+            self.waited[nodes[0]] = self.waited.get(nodes[0], 0.0) + time.monotonic() - since
             if item is not None:
                 self.hear(item)
             else:
                 waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
-                self.here.report_broken(nodes[0], waited)
+                self.here.report_broken(nodes[0], waited, patience_s)
                 deadline = None
 
     def collect(self, frames: Sequence[Awaited], what: str) -> list[Tensor]:

@@ -21,6 +21,7 @@ from planaria.engine.coded_rounds import CodedRounds
 from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
+from planaria.engine.gauge import Gauge
 from planaria.engine.gradients import add_shards, exchange_gradients
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.outliving import outliving
@@ -80,6 +81,7 @@ class Worker:
         """from the moment on that this worker has a stage"""
         self.outliving = outliving(setup)
         self._saver = Saver(self.desk, StageFiles(setup, worker))
+        self.gauge = Gauge()
         self.coded = coded_steps(self.config, self.itinerary)
         self._detour: list[list[int]] = []
         self._streams: dict[Split, Stream] = {}
@@ -149,6 +151,8 @@ class Worker:
         # A donor may be new in its stage itself; donors are never rebuilt, so this waits for nobody.
         taken = take_state(self.setup, self.post, me.source, self.runner, self.keeping, rounds)
         self.runner, timing = taken.runner, taken.timing
+        if not isinstance(me.source, d.Keep):
+            self.gauge.drop()
         if any(m.node in self.here.present.peers(me.node) for m in form.members if isinstance(m.source, d.Rebuild)):
             self.post.circle.outer.anew()
         if self.keeping is None or not isinstance(me.source, d.Keep):
@@ -195,6 +199,14 @@ class Worker:
         self.here.report(e.StageReady, mode=order.mode, loss=self.runner.loss, grad_norm=norm, heard=heard)
         self.post.patience.learn(time.monotonic() - began)
         self._report_work(spans)
+        if train and self.config.fleet.diagnose != "off":
+            self._measure(time.monotonic() - began, spans)
+
+    def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
+        """Take down what a step has taken, and tell it now and then."""
+        waited, self.post.waited = self.post.waited, {}
+        if told := self.gauge.stepped(self.here.step, seconds, spans, waited, self.post.links.newly_arrived()):
+            self.here.report(e.Gauged, **told)
 
     def _straggle(self, round: int) -> None:
         """Where computing is emulated: be as slow as is drawn for this node's replica, in a round of a coded step."""
@@ -250,6 +262,7 @@ class Worker:
     def _drop(self) -> None:
         """Forget the step under way."""
         self.runner.drop()
+        self.post.waited.clear()
         self.post.circle.outer.drop()
         if self.keeping is not None:
             self.keeping.drop()

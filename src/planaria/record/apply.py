@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from planaria.record import diagnosed, losses, resolved
 from planaria.record import events as e
-from planaria.record import losses, resolved
+from planaria.record.copied import copied
 from planaria.record.fold import (
     anew,
     apply,
@@ -30,7 +31,7 @@ from planaria.record.replica import ReplicaState, go_on
 from planaria.record.roster import Host, WorkerState
 from planaria.record.state import RunState, Unsaved, Writing
 
-__all__ = ["apply", "losses", "resolved"]
+__all__ = ["apply", "diagnosed", "losses", "resolved"]
 
 
 @handles
@@ -80,6 +81,7 @@ def _(fact: e.Linked, run: RunState) -> RunState:
     replica = _answering(run, fact, "link")
     if replica is None:
         return run
+    run = copied(run, gauges=run.gauges.linked(fact.link_s + fact.transfer_s + fact.rebuild_s))
     if replica.memory is not None:
         replica = go_on(replica, memory=replica.memory.linked(fact.node))
     if fact.node not in replica.origins and fact.node not in replica.lost:  # it has had its state before

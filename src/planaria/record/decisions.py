@@ -23,6 +23,9 @@ from planaria.record.members import Rebuild as Rebuild
 from planaria.record.members import Recall as Recall
 from planaria.record.members import Source as Source
 from planaria.record.members import state_link as state_link
+from planaria.record.verdicts import Blamed as Blamed
+from planaria.record.verdicts import Cleared as Cleared
+from planaria.record.verdicts import Relieve as Relieve
 
 
 class Spawn(Fact):
@@ -237,6 +240,7 @@ class Blow(Fact):
     strength: float | None
     attack: str | None = None
     until: int | None = None
+    peer: int | None = None
 
 
 class Save(Fact):
@@ -311,6 +315,9 @@ Decision = Annotated[
     | LeaveOut
     | Commit
     | CloseRound
+    | Blamed
+    | Cleared
+    | Relieve
     | DrawGroups
     | Introduce
     | Meet

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.record.gauges import Gauged as Gauged
 from planaria.record.reports import CONTROLLER as CONTROLLER
 from planaria.record.reports import REPORT as REPORT
 from planaria.record.reports import EdgeBroken as EdgeBroken
@@ -233,6 +234,7 @@ Event = Annotated[
     | MessageCompressed
     | RoundMade
     | FaultInjected
+    | Gauged
     | ZombieIgnored,
     Field(discriminator="kind"),
 ]

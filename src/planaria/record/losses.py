@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.copied import copied
 from planaria.record.fold import (
     anew,
     call_off,
@@ -104,7 +105,9 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
     if replica is None or fact.generation != replica.generation:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
-    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}))
+    run = copied(run, gauges=run.gauges.broken(*pair, fact.generation))
+    stalled = (*replica.stalled, (fact.node, fact.peer, fact.waited_s)) if fact.waited_s else replica.stalled
+    return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled))
 
 
 @handles

@@ -73,6 +73,8 @@ class ReplicaState:
     """the last plan for nodes that were left"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     suspects: frozenset[Pair] = frozenset()
+    stalled: tuple[tuple[int, int, float], ...] = ()
+    """(node, the node whose message it has not got, seconds that it waited), in the order in which they told"""
     """edges that broke in this generation"""
     waiting: Waiting = NOBODY
     """workers that have not yet reported what the present phase waits for"""

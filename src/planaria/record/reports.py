@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from planaria.record.gauges import Gauged
 from planaria.record.started import Fact
 from planaria.record.telemetry import Heartbeat, Worked
 
@@ -58,6 +59,8 @@ class EdgeBroken(Fact):
     """the node at the other end"""
     generation: int
     detail: str
+    waited_s: float = 0.0
+    """that a message from there was waited for; 0 where the connection itself is gone"""
 
 
 class OfferHeard(Fact):
@@ -288,6 +291,7 @@ Report = Annotated[
     | RoundMade
     | WorkerFailed
     | FaultInjected
+    | Gauged
     | Worked
     | Heartbeat,
     Field(discriminator="kind"),

@@ -110,6 +110,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
         suspects=frozenset(),
+        stalled=(),
         waiting=Waiting(m.worker for m in form.members),
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,

@@ -27,6 +27,8 @@ class WorkerState:
     """a machine that has joined; empty for the run's own"""
     leaving: bool = False
     """is its machine about to go?"""
+    slow: bool = False
+    """has it been relieved of a stage because it was slow? Then it is the last of the spares"""
     memory: int = 0
     """bytes of its CUDA device; 0: not known"""
     layer_s: float = 0.0

@@ -21,7 +21,7 @@ Told = tuple[float, Event | Decision]
 REPORTS = frozenset(
     {
         "stage_ready", "stage_committed", "stage_copied", "stage_saved", "offer_heard", "offers_counted",
-        "message_compressed", "round_made", "results_sent",
+        "message_compressed", "round_made", "results_sent", "gauged",
     }
 )  # fmt: skip
 """what every stage says again and again: the bulk of a log"""

@@ -124,6 +124,8 @@ class RunStarted(Fact):
     arrangement: list[list[int]] = []
     """a schedule's nodes of each stage; empty where node n is stage n"""
     recovery: RecoveryConfig = RecoveryConfig()
+    diagnose: Literal["off", "tell", "act"] = "off"
+    """what is done about slow workers and links (``fleet.diagnose``)"""
     work: list[float] = []
     """of a pass of stages 0..S, in passes of a decoder layer; empty where all block stages have as many layers"""
     memory_needs: list[int] = []

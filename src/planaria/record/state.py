@@ -13,10 +13,12 @@ from planaria.exchange.base import Exchange
 from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.record.allotment import Allotment, Used
 from planaria.record.events import RunStarted, Standing
+from planaria.record.gauges import Gauges
 from planaria.record.replica import Group, ReplicaState
 from planaria.record.replicas import Replicas
 from planaria.record.rollback import RollbackPoint
 from planaria.record.roster import Host, Roster, Status, WorkerState
+from planaria.record.verdicts import Blamed
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ class RunState:
     """(replica, round, is it meeting already?): it has waited for others long enough"""
     deserted: bool = False
     """has nobody joined for so long that the run waits no longer for the workers it lacks?"""
+    gauges: Gauges = field(default_factory=Gauges)
+    """what workers have measured"""
+    blamed: Mapping[tuple[str, tuple[int, ...]], Blamed] = field(default_factory=lambda: MappingProxyType({}))
+    """(fault, nodes) → what is slow at present"""
+    relieved: float | None = None
+    """when, by the clock of the gauges, a worker was last to hand its stage over because it was slow"""
     stopping: str = ""
     """why the run was asked to stop"""
     failed: str = ""

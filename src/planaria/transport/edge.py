@@ -20,13 +20,26 @@ from planaria.transport.channel import Channel, Closed
 from planaria.transport.inbox import Inbox
 from planaria.transport.pieces import Incoming, Outgoing
 from planaria.transport.port import Port, Unmet
-from planaria.transport.wire import HEADER_BYTES, Goodbye, Header, Label, Piece, Taken, WireError, pack, unpack
+from planaria.transport.wire import (
+    HEADER_BYTES,
+    Activation,
+    Goodbye,
+    Header,
+    Label,
+    Piece,
+    Taken,
+    WireError,
+    pack,
+    unpack,
+)
 
 _GOODBYE = memoryview(pack(Header(Goodbye(), torch.uint8, (0,))))
 _TAKEN = memoryview(pack(Header(Taken(), torch.uint8, (0,))))
 _NOTHING = torch.empty(0)
 _TURN_BYTES = 4 << 20
 """of a large frame that are read before orders and other edges have their turn"""
+_MOST_TRANSITS = 4096
+"""that are kept until somebody asks"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class Edge:
         self.sent_bytes = 0
         self.hold_s, self.hold_until = 0.0, 0.0
         """a fault: each frame that arrives is held for so long, until then (monotonic seconds)"""
+        self.transits: deque[float] = deque(maxlen=_MOST_TRANSITS)
+        """of the activations that came: seconds from being handed over by the sender, by its clock and ours"""
         self._port, self._inbox = port, inbox
         self._unsent: deque[tuple[memoryview, memoryview]] = deque()
         self._later, self._coming = Outgoing(), Incoming()
@@ -252,7 +267,10 @@ class Edge:
             if (whole := self._coming.whole()) is not None:
                 self._deliver(Arrived(self, *whole), due)
         elif not header.announced:
-            self._deliver(Arrived(self, header, self._payload), self._emulate_link(header))
+            due = self._emulate_link(header)
+            if isinstance(header.label, Activation):
+                self.transits.append(max(due, time.monotonic()) - header.sent_at)
+            self._deliver(Arrived(self, header, self._payload), due)
 
     def _tell_taken(self) -> None:
         """A piece has come over the link: there may be another."""

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
+from planaria.observe.run.verdict_lines import cleared, deed, sentence
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
@@ -171,6 +172,12 @@ class Narrator:
         if isinstance(fact, d.Cannot):
             whose = f" of replica {fact.replica}" if self._naming.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
+        if isinstance(fact, d.Blamed):
+            return self._line("fault", sentence(fact, self._naming), fact.replica)
+        if isinstance(fact, d.Relieve):
+            return self._line("relink", deed(fact, self._naming), fact.replica)
+        if isinstance(fact, d.Cleared):
+            return self._line("note", cleared(fact, self._naming), fact.replica)
         if isinstance(fact, e.HostJoined):
             workers = "1 worker" if fact.workers == 1 else f"{fact.workers} workers"
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")

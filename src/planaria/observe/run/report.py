@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from planaria.config import RunConfig
 from planaria.observe import page
-from planaria.observe.run import compression, snapshots, stage_peaks, trust
+from planaria.observe.run import compression, diagnosis, snapshots, stage_peaks, trust
 from planaria.observe.run.figures import (
     RECOVERIES_DRAWN,
     bytes_figure,
@@ -67,6 +67,7 @@ def body(record: RunRecord) -> Iterator[str]:
         yield from straggling.section(record)
     yield from trust.section(record)
     yield from compression.section(record)
+    yield from diagnosis.section(record)
     yield from machine_section(record, naming_of(record))
     yield from _pipeline(record)
     yield from _recoveries(record, timings)

@@ -1,0 +1,80 @@
+"""What a worker measures of its work, added up over a few steps, as it is told to the controller."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, get_args
+
+from planaria.record.events import Span
+from planaria.record.gauges import EVERY, Flow, Passes
+from planaria.record.reports import three_digits
+
+Pass = Literal["forward", "backward"]
+
+
+class Gauge:
+    """Adds up steps that were not dropped."""
+
+    def __init__(self, every: int = EVERY) -> None:
+        """``every``: steps in a report."""
+        self._every = every
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._steps, self._seconds = 0, 0.0
+        self._passes: defaultdict[str, list[float]] = defaultdict(list)
+        self._waited: defaultdict[int, float] = defaultdict(float)
+        self._transits: defaultdict[int, list[float]] = defaultdict(list)
+
+    def stepped(
+        self,
+        step: int,
+        seconds: float,
+        spans: Iterable[Span],
+        waited: Mapping[int, float],
+        transits: Mapping[int, Sequence[float]],
+    ) -> dict[str, Any] | None:
+        """Take in a step: its seconds and spans, seconds ``waited`` for each node, and from each node the seconds of
+        every frame. What :class:`Gauged` says of the steps so far, if it is time for a report: all workers
+        report after the same steps."""
+        self._steps, self._seconds = self._steps + 1, self._seconds + seconds
+        for span in spans:
+            if span.action in get_args(Pass):
+                self._passes[span.action].append(span.end - span.start)
+        for node, took in waited.items():
+            self._waited[node] += took
+        for node, frames in transits.items():
+            self._transits[node] += frames
+        if (step + 1) % self._every:
+            return None
+        told = self._told()
+        self._begin_anew()
+        return told
+
+    def drop(self) -> None:
+        """Forget the steps since the last report: the worker has another stage now."""
+        self._begin_anew()
+
+    def _told(self) -> dict[str, Any]:
+        passes = {
+            kind: Passes(count=len(took), median_s=three_digits(median(took))) for kind, took in self._passes.items()
+        }
+        flows = {
+            node: Flow(
+                frames=len(took),
+                low_s=round(quantile(took, 0.25), 5),
+                high_s=round(quantile(took, 0.95), 5),
+            )
+            for node, took in self._transits.items()
+            if took
+        }
+        waited = {node: three_digits(took) for node, took in self._waited.items()}
+        seconds = three_digits(self._seconds)
+        return {"steps": self._steps, "seconds": seconds, "passes": passes, "waited": waited, "flows": flows}
+
+
+def quantile(numbers: Sequence[float], share: float) -> float:
+    """The number below which about such a share of them is: one of them."""
+    return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]

@@ -1,0 +1,55 @@
+"""What was found to be slow, and what is done about it: a line of English for each."""
+
+from __future__ import annotations
+
+from planaria.observe.run.naming import Naming
+from planaria.record import decisions as d
+
+
+def sentence(blamed: d.Blamed, naming: Naming) -> str:
+    """What is slow, and the evidence, in one line."""
+    where = naming.name(blamed.nodes)
+    if blamed.fault in ("slow worker", "slow host"):
+        who = ", ".join(blamed.workers)
+        machine = "the machine of " if blamed.fault == "slow host" else ""
+        usual = f", {ms(blamed.usual)} at its peers" if blamed.usual else ""
+        times = blamed.seconds / (blamed.usual or blamed.past)
+        return (
+            f"{machine}{where} ({who}) is {times:.1f} times slower than {'its peers' if usual else 'at first'}: a "
+            f"microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.past)} at first{usual}"
+        )
+    took = f"an activation takes {ms(blamed.seconds)}, {ms(blamed.past)} at first, {ms(blamed.usual)} elsewhere"
+    match blamed.fault:
+        case "slow sender":
+            return f"what {where} ({blamed.workers[0]}) sends is slow, over all its edges: {took}"
+        case "slow receiver":
+            return f"what reaches {where} ({blamed.workers[0]}) is slow, over all its edges: {took}"
+        case "stuck link":
+            return f"the link {naming.way(*blamed.nodes)} delivered nothing in {ms(blamed.seconds)}, in this direction"
+        case "flaky link":
+            source, target = blamed.nodes
+            return (
+                f"the link {naming.way(source, target)} is flaky: it breaks, or now and then an activation takes "
+                f"{ms(blamed.seconds)}; usually {ms(blamed.past)}"
+            )
+    source, target = blamed.nodes
+    return f"the link {naming.way(source, target)} is slow, in this direction: {took}"
+
+
+def deed(relieve: d.Relieve, naming: Naming) -> str:
+    """What is done about a slow worker, in one line."""
+    return (
+        f"{naming.name([relieve.node])}: {relieve.worker} is to hand it to a spare; a step takes "
+        f"{relieve.step_s:.2f} s, {relieve.predicted_s:.2f} s are predicted"
+    )
+
+
+def cleared(fact: d.Cleared, naming: Naming) -> str:
+    """What is not slow any more, in one line."""
+    where = naming.name(fact.nodes) if "link" not in fact.fault else f"the link {naming.way(*fact.nodes)}"
+    return f"{where} is not a {fact.fault} any more"
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, or seconds from one on."""
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
