@@ -26,7 +26,7 @@ def diagnose(folder: Path) -> str:
         if record.config.fleet.diagnose == "off":
             raise UserError(f"{folder}: nothing was measured (fleet.diagnose = 'off'); train with 'tell' or 'act'")
         raise UserError(
-            f"{folder}: nothing was measured yet: workers tell of every second step, and logs of older runs have no reports"
+            f"{folder}: nothing was measured yet: workers tell of every second step; logs of older runs have none of it"
         )
     live = "live" if runs.is_held(folder) else "not live"
     last = max(gauge.last.step for gauge in found.now.values())
