@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic_run import Synthesis
@@ -15,7 +18,7 @@ from planaria.observe.run.perfetto import trace_events, write_trace
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunLog, read_run
-from planaria.record.run_record import RunRecord
+from planaria.record.run_record import RunRecord, StepMetric
 from trace_rules import checked, named, told_as_logged
 
 
@@ -101,3 +104,45 @@ def test_machines_are_processes_and_a_later_part_comes_later(tmp_path: Path) -> 
     starts = sorted((x["pid"], x["ts"]) for x in events if x["ph"] == "X")
     assert starts == [(2, 1e6), (2, 1001e6), (3, 1e6), (3, 1001e6)]
     assert named(events, "process_name") == {(1, 0): "run", (2, 0): "the run's own machines", (3, 0): "far"}
+
+
+class Many(Sequence[Any]):
+    """So many things, each made when it is asked for."""
+
+    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
+        self._count, self._make = count, make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._make(place)
+
+
+def held_at_most(folder: Path, steps: int) -> int:
+    """Bytes that are held at once while the trace of so many steps is made."""
+    record = read_run(folder)
+    span = e.Span(action="forward", microbatch=0, hop=1, start=2000.0, end=2000.5)
+
+    def work(step: int) -> tuple[float, e.Worked]:
+        own = span.model_copy(update={"start": 2000.0 + step, "end": 2000.5 + step})
+        told = {"worker": "w1", "node": 1, "stage": 1, "generation": 3, "dropped": False, "sent_bytes": {}}
+        return 2001.0 + step, e.Worked.model_construct(**told, step=step, spans=[own])
+
+    def metric(step: int) -> StepMetric:
+        return StepMetric.model_construct(t=2001.0 + step, step=step, loss=1.0, tokens_per_s=9.0, grad_norm={})
+
+    long = RunRecord(folder, record.config, record.history, Many(steps, work), Many(steps, metric))
+    tracemalloc.start()
+    try:
+        assert sum(event["ph"] in "XC" for event in trace_events(long)) == 3 * steps
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_run_needs_no_more_memory_than_a_short_one(folder: Path) -> None:
+    assert held_at_most(folder, 4000) < 1.5 * held_at_most(folder, 400)

@@ -95,7 +95,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch, client: Calls) -> None:
     def entity(kind: str) -> Any:
         return lambda *values: (kind, *values)
 
-    library(monkeypatch, "mlflow", MlflowClient=lambda tracking_uri: client)
+    library(monkeypatch, "mlflow", MlflowClient=lambda tracking_uri: client, get_tracking_uri=lambda: "sqlite:///a.db")
     kinds = {kind: entity(kind) for kind in ("Metric", "Param", "RunTag")}
     library(monkeypatch, "mlflow.entities", **kinds)
 
@@ -131,6 +131,17 @@ def test_mlflow_goes_on_with_the_run_that_has_the_tag(tmp_path: Path, monkeypatc
     params, tags, _ = client.of("log_batch")
     assert params[1] == {"params": [("Param", "optim.lr", "0.5")]}
     assert tags[1] == {"tags": [("RunTag", "resumed.train.steps", "3")]}
+
+
+def test_mlflow_without_a_database_is_told_of_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small package has none, and a file in the present folder is the default."""
+    mlflow(monkeypatch, Calls())
+    monkeypatch.setattr(base, "find_spec", lambda name: None if name == "sqlalchemy" else name)
+    with pytest.raises(
+        UserError, match=r"'mlflow' keeps runs in 'sqlite:///a\.db' with the whole package only; pip install"
+    ):
+        chosen("mlflow")
+    assert chosen("mlflow", uri="http://127.0.0.1:5000")
 
 
 def test_mlflow_takes_many_parameters_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,12 @@ def require_library(tracker: str, module: str, extra: str) -> None:
     """
     :raises UserError: when the library of a tracker is not installed, with the command that installs it.
     """
-    if find_spec(module) is None:
+    if not installed(module):
         raise UserError(
             f"observe.trackers: {tracker!r} needs the package {module!r}; install it with: pip install -e '.[{extra}]'"
         )
+
+
+def installed(module: str) -> bool:
+    """Is this library there? It is not imported for the answer."""
+    return find_spec(module) is not None

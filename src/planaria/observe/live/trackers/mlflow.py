@@ -10,10 +10,14 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
+from planaria.errors import UserError
+from planaria.filesystems import shown
 from planaria.observe.live.settings import Setting
-from planaria.observe.live.tracker import Tracker, require_library
+from planaria.observe.live.tracker import Tracker, installed, require_library
 
 _TAG = "planaria.run"
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+"""stores that mlflow-skinny cannot open"""
 _LONGEST = 500
 """characters of a value that every version of MLflow takes"""
 _BATCH = 100
@@ -34,6 +38,12 @@ class MLflow(Tracker):
 
     def require(self) -> None:
         require_library("mlflow", "mlflow", "mlflow")
+        uri = self.uri or str(import_module("mlflow").get_tracking_uri())
+        if uri.partition(":")[0].partition("+")[0] in _DATABASES and not installed("sqlalchemy"):
+            raise UserError(
+                f"observe.trackers: 'mlflow' keeps runs in {shown(uri)!r} with the whole package only; "
+                "pip install mlflow, or name a tracking server with --observe.options.uri http://HOST:PORT"
+            )
 
     def introduced(self, identity: str, settings: Mapping[str, Setting]) -> None:
         self._identity, self._settings = identity, settings
