@@ -145,4 +145,4 @@ def held_at_most(folder: Path, steps: int) -> int:
 
 
 def test_a_long_run_needs_no_more_memory_than_a_short_one(folder: Path) -> None:
-    assert held_at_most(folder, 4000) < 1.5 * held_at_most(folder, 400)
+    assert held_at_most(folder, 2000) < 1.5 * held_at_most(folder, 200)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,8 +37,9 @@ def filled(shape: object, secret: str) -> object:
     return shape.replace("{}", secret) if isinstance(shape, str) else shape
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@given(secret=st.from_regex(r"[A-Za-z0-9_.-]{1,3}Q7x[A-Za-z0-9_.-]{0,20}", fullmatch=True))
+@given(
+    shape=st.sampled_from(SHAPES), secret=st.from_regex(r"[A-Za-z0-9_.-]{1,3}Q7x[A-Za-z0-9_.-]{0,20}", fullmatch=True)
+)
 def test_no_secret_is_told(shape: object, secret: str) -> None:
     told = settings(RunConfig.model_validate(filled(shape, secret)))
     assert secret not in repr(told)
