@@ -17,7 +17,7 @@ from tiny_recipe import written
 import planaria
 from planaria import cli
 from planaria.checkpoint.store import CheckpointStore
-from planaria.observe.live.tracker import TensorBoard
+from planaria.observe.live.trackers.tensorboard import TensorBoard
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from planaria.config import ObserveConfig
 from planaria.errors import UserError
-from planaria.observe.live.tracker import TensorBoard, trackers
+from planaria.observe.live.trackers import trackers
+from planaria.observe.live.trackers.tensorboard import TensorBoard
 from planaria.options import Options
 
 
 def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     tracker = TensorBoard()
+    tracker.introduced("0" * 32, {"train.steps": 3})
     tracker.open(tmp_path)
     for step in range(3):
         tracker.scalars(step, {"loss": 3.0 - step, "gradient/stage 1": 0.5})
@@ -22,7 +24,11 @@ def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     # Depending on its version, TensorBoard migrates scalars to tensors while reading.
-    assert {*events.Tags()["scalars"], *events.Tags()["tensors"]} == {"loss", "gradient/stage 1"}
+    assert {*events.Tags()["scalars"], *events.Tags()["tensors"]} == {
+        "loss", "gradient/stage 1", "configuration",
+    }  # fmt: skip
+    (told,) = events.Tensors("configuration")
+    assert b"| train.steps | 3 |" in told.tensor_proto.string_val[0]
     points = [(e.step, e.value) for e in events.Scalars("loss")]
     assert points == [(0, 3.0), (1, 2.0), (2, 1.0)]
 
@@ -39,9 +45,10 @@ def test_what_is_chosen_is_known_and_named_once() -> None:
 
 
 def test_the_room_does_without_torch() -> None:
-    run = "narrate, recovery_timeline, ledger, stays, report"
+    run = "narrate, recovery_timeline, ledger, stays, report, perfetto"
     code = (
-        "import sys; from planaria.record import logs; from planaria.observe.live import tracker, progress; "
+        "import sys; from planaria.record import logs; "
+        "from planaria.observe.live import trackers, progress, prometheus; "
         f"from planaria.observe.run import {run}; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

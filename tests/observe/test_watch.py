@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from planaria.config import ObserveConfig, RunConfig
 from planaria.observe.live.progress import Quiet
-from planaria.observe.live.tracker import Tracker, trackers
+from planaria.observe.live.tracker import Tracker
+from planaria.observe.live.trackers import trackers
 from planaria.observe.live.watch import Watch
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -82,7 +83,9 @@ def test_everything_that_is_told_is_written_down_and_shown(tmp_path: Path) -> No
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     curves = {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
-    assert curves == {"loss": [(3, 4.5)], "tokens_per_s": [(3, 50.0)], "val_loss": [(4, 4.25)]}
+    counts = {"steps": 4.0, "generation": 0.0, "rounds": 0.0, "sent_bytes": 0.0, "recoveries": 0.0, "workers_lost": 0.0}
+    counted = {name: [(3, count)] for name, count in counts.items()}
+    assert curves == {"loss": [(3, 4.5)], "tokens_per_s": [(3, 50.0)], "val_loss": [(4, 4.25)], **counted}
 
 
 class Failing(Tracker):

@@ -14,7 +14,7 @@ from planaria.api.complete import complete
 from planaria.api.export import export_run
 from planaria.api.recipes import Recipe, Settings, configure, named
 from planaria.api.run import MODEL, Run
-from planaria.checkpoint.mirror import ID, Mirror, mirrored
+from planaria.checkpoint.mirror import Mirror, mirrored
 from planaria.config import RunConfig
 from planaria.engine import fleet, inline_run, runs
 from planaria.engine.branch import branch_off, starting_weights
@@ -30,12 +30,14 @@ from planaria.model.families import family
 from planaria.model.foreign import Weights
 from planaria.observe.live.listener import Listener, Step
 from planaria.observe.live.progress import Progress, Quiet
-from planaria.observe.live.tracker import trackers
-from planaria.observe.live.watch import Watch
+from planaria.observe.live.settings import settings as told_settings
+from planaria.observe.live.trackers import trackers
+from planaria.observe.live.watch import About, Watch
 from planaria.observe.run.report import write_report
 from planaria.observe.run.summary import summary
 from planaria.planner.schedule import MAX_BYTES as SCHEDULE_BYTES
 from planaria.record.decisions import Finish
+from planaria.record.identity import ID, identity
 from planaria.record.logs import EVENTS, read_run
 from planaria.record.reserve import Reserve
 from planaria.record.statefile import STATE
@@ -222,7 +224,8 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
     runs.keep(folder, config, prepared.dataset, prepared.trace)
     display = Progress() if told.progress else Quiet()
     listener = None if told.on_step is None else Listener(display, told.on_step)
-    watch = Watch(folder, config.samples * config.model.context, listener or display, told_too)
+    about = About(identity(folder), told_settings(config)) if told_too else None
+    watch = Watch(folder, config.samples * config.model.context, listener or display, told_too, about)
 
     def asked() -> bool:
         return told.stopped() or (listener is not None and listener.error is not None)

@@ -9,22 +9,19 @@ What the store holds is checked when it is used, by the same digests as in a fol
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from planaria import digests
 from planaria.atomic import new_folder
 from planaria.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Saved, read_manifest, step_of
 from planaria.errors import UserError
 from planaria.filesystems import fetch, filesystem, reached, required, shown
 from planaria.model.packing import HEADROOM
 from planaria.model.stages import parameter_count
+from planaria.record.identity import ID, draw
 
-ID = "run.id"
-"""a file that tells whether two places hold the same run"""
 _CHECKPOINTS = "checkpoints"
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
@@ -62,7 +59,7 @@ class Mirror:
         with required("checkpoint.store"), reached(self.url, "read there"):
             there = self._read(ID)
         if not mark.exists():
-            digests.put(folder, {ID: (there if again else None) or secrets.token_hex(16).encode()})
+            draw(folder, there if again else None)
         if there is None:
             with required("checkpoint.store"), reached(self.url, "write there"):
                 self._system.makedirs(self._root, exist_ok=True)

@@ -43,9 +43,16 @@ def add(commands: Any) -> None:
     export.add_argument("run", type=Path)
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
 
-    report = command(commands, "report", "write a run's HTML report", _report)
+    report = command(commands, "report", "write a run's HTML report, or its trace for Perfetto", _report)
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
+    report.add_argument(
+        "--perfetto",
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="write a trace for ui.perfetto.dev instead (default RUN/perfetto.json.gz)",
+    )
 
     accept = command(commands, "accept", "accept manual changes to a run's folder", _accept)
     accept.add_argument("run", type=Path)
@@ -131,6 +138,8 @@ def _export(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
+    if given.perfetto is not None:
+        return _trace(given)
     if (given.run / "peers").is_dir():
         from planaria.commands import swarm
 
@@ -142,6 +151,15 @@ def _report(given: argparse.Namespace) -> int:
     if (given.run / runs.CONFIG).is_file():
         runs.require(given.run, runs.CONFIG)
     print(write_report(given.run, given.to))
+    return 0
+
+
+def _trace(given: argparse.Namespace) -> int:
+    from planaria.observe.run.perfetto import write_trace
+
+    if given.to is not None:
+        raise UserError(f"--to {given.to}: goes with the report; give the trace's file behind --perfetto")
+    print(write_trace(given.run, None if given.perfetto is True else Path(given.perfetto)))
     return 0
 
 

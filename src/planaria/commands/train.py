@@ -14,7 +14,7 @@ from planaria.engine.branch import starting_weights, unfit
 from planaria.engine.prepare import check
 from planaria.engine.unused import require_used
 from planaria.errors import UserError
-from planaria.observe.live.tracker import trackers
+from planaria.observe.live.trackers import trackers
 
 
 def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool, auto: bool = False) -> int:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from planaria.observe.live.beside import END_S, Beside
 from planaria.observe.live.progress import Quiet
+from planaria.observe.live.settings import Setting
+from planaria.observe.live.tally import Tally
 from planaria.observe.live.tracker import Tracker
 from planaria.observe.run.metrics import StepMetrics
 from planaria.observe.run.naming import Naming
+from planaria.observe.run.recovery_timing import RecoveryTiming
 from planaria.outlet import lost
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunLog
 from planaria.record.reserve import Reserve
-from planaria.record.run_record import Metric
+from planaria.record.run_record import Metric, StepMetric
 from planaria.record.sample import Sample
+
+
+class About(NamedTuple):
+    """What trackers are told of a run before it begins."""
+
+    identity: str
+    settings: Mapping[str, Setting]
 
 
 class Watch:
@@ -29,11 +41,17 @@ class Watch:
     """
 
     def __init__(
-        self, folder: Path, tokens_per_step: int, progress: Quiet, trackers: Mapping[str, Tracker] | None = None
+        self,
+        folder: Path,
+        tokens_per_step: int,
+        progress: Quiet,
+        trackers: Mapping[str, Tracker] | None = None,
+        about: About | None = None,
     ) -> None:
         self._log, self._progress, self._folder = RunLog(folder), progress, folder
-        self._unopened, self._trackers = dict(trackers or {}), dict[str, Tracker]()
-        """by name, before the run has started and from then on; without those that have failed"""
+        self._trackers = [Beside(name, tracker) for name, tracker in (trackers or {}).items()]
+        self._about, self._began = about, False
+        self._tally = Tally()
         self._reserve = Reserve(folder)
         self.trouble = ""
         self._full = False
@@ -47,9 +65,9 @@ class Watch:
             self._naming = Naming(event)
             self._progress.start(event.steps, event.first_step)
         self._progress.on_event(t, event)
-        if isinstance(event, e.RunStarted):
-            self._trackers, self._unopened = self._unopened, {}
-            self._track(t, lambda tracker: tracker.open(self._folder))
+        if isinstance(event, e.RunStarted) and not self._began:
+            self._begin()
+        self._recovered(self._tally.take(t, event))
         self._measured(self._metrics.on_event(t, event))
         self._look_at_the_display(t)
 
@@ -58,15 +76,20 @@ class Watch:
         if isinstance(decision, d.Form):
             self._sample.form(decision.replica, decision.step)
         self._progress.on_decision(t, decision)
+        self._recovered(self._tally.take(t, decision))
         self._measured(self._metrics.on_decision(t, decision))
         self._look_at_the_display(t)
 
     def on_worked(self, t: float, worked: e.Worked) -> None:
         for when, kept in self._sample.take(t, worked, self._naming.replica(worked.node)):
             self._note(partial(self._log.worked, when, kept))
+        self._recovered(self._tally.worked(worked))
 
     def close(self) -> None:
-        self._track(time.monotonic(), lambda tracker: tracker.close())  # while there is a log to say so in
+        until = time.monotonic() + END_S
+        for tracker in self._trackers:
+            tracker.finish(until)
+        self._hear(time.monotonic())  # while there is a log to say it in
         self._progress.stop()
         for when, kept in self._sample.rest():
             self._note(partial(self._log.worked, when, kept))
@@ -99,15 +122,37 @@ class Watch:
             return
         self._note(partial(self._log.metric, metric))
         self._progress.on_metric(metric)
-        scalars = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
-        self._track(metric.t, lambda tracker: tracker.scalars(metric.step, scalars))
+        self._tally.measured(metric)
+        values = {name: value for name, value in metric if isinstance(value, float) and name != "t"}
+        if isinstance(metric, StepMetric):
+            values |= self._tally.counts
+        self._track(lambda tracker: tracker.scalars(metric.step, values))
+        self._hear(metric.t)
 
-    def _track(self, t: float, tell: Callable[[Tracker], None]) -> None:
-        """When a tracker fails, go on without it, and say so once."""
-        for name, tracker in list(self._trackers.items()):
-            try:
-                tell(tracker)
-            except (Exception, SystemExit) as error:  # whatever somebody's tracker does: no run ends by it
-                del self._trackers[name]
-                why = getattr(error, "strerror", None) or error
-                self.on_event(t, e.Trouble(detail=f"going on without {name} ({type(error).__name__}: {why})"))
+    def _recovered(self, over: Iterable[RecoveryTiming]) -> None:
+        for timing in over:
+            if timing.total is not None:
+                parts = {f"recovery_s/{name}": took for name, took in timing.parts.items() if took is not None}
+                values, step = {"recovery_s": timing.total, **parts}, self._tally.steps
+                self._track(partial(_scalars, step=step, values=values))
+
+    def _begin(self) -> None:
+        """Trackers begin when the run has."""
+        self._began = True
+        if (about := self._about) is not None:
+            self._track(lambda tracker: tracker.introduced(*about))
+        self._track(lambda tracker: tracker.open(self._folder))
+
+    def _track(self, told: Callable[[Tracker], None]) -> None:
+        for tracker in self._trackers:
+            tracker.tell(told)
+
+    def _hear(self, t: float) -> None:
+        """When something is wrong with a tracker, say so."""
+        for tracker in self._trackers:
+            if trouble := tracker.trouble():
+                self.on_event(t, e.Trouble(detail=trouble))
+
+
+def _scalars(tracker: Tracker, step: int, values: Mapping[str, float]) -> None:
+    tracker.scalars(step, values)

@@ -1,0 +1,117 @@
+"""A tracker that fails, hangs or is slow disturbs nobody, and is told of once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import PrivateAttr
+
+from planaria.observe.live.beside import Beside
+from planaria.observe.live.tracker import Tracker
+
+PATIENCE_S = 60.0
+"""that a test would wait for a thread which never comes"""
+
+
+class Held(Tracker):
+    """Does at each call what it is told to, and remembers which there were, and in which thread."""
+
+    _act: Callable[[int], None] = PrivateAttr(default_factory=lambda: lambda step: None)
+    _steps: list[int] = PrivateAttr(default_factory=list)
+    _threads: set[int] = PrivateAttr(default_factory=set)
+    _closed: threading.Event = PrivateAttr(default_factory=threading.Event)
+
+    def open(self, folder: Path) -> None:
+        pass
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._threads.add(threading.get_ident())
+        self._act(step)
+        self._steps.append(step)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def tell(beside: Beside, step: int) -> None:
+    beside.tell(lambda tracker: tracker.scalars(step, {}))
+
+
+def trouble_of(beside: Beside) -> str:
+    """What is wrong with it, once that is known."""
+    until = time.monotonic() + PATIENCE_S
+    while not (said := beside.trouble()) and time.monotonic() < until:
+        time.sleep(0.005)
+    return said
+
+
+def test_it_is_told_everything_in_order_in_one_other_thread() -> None:
+    tracker = Held()
+    beside = Beside("held", tracker)
+    for step in range(200):
+        tell(beside, step)
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._steps == list(range(200)) and tracker._closed.is_set()
+    assert len(tracker._threads) == 1 and threading.get_ident() not in tracker._threads
+    assert beside.trouble() == ""
+
+
+def test_one_that_fails_is_told_nothing_more() -> None:
+    tracker = Held()
+
+    def act(step: int) -> None:
+        if step == 2:
+            raise ConnectionError("no route")
+
+    tracker._act = act
+    beside = Beside("held", tracker)
+    for step in range(5):
+        tell(beside, step)
+    assert trouble_of(beside) == "going on without held (ConnectionError: no route)"
+    tell(beside, 5)
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._steps == [0, 1] and not tracker._closed.is_set() and beside.trouble() == ""
+
+
+def test_nobody_waits_for_one_that_hangs() -> None:
+    """It would not go on before the test is over, so whoever waited for it would wait for ever."""
+    tracker, over = Held(), threading.Event()
+    tracker._act = lambda step: not over.wait(PATIENCE_S) and None
+    try:
+        beside = Beside("held", tracker, most=10, call_s=0.2)
+        for step in range(100):
+            tell(beside, step)
+        said = [trouble_of(beside), trouble_of(beside)]
+        assert said[0] == "held is slow: more than 10 things wait for it, and it misses what comes beyond"
+        assert said[1] == "going on without held (it has not answered for 0.2 s)"
+        beside.finish(time.monotonic() + PATIENCE_S)
+        assert beside._queue.qsize() <= 10 and beside.trouble() == ""
+    finally:
+        over.set()
+
+
+def test_one_that_does_not_come_to_its_end_is_left_behind() -> None:
+    tracker, over = Held(), threading.Event()
+    tracker._act = lambda step: not over.wait(PATIENCE_S) and None
+    try:
+        beside = Beside("held", tracker)
+        tell(beside, 0)
+        beside.finish(time.monotonic() + 0.1)
+        assert beside.trouble() == "going on without held (it did not come to its end in time)"
+    finally:
+        over.set()
+
+
+def test_a_slow_one_misses_some_and_is_closed_all_the_same() -> None:
+    tracker, go_on = Held(), threading.Event()
+    tracker._act = lambda step: not go_on.wait(PATIENCE_S) and None
+    beside = Beside("held", tracker, most=3)
+    for step in range(50):
+        tell(beside, step)
+    go_on.set()
+    beside.finish(time.monotonic() + PATIENCE_S)
+    assert tracker._closed.is_set() and 3 <= len(tracker._steps) <= 4 and tracker._steps == sorted(tracker._steps)
+    assert "is slow" in beside.trouble() and beside.trouble() == ""
