@@ -92,6 +92,20 @@ def _diagnosis(record: RunRecord) -> Diagnosis:
     return found
 
 
+def told(record: RunRecord) -> Iterator[str]:
+    """A line for each finding and deed, for the end of a run."""
+    found, naming = diagnosis_of(record), naming_of(record)
+    for finding in found.findings:
+        until = "on" if finding.until is None else f"to {finding.until}"
+        what = sentence(finding.blamed, naming).partition(":")[0]
+        yield f"slow          from step {finding.blamed.step} {until}: {what}"
+    for made in found.deeds:
+        after = "" if made.measured_s is None else f", then {ms(made.measured_s)}"
+        who = f"{naming.name([made.relieve.node])} handed over by {made.relieve.worker}"
+        before, predicted = ms(made.relieve.step_s), ms(made.relieve.predicted_s)
+        yield f"              {who}: a step took {before}{after} ({predicted} predicted)"
+
+
 def section(record: RunRecord) -> Iterator[str]:
     """Nothing for a run that was not measured."""
     found, naming = diagnosis_of(record), naming_of(record)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planaria.observe.run.compression import told as told_compression
+from planaria.observe.run.diagnosis import told as told_diagnosis
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
 from planaria.observe.run.round_history import gatherings, told, totals
 from planaria.observe.run.stage_peaks import told as told_memory
@@ -62,8 +63,10 @@ def summary(record: RunRecord) -> Iterator[str]:
         yield from straggling.told(record)
     yield from told_compression(record)
     yield from told_memory(record)
+    slow = list(told_diagnosis(record))
+    yield from slow
     timings = recoveries(record)
-    if not timings:
+    if not timings and not slow:
         yield "faults        none"
     for timing in timings:
         yield f"fault         {_told(timing)}"

@@ -46,8 +46,10 @@ def deed(relieve: d.Relieve, naming: Naming) -> str:
 
 def cleared(fact: d.Cleared, naming: Naming) -> str:
     """What is not slow any more, in one line."""
-    where = naming.name(fact.nodes) if "link" not in fact.fault else f"the link {naming.way(*fact.nodes)}"
-    return f"{where} is not a {fact.fault} any more"
+    if "link" in fact.fault:
+        return f"the link {naming.way(*fact.nodes)} is not {fact.fault.partition(' ')[0]} any more"
+    what = {"slow sender": "what it sends", "slow receiver": "what reaches it"}.get(fact.fault, "its worker")
+    return f"{naming.name(fact.nodes)}: {what} is not slow any more"
 
 
 def ms(seconds: float) -> str:
