@@ -18,11 +18,11 @@ import time
 from statistics import fmean
 
 from benchmarks import coded_lab as lab
+from benchmarks.coded_choice import choice
 from benchmarks.common import Claim, Row, conclude, parser
 
 NAME = "coded"
 JOBS = 9
-PARTS = ("sums", "loads", "bursts", "long", "windows", "deaths", "processes", "choice")
 
 
 def sums(given: argparse.Namespace) -> list[Row]:
@@ -262,6 +262,9 @@ def processes(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
+PARTS = {part.__name__: part for part in (sums, loads, bursts, long, windows, deaths, processes, choice)}
+
+
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -275,9 +278,9 @@ def main() -> int:
 
     torch.set_num_threads(1)
     rows: list[Row] = []
-    for part in PARTS:
-        if part not in given.skip:
-            rows += globals()[part](given)
+    for name, part in PARTS.items():
+        if name not in given.skip:
+            rows += part(given)
     return conclude(NAME, given, rows)
 
 

@@ -31,11 +31,11 @@ def storms(draw: Any, rounds: int) -> Any:
 
 
 def drifting(draw: Any, rounds: int) -> Any:
-    """One worker becomes slower by 4 % of its first time in each round, until it begins anew after 60."""
+    """One worker becomes slower by 2 % of its first time in each round, until it begins anew after 60."""
     import numpy as np
 
     lag = np.ones((rounds, N))
-    lag[:, 3] += 0.04 * ((np.arange(rounds) + draw.integers(60)) % 60)
+    lag[:, 3] += 0.02 * ((np.arange(rounds) + draw.integers(60)) % 60)
     return lag
 
 

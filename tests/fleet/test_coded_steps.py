@@ -9,14 +9,16 @@ import pytest
 from harness import facts, losses, tiny, train
 
 from planaria.chaos.trace import Fault, Trace
-from planaria.config import RunConfig
+from planaria.config import ExchangeConfig, RunConfig
 from planaria.data.shards import prepare
 from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import streams
+from planaria.engine.prepare import check, streams
+from planaria.errors import UserError
 from planaria.exchange.coded.coding import coding_of
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6
 GC = {"scheme": "gc", "stragglers": 2}
@@ -87,3 +89,12 @@ def test_a_trace_says_who_is_late_in_one_process(tmp_path: Path) -> None:
     assert engine.rounds.counts(2, ()) == {1, 2, 3}
     assert engine.rounds.counts(2, (frozenset({1, 2, 3}),)) == {0, 1, 2, 3}, "it has to make up for the first round"
     assert engine.rounds.counts(3, ()) == {0, 1, 2, 3}
+
+
+def test_a_schedule_is_for_one_replica_coded_or_not(tmp_path: Path) -> None:
+    config = on_schedule(tiny(tmp_path, **shape(0.5)), tmp_path)
+    together = config.model_copy(update={"exchange": ExchangeConfig(replicas=3, coded="gc")})
+    with pytest.raises(
+        UserError, match=r"routing\.schedule: a schedule is for one replica; leave exchange\.replicas out"
+    ):
+        check(together)
