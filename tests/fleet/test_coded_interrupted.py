@@ -66,6 +66,7 @@ def test_a_freeze_of_three_rounds_and_a_death_between_two(said: dict[str, Any], 
     assert losses(record) == pytest.approx(inline_losses(coded(tmp_path, "")), rel=1e-5)
 
 
+@pytest.mark.slow  # the same with one replica: tests/fleet/test_silence.py
 def test_one_that_wakes_up_after_it_was_replaced_says_nothing_that_counts(tmp_path: Path) -> None:
     config = coded(tmp_path, MSGC, fleet={"missed": 6})
     record = train(config, hook=Blows(lambda x: isinstance(x, d.Form), False, True))
