@@ -26,7 +26,7 @@ JOBS = 9
 
 
 def sums(given: argparse.Namespace) -> list[Row]:
-    """G1."""
+    """Random late workers, waited out and not: what is decoded, and how near the sum it is."""
     import torch
 
     from planaria.exchange.coded.lab import decoded
@@ -61,7 +61,7 @@ def sums(given: argparse.Namespace) -> list[Row]:
 
 
 def loads(given: argparse.Namespace) -> list[Row]:
-    """G2."""
+    """Loads and decoding at the size of the publication; how much rounding errors may grow."""
     import numpy as np
 
     from planaria.exchange.coded.gc import GC, code, enlarges
@@ -110,7 +110,7 @@ def loads(given: argparse.Namespace) -> list[Row]:
 
 
 def bursts(given: argparse.Namespace) -> list[Row]:
-    """G3, and SPARe on the same delays."""
+    """Bursts of delays by both accountings, and SPARe on the same."""
     from planaria.exchange.coded.simulate import replay
     from planaria.exchange.coded.spare import best_stack, stacked
     from planaria.exchange.coded.uncoded import Dropping
@@ -171,7 +171,7 @@ def long(given: argparse.Namespace) -> list[Row]:
 
 
 def windows(given: argparse.Namespace) -> list[Row]:
-    """G4: one model, a step cut into a window of jobs."""
+    """One model, a step cut into a window of jobs."""
     from planaria.exchange.coded.simulate import unhurried, windows
     from planaria.exchange.coded.spare import best_stack, stacked
     from planaria.exchange.coded.uncoded import Uncoded
@@ -236,7 +236,7 @@ def deaths(given: argparse.Namespace) -> list[Row]:
 
 
 def processes(given: argparse.Namespace) -> list[Row]:
-    """G5."""
+    """Workers that sleep their load: measured over predicted time."""
     from planaria.exchange.coded.gc import GC
     from planaria.exchange.coded.msgc import MSGC
     from planaria.exchange.coded.simulate import replay

@@ -94,7 +94,7 @@ def profiles(rounds: int, seed: int) -> dict[str, Profile]:
 
 
 def choice(given: argparse.Namespace) -> list[Row]:
-    """G10: chosen on one probe, judged by what comes after."""
+    """Chosen on one probe, judged by what comes after."""
     from planaria.exchange.coded.choose import choose, grid, timed
 
     rows, near, none, told = [], [], [], []

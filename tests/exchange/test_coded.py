@@ -260,7 +260,7 @@ def test_counting_mini_tasks_counts_them(which: tuple[int, Scheme], seed: int) -
         assert scheme.busy(n, JOBS, history[:now]) == counted
 
 
-def test_chunks_of_the_spec() -> None:
+def test_chunks_of_a_job() -> None:
     assert MSGC(burst=1, window=2, stragglers=1).chunks(8) == 24
     assert MSGC(burst=1, window=3, stragglers=3).chunks(8) == 72
     assert MSGC(burst=1, window=3, stragglers=8).chunks(8) == 16
