@@ -46,34 +46,13 @@ def bursts(
     return Profile(seconds, 1 / n, per)
 
 
-def profiles(rounds: int, n: int, seed: int) -> dict[str, Profile]:
-    """Six kinds of delays: what a probe of each sees, and with another seed what comes after."""
-    import numpy as np
-
-    from planaria.exchange.coded.simulate import Profile
-
-    draw = np.random.default_rng(seed)
-    even = bursts(rounds, n, seed, enter=0.0)
-    always = even.seconds.copy()
-    always[:, 3] *= 3.0
-    tails = even.seconds * (1 + 0.2 * draw.pareto(1.2, even.seconds.shape))
-    return {
-        "none": even,
-        "rare": bursts(rounds, n, seed, enter=0.005),
-        "bursty": bursts(rounds, n, seed, enter=0.02, leave=0.3),
-        "one always slow": Profile(always, even.load, even.slope),
-        "heavy-tailed": Profile(tails, even.load, even.slope),
-        "fixed cost": bursts(rounds, n, seed, fixed=1.0, per_load=2.0),
-    }
-
-
 def best(n: int, published: bool, **kind: float) -> dict[str, Scheme]:
     """Of each name the scheme that is quickest on a probe of 80 rounds."""
     from planaria.exchange.coded.choose import grid
     from planaria.exchange.coded.simulate import replay
 
     probe, found = bursts(80, n, 100, **kind), {}
-    for name, scheme in grid(n):
+    for name, scheme in grid(n, published=published):
         seconds = replay(scheme, probe, 80, published=published).seconds
         found[name] = min(found.get(name, (float("inf"), scheme)), (seconds, scheme), key=lambda pair: pair[0])
     return {name: scheme for name, (_, scheme) in found.items()}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.exchange.coded.base import History, Scheme
-from planaria.exchange.coded.choose import choose, grid, slow_always, timed
+from planaria.exchange.coded.choose import choose, grid, orders, slow_always, timed
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.msgc import MSGC
 from planaria.exchange.coded.patterns import arbitrary, bursty, bursty_throughout
@@ -143,12 +143,22 @@ def test_none_where_nothing_pays_and_a_code_where_one_does() -> None:
     found = choose(lagging(40, 6, 1), most_delay=2)
     none = next(offer for offer in found.offers if offer.name == "none")
     assert found.best is found.offers[0] and found.best.seconds < 0.9 * none.seconds and "saves" in found.why
-    assert (found.best.seconds, found.best.error) == timed(found.best.scheme, lagging(40, 6, 1))
+    each = [timed(found.best.scheme, profile) for profile in orders(lagging(40, 6, 1))]
+    assert len(set(each)) > 1 and np.mean(each, axis=0) == pytest.approx((found.best.seconds, found.best.error))
     assert {offer.name for offer in found.offers} == {"none", "gc", "srsgc", "msgc"}
 
 
+def test_short_probes_of_workers_that_are_alike_are_replayed_in_several_orders() -> None:
+    probe, long = lagging(40, 6, 1), lagging(400, 6, 1)
+    unlike = Profile(probe.seconds * np.where(np.arange(6) < 3, 1.6, 1.0), probe.load, probe.slope)
+    assert [len(orders(profile)) for profile in (probe, long, unlike)] == [4, 1, 1]
+    for other in orders(probe):
+        assert sorted(map(tuple, other.seconds.T)) == sorted(map(tuple, probe.seconds.T)), "each has its own delays"
+    assert not any(np.array_equal(a.seconds, b.seconds) for a, b in itertools.combinations(orders(probe), 2))
+
+
 def test_steps_with_one_barrier_leave_codes_little() -> None:
-    assert choose(lagging(320, 6, 2), window=32, among=(("msgc", MSGC(stragglers=6)),)).best.name == "none"
+    assert choose(lagging(320, 6, 2), window=32, most_delay=1, microbatches=6).best.name == "none"
 
 
 def test_what_microbatches_do_not_allow_is_left_out() -> None:
@@ -170,6 +180,10 @@ def test_the_grid_has_no_scheme_twice_and_none_that_cannot_serve() -> None:
         found = [scheme for _, scheme in grid(n)]
         assert len(set(map(repr, found))) == len(found)
         assert all(not scheme.objection(n) and scheme.delay() <= 3 for scheme in found)
+        every = {(made.burst, made.spare()) for _, made in grid(n, published=True) if isinstance(made, SRSGC)}
+        assert sorted(every) == sorted((made.burst, made.spare()) for made in found if isinstance(made, SRSGC))
+    few, many = (replay(SRSGC(burst=1, window=w, stragglers=1), lagging(40, 4, 3), 40) for w in (2, 3))
+    assert few == many, "of equal B and s"
 
 
 # ---- SPARe

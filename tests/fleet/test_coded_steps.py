@@ -9,16 +9,16 @@ import pytest
 from harness import facts, losses, tiny, train
 
 from planaria.chaos.trace import Fault, Trace
-from planaria.config import RunConfig
+from planaria.config import ExchangeConfig, RunConfig
 from planaria.data.shards import prepare
 from planaria.engine.inline import InlineEngine
-from planaria.engine.prepare import prepare as prepare_run
-from planaria.engine.prepare import streams
+from planaria.engine.prepare import check, streams
 from planaria.errors import UserError
 from planaria.exchange.coded.coding import coding_of
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
+from schedules import on_schedule, shape
 
 REPLICAS, STEPS = 4, 6
 GC = {"scheme": "gc", "stragglers": 2}
@@ -30,7 +30,8 @@ SLOW = Fault(step=2, stage=1, signal="slow", strength=300, resume_after_s=3.0)
 def coded(folder: Path, said: str | dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
     """Four replicas of two stages each (with the ends); node 2r is replica r's ends."""
     exchange = {"replicas": REPLICAS, "coded": said}
-    return tiny(folder, stages=1, steps=STEPS, exchange=exchange, pipeline={"microbatches": 6}, **sections)
+    plain: dict[str, dict[str, Any]] = {"exchange": exchange, "pipeline": {"microbatches": 6}}
+    return tiny(folder, stages=1, steps=STEPS, **plain | sections)
 
 
 def counted(record: RunRecord) -> dict[int, list[frozenset[int]]]:
@@ -90,25 +91,10 @@ def test_a_trace_says_who_is_late_in_one_process(tmp_path: Path) -> None:
     assert engine.rounds.counts(3, ()) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("exchange", "sections", "said"),
-    [
-        ({"coded": "gx"}, {}, "gc"),
-        ({"coded": {"scheme": "gc", "jobs": 0}}, {}, "exchange.coded.jobs"),
-        ({"coded": {"scheme": "gc", "slow": 1}}, {}, "exchange.coded.slow"),
-        ({"coded": {"scheme": "gc", "stragglers": 4}}, {}, "stragglers = 4"),
-        ({"coded": "gc", "kind": "diloco"}, {}, "allreduce"),
-        ({"coded": "gc", "compress": "econtrol:top1%"}, {}, "exchange.compress"),
-        ({"coded": "gc", "robust": "median"}, {}, "exchange.robust"),
-        ({"coded": "gc", "replicas": 2}, {}, "replicas"),
-        ({"coded": MSGC}, {"pipeline": {"microbatches": 5}}, "take 6"),
-        ({"coded": "gc"}, {"recovery": {"meanwhile": "skip"}}, "recovery.meanwhile"),
-    ],
-)
-def test_what_does_not_go_with_a_code_is_said_before_anything_starts(
-    exchange: dict[str, Any], sections: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    plain = {"exchange": {"replicas": REPLICAS, **exchange}, "pipeline": {"microbatches": 6}, **sections}
-    with pytest.raises(UserError) as told:
-        prepare_run(tiny(tmp_path, stages=1, steps=STEPS, **plain))
-    assert said in str(told.value) and "\n" not in str(told.value)
+def test_a_schedule_is_for_one_replica_coded_or_not(tmp_path: Path) -> None:
+    config = on_schedule(tiny(tmp_path, **shape(0.5)), tmp_path)
+    together = config.model_copy(update={"exchange": ExchangeConfig(replicas=3, coded="gc")})
+    with pytest.raises(
+        UserError, match=r"routing\.schedule: a schedule is for one replica; leave exchange\.replicas out"
+    ):
+        check(together)

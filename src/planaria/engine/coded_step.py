@@ -130,11 +130,6 @@ def coded_steps(config: RunConfig, itinerary: Itinerary) -> CodedSteps | None:
         (config.routing.mixed, "needs replicas with ways of their own; leave routing.mixed out"),
         (config.recovery.meanwhile == "skip", "needs all stages of a replica; take recovery.meanwhile = 'wait'"),
     )
-    if coding.coded.among:
-        raise UserError(
-            "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
-            "steps, let `planaria advise RECIPE --delays RUN` choose, and give what it says"
-        )
     for wrong, why in reasons:
         if wrong:
             raise UserError(f"exchange.coded: a code {why}")

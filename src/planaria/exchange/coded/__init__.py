@@ -13,7 +13,6 @@ from typing import Any
 
 from planaria.errors import UserError
 from planaria.exchange.coded.base import Scheme
-from planaria.exchange.coded.choose import grid
 from planaria.exchange.coded.gc import GC
 from planaria.exchange.coded.msgc import MSGC
 from planaria.exchange.coded.srsgc import SRSGC
@@ -33,6 +32,7 @@ MOST_JOBS = 1 << 10
 JOBS = 8
 """of a step, unless given, where some rounds at its end only finish what is open; else one"""
 AUTO = "auto"
+"""no number of stragglers: a run does not choose by itself"""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,10 @@ class Coded:
     """A scheme, and how a step is cut into its jobs."""
 
     scheme: Scheme
-    """"none" while a probe is under way"""
     jobs: int = JOBS
     """J: jobs of a step, which takes J + T rounds"""
     slow: float = 2.0
     """1 + µ: who takes more than so many times the fastest worker's time is late"""
-    among: tuple[tuple[str, Scheme], ...] = ()
-    """with ``stragglers = "auto"``: what is chosen from after a probe"""
 
     def least(self, n: int) -> int:
         """The microbatches of each of n replicas in a step are a multiple of this."""
@@ -80,7 +77,10 @@ def coded_of(said: str | Mapping[str, Any], members: int) -> Coded:
         )
     _require_window(JOBS if jobs is None else jobs, slow)
     if given.get("stragglers") == AUTO:
-        return _to_choose(name, given, members, JOBS if jobs is None else jobs, float(slow))
+        raise UserError(
+            "exchange.coded: stragglers = 'auto' is not known here; train with exchange.coded = 'none' for some twenty "
+            "steps, let `planaria advise RECIPE --delays RUN` choose, and give what it says"
+        )
     scheme = SCHEMES.make(name, given)
     if why := scheme.objection(members):
         raise UserError(f"exchange.coded: {name!r}: {why}")
@@ -94,18 +94,3 @@ def _require_window(jobs: Any, slow: Any) -> None:
         raise UserError(f"exchange.coded.jobs = {jobs!r}: give a number of jobs a step from 1 to {MOST_JOBS}")
     if not isinstance(slow, int | float) or isinstance(slow, bool) or not 1 < slow <= 1e6:
         raise UserError(f"exchange.coded.slow = {slow!r}: give a number above 1, times the fastest replica's time")
-
-
-def _to_choose(name: str, given: dict[str, Any], members: int, jobs: int, slow: float) -> Coded:
-    """What a probe chooses from: the schemes of this name with the options that are given, and any stragglers."""
-    fixed = {option: value for option, value in given.items() if option != "stragglers"}
-    made = SCHEMES.make(name, fixed)
-    if "stragglers" not in type(made).model_fields:
-        raise UserError(f"exchange.coded.stragglers: no option of {name!r}; leave it out")
-    if type(made) is not SCHEMES.shipped.get(name):
-        raise UserError(f"exchange.coded.stragglers = {AUTO!r}: is for {', '.join(SCHEMES.shipped)}; give a number")
-    burst, window = fixed.get("burst", 0), fixed.get("window", 0)
-    alike = tuple((said, scheme) for said, scheme in grid(members, burst=burst, window=window) if said == name)
-    if not alike:
-        raise UserError(f"exchange.coded: {name!r} with {fixed}: no number of stragglers goes with it; change it")
-    return Coded(Uncoded(), jobs, slow, alike)

@@ -125,3 +125,21 @@ class Scheme(Choice, ABC):
         newest, ahead = len(history) - 1, [*history, *[NOBODY] * self.delay()]
         under_way = range(max(0, newest - self.delay()), min(jobs, newest + 1))
         return all(self.decodable(n, ahead[: job + self.delay() + 1], job) for job in under_way)
+
+
+class Windowed(Scheme):
+    """A scheme made for bursts: for so many late workers within a window of rounds, each of them late for so long."""
+
+    burst: Burst = 1
+    """B: a worker's late rounds within a window lie less than this apart"""
+    window: Window = 2
+    """W, in rounds"""
+    stragglers: Stragglers = 1
+    """λ: distinct workers that are late within a window"""
+
+    def objection(self, n: int) -> str:
+        if self.burst >= self.window:
+            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
+        if self.stragglers > n:
+            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
+        return ""

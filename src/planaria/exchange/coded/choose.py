@@ -3,13 +3,15 @@
 The probe is some 60 uncoded rounds. A scheme's time is the replay of all of them with the scheme's loads
 (arXiv 2211.13802, appendix). Ours: the grid, and that of two schemes of equal time the one whose rounds vary less is
 better. Few long delays in a probe say little of how many there will be, and schemes differ in how much they depend on
-it; so schemes are ranked by their mean time and its standard error together.
+it; so schemes are ranked by their mean time and its standard error together. Whose chunks are whose neighbour's is
+chance too, where workers are alike: a short probe is replayed with its workers in several orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -23,6 +25,11 @@ from planaria.exchange.coded.uncoded import Uncoded
 WORTH = 0.02
 """share of the uncoded time that a code must save: less is within what a probe can tell"""
 
+ALIKE = 1.25
+"""workers whose median times differ by less than so many times are taken for the same kind of machine"""
+ORDERS, ROUNDS = 4, 320
+"""replays of a probe, at most, and the rounds in all that suffice"""
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -33,7 +40,7 @@ class Offer:
     seconds: float
     """a job"""
     error: float
-    """the standard error of that, taken as if rounds were independent"""
+    """the standard error of that, taken as if rounds were independent and orders of workers were not"""
     load: float
     """share of a job's data for each worker"""
     vectors: int
@@ -59,34 +66,44 @@ class Chosen:
     """workers that are slow in most rounds: no case for coding"""
 
 
-def grid(n: int, most_delay: int = 3, burst: int = 0, window: int = 0) -> Iterator[tuple[str, Scheme]]:
+def grid(n: int, most_delay: int = 3, published: bool = False) -> Iterator[tuple[str, Scheme]]:
     """All schemes worth a look for n workers, by name: with a delay of at most ``most_delay`` rounds.
 
-    B and W are those given, where they are; if both are, the delay is theirs.
+    SR-SGC of equal B and s differ in the patterns that they are ``published`` to bear, and in nothing else.
     """
     counts = range(1, n + 1) if n <= 8 else sorted({round(float(x)) for x in np.geomspace(1, n, 12)})
-    most = max(most_delay, window - 2 + burst) if burst and window else most_delay
+    spans = [(b, w) for b in range(1, most_delay + 1) for w in range(b + 1, most_delay + b + 2)]
+    repeated = set[tuple[int, int]]()
     yield "none", Uncoded()
     for late in counts:
-        if _fits(plain := GC(stragglers=late), n, most):
-            yield "gc", plain
-        for b in [burst] if burst else range(1, most + 1):
-            for w in [window] if window else range(b + 1, most + b + 2):
-                found: list[tuple[str, Scheme]] = [
-                    ("srsgc", SRSGC(burst=b, window=w, stragglers=late)),
-                    ("msgc", MSGC(burst=b, window=w, stragglers=late)),
-                ]
-                yield from ((name, made) for name, made in found if _fits(made, n, most))
-
-
-def _fits(scheme: Scheme, n: int, most_delay: int) -> bool:
-    return not scheme.objection(n) and scheme.delay() <= most_delay
+        found: list[tuple[str, Scheme]] = [("gc", GC(stragglers=late))]
+        for burst, window in spans:
+            options = {"burst": burst, "window": window, "stragglers": late}
+            found += [("srsgc", SRSGC(**options)), ("msgc", MSGC(**options))]
+        for name, made in found:
+            if made.objection(n) or made.delay() > most_delay:
+                continue
+            if isinstance(made, SRSGC) and not published:
+                if (made.burst, made.spare()) in repeated:
+                    continue
+                repeated.add((made.burst, made.spare()))
+            yield name, made
 
 
 def slow_always(profile: Profile, slow: float) -> tuple[int, ...]:
     """Workers whose median finish time is more than ``slow`` times the median worker's."""
     medians = np.median(profile.seconds, axis=0)
     return tuple(int(worker) for worker in np.flatnonzero(medians > slow * np.median(medians)))
+
+
+def orders(profile: Profile) -> list[Profile]:
+    """The profile, and if its rounds are few and its workers alike, the same with them in other orders."""
+    medians = np.median(profile.seconds, axis=0)
+    alike = float(medians.max()) < ALIKE * float(medians.min())
+    more = min(ORDERS, ROUNDS // len(profile.seconds)) - 1 if alike else 0
+    draw = np.random.default_rng(0)
+    others = (draw.permutation(profile.workers) for _ in range(more))
+    return [profile, *(replace(profile, seconds=profile.seconds[:, order]) for order in others)]
 
 
 def timed(scheme: Scheme, profile: Profile, slow: float = 2.0, window: int = 0) -> tuple[float, float]:
@@ -113,26 +130,16 @@ def choose(
     window: int = 0,
     most_delay: int = 3,
     microbatches: int | None = None,
-    among: tuple[tuple[str, Scheme], ...] = (),
 ) -> Chosen:
     """The scheme that would have been quickest on the probe, errors considered.
 
     :param window: jobs in a step, where each step is a window of its own; 0: jobs follow each other without end.
     :param microbatches: of a job, over all workers; schemes whose chunks they cannot be cut into are left out.
-    :param among: names and schemes to compare in place of the whole grid; "none" is always compared.
     """
-    n = profile.workers
-    given = [pair for pair in among or grid(n, most_delay) if pair[0] != "none"]
+    n, ordered = profile.workers, orders(profile)
     offers = [
-        Offer(
-            name,
-            scheme,
-            *timed(scheme, profile, slow, window),
-            scheme.load(n),
-            scheme.vectors(),
-            scheme.chunks(n),
-        )
-        for name, scheme in [("none", Uncoded()), *given]
+        _offer(name, scheme, ordered, slow, window)
+        for name, scheme in grid(n, most_delay)
         if microbatches is None or microbatches % scheme.chunks(n) == 0 or name == "none"
     ]
     ranked = tuple(sorted(offers, key=lambda offer: (offer.seconds + offer.error, offer.load)))
@@ -143,6 +150,12 @@ def choose(
     if best is none:
         return Chosen(none, ranked, f"no code saves more than {WORTH:.0%} of the uncoded {none.seconds:.4g} s a job")
     return Chosen(best, ranked, f"{best} saves {1 - best.seconds / none.seconds:.0%} of the uncoded time")
+
+
+def _offer(name: str, scheme: Scheme, ordered: Sequence[Profile], slow: float, window: int) -> Offer:
+    n, times = ordered[0].workers, [timed(scheme, each, slow, window) for each in ordered]
+    seconds, error = fmean(mean for mean, _ in times), fmean(error for _, error in times)
+    return Offer(name, scheme, seconds, error, scheme.load(n), scheme.vectors(), scheme.chunks(n))
 
 
 def _no_case(

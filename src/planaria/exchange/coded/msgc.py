@@ -7,27 +7,16 @@ D2, and a D1 chunk is one unit.
 
 from __future__ import annotations
 
-from planaria.exchange.coded.base import Burst, History, Scheme, Share, Stragglers, Task, Tasks, Window
+from planaria.exchange.coded.base import History, Share, Task, Tasks, Windowed
 from planaria.exchange.coded.gc import code, rough
 from planaria.exchange.coded.patterns import arbitrary, bursty_throughout
 
 
-class MSGC(Scheme):
+class MSGC(Windowed):
     """Round r's mini-task m belongs to job r − m, for m in 0 … W − 2 + B: T = W − 2 + B."""
 
-    burst: Burst = 1
-    """B: a worker's late rounds within a window lie less than this apart"""
-    window: Window = 2
-    """W, in rounds"""
-    stragglers: Stragglers = 1
-    """λ: distinct workers that are late within a window"""
-
     def objection(self, n: int) -> str:
-        if self.burst >= self.window:
-            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
-        if self.stragglers > n:
-            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
-        return rough(n, self.stragglers) if self.stragglers < n else ""
+        return super().objection(n) or (rough(n, self.stragglers) if self.stragglers < n else "")
 
     def delay(self) -> int:
         return self.window - 2 + self.burst

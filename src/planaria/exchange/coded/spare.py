@@ -8,8 +8,9 @@ restarts. Reordering for the fewest moves and the choice of a checkpoint interva
 time here and are left out.
 
 Our derivation, where the paper speaks of deaths alone: who is late in a round is treated as dead until its end. At the
-deadline the others begin the patch, the late ones go on, and each shard is taken from whoever has it first. Shards are
-spread over stacks at distances that differ in pairs, as far as N allows, so that two workers share few shards.
+deadline, or as soon as those that are there can, the others begin the patch, the late ones go on, and each shard is
+taken from whoever has it first. Shards are spread over stacks at distances that differ in pairs, as far as N allows, so
+that two workers share few shards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from math import floor, gamma, log2
 
 import numpy as np
 
-from planaria.exchange.coded.simulate import Profile, Seconds
+from planaria.exchange.coded.simulate import Profile, Seconds, close
 
 Owners = dict[int, int]
 """shard → who computes it"""
@@ -168,18 +169,19 @@ def _round(
     """When a round has all shards; None if nobody can patch a dead worker's."""
     finish: Seconds = profile.at(now, np.full(profile.workers, depth / len(cut)))
     one: Seconds = profile.at(now, np.full(profile.workers, 1 / len(cut)))
-    alive = [worker for worker in living if worker not in died]
-    last = float(max(finish[worker] for worker in alive))
-    deadline = slow * float(min(finish[worker] for worker in alive))
-    for begins, there in ((deadline, [worker for worker in alive if finish[worker] <= deadline]), (last, alive)):
-        missing = [shard for shard, owner in owners.items() if owner not in there]
-        if not missing:
-            return float(max(finish[worker] for worker in there))
-        if patch := _placed(cut, stack, there, missing):
-            busy, done = dict.fromkeys(there, begins), list[float]()
-            for shard, owner in patch[1].items():
-                busy[owner] += float(one[owner])
-                own = float("inf") if owners[shard] in died else float(finish[owners[shard]])
-                done.append(min(busy[owner], own))
-            return max(done)
-    return None
+    finish[list(died)] = np.inf
+
+    def patch(late: Collection[int]) -> tuple[int, Owners] | None:
+        missing = [shard for shard, owner in owners.items() if owner in late]
+        return _placed(cut, stack, [worker for worker in living if worker not in late], missing)
+
+    late, begins = close(finish, living, slow, lambda late: patch(late) is not None)
+    if np.isinf(begins) or (found := patch(late)) is None:
+        return None
+    if not found[1]:
+        return float(max(finish[worker] for worker in living if worker not in late))
+    busy, done = dict.fromkeys(living, begins), list[float]()
+    for shard, owner in found[1].items():
+        busy[owner] += float(one[owner])
+        done.append(min(busy[owner], float(finish[owners[shard]])))
+    return max(done)

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from planaria.exchange.coded.base import NOBODY, Burst, History, Late, Scheme, Share, Stragglers, Task, Tasks, Window
+from planaria.exchange.coded.base import NOBODY, History, Late, Share, Task, Tasks, Windowed
 from planaria.exchange.coded.gc import code, rough
 from planaria.exchange.coded.patterns import bursty
 
 
-class SRSGC(Scheme):
-    """GC(n, s) with the s that bursts need if what is too much is repeated: T = B."""
-
-    burst: Burst = 1
-    """B: a worker's late rounds within a window lie less than this apart; divides window − 1"""
-    window: Window = 2
-    """W, in rounds"""
-    stragglers: Stragglers = 1
-    """λ: distinct workers that are late within a window"""
+class SRSGC(Windowed):
+    """GC(n, s) with the s that bursts need if what is too much is repeated: T = B, which divides W − 1."""
 
     def objection(self, n: int) -> str:
-        if self.burst >= self.window:
-            return f"burst = {self.burst} is not below window = {self.window}; give window = {self.burst + 1} or more"
+        if why := super().objection(n):
+            return why
         if (self.window - 1) % self.burst:
             fitting = self.window + self.burst - (self.window - 1) % self.burst
             return (
                 f"burst = {self.burst} does not divide window − 1 = {self.window - 1}; give window = {fitting}, "
                 "or burst = 1"
             )
-        if self.stragglers > n:
-            return f"stragglers = {self.stragglers} is more than all {n} replicas; give {n} or fewer"
         return rough(n, self.stragglers, self._spare)
 
     def spare(self) -> int:

@@ -1,0 +1,46 @@
+"""Gradient codes that cannot be: one clear line that names the thing and the mend, exit code 2, no worker started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_bad_inputs import home, mistake, train  # noqa: F401 (a fixture)
+
+GC = 'coded = "gc"'
+MSGC = 'coded = { scheme = "msgc", burst = 1, window = 2, stragglers = 1, jobs = 2 }'
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("coded = 3", ["exchange.coded"]),
+        ('coded = { scheme = "gc", slow = nan }', ["exchange.coded.slow = nan", "above 1"]),
+        ('coded = { scheme = "msgc", burst = 2, window = 2 }', ["burst = 2 is not below window = 2", "window = 3"]),
+        ('coded = { scheme = "srsgc", burst = 2, window = 4 }', ["does not divide window − 1 = 3", "give window = 5"]),
+        ('coded = { scheme = "msgc", stragglers = "auto" }', ["'auto' is not known", "planaria advise"]),
+        (f"{MSGC}\n[pipeline]\nmicrobatches = 5", ["pipeline.microbatches", "multiple of 6", "5; take 6"]),
+        (f'{GC}\nkind = "diloco"', ["exchange.coded", "gradients of every step", "take kind = 'allreduce'"]),
+        (f'{GC}\nkind = "local"', ["exchange.coded", "gradients of every step", "take kind = 'allreduce'"]),
+        (f'{GC}\ncompress = "econtrol:top1%"', ["exchange.coded", "exchange.compress", "rounds single ones"]),
+        (f"{GC}\noptions.bits = 8", ["exchange.coded", "options.bits", "rounds single ones"]),
+        (f'{GC}\nrobust = "median"', ["exchange.coded", "exchange.robust needs single ones"]),
+        (f"{GC}\n[routing]\nmixed = true", ["exchange.coded", "leave routing.mixed out"]),
+        (f'{GC}\n[recovery]\nmeanwhile = "skip"', ["exchange.coded", "recovery.meanwhile = 'wait'"]),
+        (f"{GC}\nreplicas = 2", ["exchange.replicas = 3 or more", "here are 2"]),
+    ],
+)
+def test_codes_that_cannot_be(
+    home: Path,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+    text: str,
+    names: list[str],
+) -> None:
+    """What is wrong with a scheme by itself is in tests/exchange/test_coded.py too, with every message."""
+    said = text if "replicas" in text else f"replicas = 4\n{text}"
+    plain = (home / "good.toml").read_text()
+    if "[pipeline]" in text:  # tables are given once
+        said, _, pipeline = said.partition("\n[pipeline]\n")
+        plain = plain.replace("microbatches = 2", pipeline)
+    (home / "bad.toml").write_text(f"{plain}[exchange]\n{said}\n")
+    mistake(capfd, home, train(home, "--engine", "fleet", recipe="bad.toml"), *names)
