@@ -1,29 +1,37 @@
 """A liar of each kind among replicas that are processes: the run ends by itself, and what is learned stays the same.
 
 Six replicas of two stages train a small LLaMA of bytes and agree by DiLoCo every tenth step. From step 50 on one of
-them lies in every round, in each of the ways that ship. Reference is the run of five replicas that nobody lies to. The
-rule is multi-Krum with one liar; the mean is shown for the attacks that are sound messages.
+them lies in every round, in each of the ways that ship. The rule is multi-Krum with one liar; the mean is shown for the
+attacks that are sound messages.
 
-Claims: every run ends by itself, no worker fails, only the liar is refused; the validation loss is at most 1.03 of the
-reference's. Six replicas of whom none lies stand beside it: what one replica more makes of it.
+Reference is the same run by the mean in which that replica says nothing of use from step 50 on: what the five honest
+ones make of theirs alone. All arms of a seed have the same beginning, steps and rounds, and the same samples at each
+honest replica (steps on others are counted); they differ in what the sixth says and what the others make of it. The
+loss is the mean of the honest ones'.
+
+Claims: every run ends by itself, no worker fails, only the liar is refused; the loss is at most 1.03 of the
+reference's. Six replicas of whom none lies stand beside it: what the sixth would have added.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 
 NAME = "robust_fleet"
-LIAR, BEGINS, EVERY = 1, 50, 10
+REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
 MEANS = ("own_flip", "random", "alie", "ipm")
 """attacks that are shown with the mean"""
+UNHEARD = "wrong_size"
+"""an attack that every honest replica refuses, whatever the rule"""
 
 
-def recipe(given: argparse.Namespace, name: str, seed: int, replicas: int, robust: str, stages: int = 1) -> Any:
+def recipe(given: argparse.Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
     from benchmarks.fleet_run import VOCAB, bytes_data
     from planaria.config import RunConfig
 
@@ -37,7 +45,7 @@ def recipe(given: argparse.Namespace, name: str, seed: int, replicas: int, robus
             "pipeline": {"stages": stages, "microbatches": 1, "microbatch_size": 4},
             "optim": {"lr": 3e-3, "warmup": 10, "schedule": "constant"},
             "train": {"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
-            "exchange": {"replicas": replicas, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
+            "exchange": {"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
             "fleet": {"spares": 0, "missed": 40},
             "checkpoint": {"every": 0},
         }
@@ -53,9 +61,13 @@ def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = 
     )
 
 
-def ended(config: Any, faults: tuple[Any, ...], liar: int | None) -> tuple[float, Any]:
-    """Validation loss at the end, mean of the honest replicas; the run's record."""
+def ended(config: Any, faults: tuple[Any, ...]) -> tuple[float, Mapping[tuple[int, int], int]]:
+    """Validation loss at the end, mean of the honest replicas; (replica, step) → its block of samples.
+
+    :raises AssertionError: when a worker has failed, or another than the liar was refused.
+    """
     from benchmarks.fleet_run import require_finished, run_fleet
+    from planaria.record import decisions as d
     from planaria.record import events as e
 
     record = run_fleet(config, faults)
@@ -63,25 +75,35 @@ def ended(config: Any, faults: tuple[Any, ...], liar: int | None) -> tuple[float
     facts = [fact for _, fact in record.history]
     failed = [fact for fact in facts if isinstance(fact, e.WorkerFailed)]
     refused = {fact.replica for fact in facts if isinstance(fact, e.OfferRefused)}
-    assert not failed and refused <= {liar}, (failed, refused)
+    assert not failed and refused <= ({LIAR} if faults else set()), (failed, refused)
     last = {f.replica: f.loss for f in facts if isinstance(f, e.StageReady) and f.mode == "evaluate" and f.loss}
-    return fmean(loss for replica, loss in last.items() if replica != liar), record
+    begun = (f for f in facts if isinstance(f, d.RunStep) and f.mode == "train" and f.replica != LIAR)
+    samples = {(f.replica, f.step): f.block for f in begun}
+    return fmean(loss for replica, loss in last.items() if replica != LIAR), samples
 
 
 def whole_replicas(given: argparse.Namespace) -> list[Row]:
     from planaria.exchange.attacks import ATTACKS
 
-    clean = {seed: ended(recipe(given, "clean", seed, 5, "multikrum"), (), None)[0] for seed in given.seeds}
-    honest = [ended(recipe(given, "six", seed, 6, "multikrum"), (), None)[0] / clean[seed] for seed in given.seeds]
-    rows = [Row("six, none lies: loss over five's", honest, f"{median(clean.values()):.3f} nats")]
-    for rule, attacks in (("multikrum", given.attacks or [*ATTACKS]), ("", MEANS)):
-        for attack in attacks:
-            over = []
-            for seed in given.seeds:
-                config = recipe(given, f"{rule or 'mean'}-{attack}", seed, 6, rule)
-                over.append(ended(config, lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps), LIAR)[0] / clean[seed])
-            name = f"{rule or 'mean'}, {attack}: loss over five's"
-            rows.append(Row(name, over, "1", Claim(high=1.03) if rule else None, judged="worst"))
+    def run(seed: int, rule: str, attack: str) -> tuple[float, Mapping[tuple[int, int], int]]:
+        faults = lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
+        return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
+
+    reference = {seed: run(seed, "", UNHEARD) for seed in given.seeds}
+
+    def row(rule: str, attack: str, claim: Claim | None = None) -> Row:
+        over, others = [], 0
+        for seed in given.seeds:
+            loss, samples = run(seed, rule, attack)
+            over.append(loss / reference[seed][0])
+            others += len(samples.items() ^ reference[seed][1].items())
+        name = f"{rule or 'mean'}, {attack or 'none lies'}: loss over the honest five's"
+        return Row(name, over, "1", claim, {"steps on other samples": others}, judged="worst")
+
+    rows = [row("", ""), row("multikrum", "")]
+    rows += [row("multikrum", attack, Claim(high=1.03)) for attack in given.attacks or ATTACKS]
+    rows += [row("", attack) for attack in MEANS if attack in (given.attacks or MEANS)]
+    rows[0] = replace(rows[0], limit=f"{median(loss for loss, _ in reference.values()):.3f} nats")
     return rows
 
 
