@@ -4,27 +4,27 @@ Six replicas of two stages train a small LLaMA of bytes and agree by DiLoCo ever
 them lies in every round, in each of the ways that ship. The rule is multi-Krum with one liar; the mean is shown for the
 attacks that are sound messages.
 
-Reference is the same run by the mean in which that replica says nothing of use from step 50 on: what the five honest
-ones make of theirs alone. All arms of a seed have the same beginning, steps and rounds, and the same samples at each
-honest replica (steps on others are counted); they differ in what the sixth says and what the others make of it. The
-loss is the mean of the honest ones'.
+What a lie costs is the loss over that of the same run, by the same rule, in which nobody lies. Multi-Krum goes by five
+of six either way: five honest ones, or the five that do not lie (by four where an offer is refused). All runs of a seed
+have the same beginning, steps and rounds, and the same samples at each honest replica (steps on others are counted).
+The loss is the mean of the five that never lie. What the rule itself costs is told apart from that: its run without
+lies over the mean's. So is what the sixth contributes: by the mean, the run in which it says nothing of use.
 
-Claims: every run ends by itself, no worker fails, only the liar is refused; the loss is at most 1.03 of the
-reference's. Six replicas of whom none lies stand beside it: what the sixth would have added.
+Claims: every run ends by itself, no worker fails, only the liar is refused; a lie costs at most 3 % of the loss.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 
 NAME = "robust_fleet"
 REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
+RULE = "multikrum"
 MEANS = ("own_flip", "random", "alie", "ipm")
 """attacks that are shown with the mean"""
 UNHEARD = "wrong_size"
@@ -61,8 +61,17 @@ def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = 
     )
 
 
-def ended(config: Any, faults: tuple[Any, ...]) -> tuple[float, Mapping[tuple[int, int], int]]:
-    """Validation loss at the end, mean of the honest replicas; (replica, step) → its block of samples.
+class Ended(NamedTuple):
+    """What a run came to, at the replicas that never lie."""
+
+    loss: float
+    """of validation, their mean"""
+    samples: Mapping[tuple[int, int], int]
+    """(replica, step) → its block"""
+
+
+def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
+    """The run, to its end.
 
     :raises AssertionError: when a worker has failed, or another than the liar was refused.
     """
@@ -79,32 +88,32 @@ def ended(config: Any, faults: tuple[Any, ...]) -> tuple[float, Mapping[tuple[in
     last = {f.replica: f.loss for f in facts if isinstance(f, e.StageReady) and f.mode == "evaluate" and f.loss}
     begun = (f for f in facts if isinstance(f, d.RunStep) and f.mode == "train" and f.replica != LIAR)
     samples = {(f.replica, f.step): f.block for f in begun}
-    return fmean(loss for replica, loss in last.items() if replica != LIAR), samples
+    return Ended(fmean(loss for replica, loss in last.items() if replica != LIAR), samples)
 
 
 def whole_replicas(given: argparse.Namespace) -> list[Row]:
     from planaria.exchange.attacks import ATTACKS
 
-    def run(seed: int, rule: str, attack: str) -> tuple[float, Mapping[tuple[int, int], int]]:
+    def run(seed: int, rule: str, attack: str) -> Ended:
         faults = lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
         return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
 
-    reference = {seed: run(seed, "", UNHEARD) for seed in given.seeds}
+    honest = {rule: {seed: run(seed, rule, "") for seed in given.seeds} for rule in ("", RULE)}
 
-    def row(rule: str, attack: str, claim: Claim | None = None) -> Row:
-        over, others = [], 0
-        for seed in given.seeds:
-            loss, samples = run(seed, rule, attack)
-            over.append(loss / reference[seed][0])
-            others += len(samples.items() ^ reference[seed][1].items())
-        name = f"{rule or 'mean'}, {attack or 'none lies'}: loss over the honest five's"
-        return Row(name, over, "1", claim, {"steps on other samples": others}, judged="worst")
+    def row(name: str, runs: Mapping[int, Ended], over: str, claim: Claim | None = None) -> Row:
+        ratios = [run.loss / honest[over][seed].loss for seed, run in runs.items()]
+        others = sum(len(run.samples.items() ^ honest[over][seed].samples.items()) for seed, run in runs.items())
+        limit = f"1; {over or 'mean'}: {median(run.loss for run in honest[over].values()):.3f} nats"
+        return Row(name, ratios, limit, claim, {"steps on other samples": others}, judged="worst")
 
-    rows = [row("", ""), row("multikrum", "")]
-    rows += [row("multikrum", attack, Claim(high=1.03)) for attack in given.attacks or ATTACKS]
-    rows += [row("", attack) for attack in MEANS if attack in (given.attacks or MEANS)]
-    rows[0] = replace(rows[0], limit=f"{median(loss for loss, _ in reference.values()):.3f} nats")
-    return rows
+    def lied(rule: str, attack: str, claim: Claim | None = None) -> Row:
+        runs = {seed: run(seed, rule, attack) for seed in given.seeds}
+        return row(f"{rule or 'mean'}, {attack}: loss over the same without lies", runs, rule, claim)
+
+    named = given.attacks or [*ATTACKS]
+    rows = [row(f"{RULE}, none lies: loss over the mean's", honest[RULE], "")]
+    rows += [lied(RULE, attack, Claim(high=1.03)) for attack in named]
+    return rows + [lied("", attack) for attack in (UNHEARD, *MEANS) if attack in (UNHEARD, *named)]
 
 
 def main() -> int:
