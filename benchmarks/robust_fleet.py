@@ -1,29 +1,37 @@
 """A liar of each kind among replicas that are processes: the run ends by itself, and what is learned stays the same.
 
 Six replicas of two stages train a small LLaMA of bytes and agree by DiLoCo every tenth step. From step 50 on one of
-them lies in every round, in each of the ways that ship. Reference is the run of five replicas that nobody lies to. The
-rule is multi-Krum with one liar; the mean is shown for the attacks that are sound messages.
+them lies in every round, in each of the ways that ship. The rule is multi-Krum with one liar; the mean is shown for the
+attacks that are sound messages.
 
-Claims: every run ends by itself, no worker fails, only the liar is refused; the validation loss is at most 1.03 of the
-reference's. Six replicas of whom none lies stand beside it: what one replica more makes of it.
+What a lie costs is the loss over that of the same run, by the same rule, in which nobody lies. Multi-Krum goes by five
+of six either way: five honest ones, or the five that do not lie (by four where an offer is refused). All runs of a seed
+have the same beginning, steps and rounds, and the same samples at each honest replica (steps on others are counted).
+The loss is the mean of the five that never lie. What the rule itself costs is told apart from that: its run without
+lies over the mean's. So is what the sixth contributes: by the mean, the run in which it says nothing of use.
+
+Claims: every run ends by itself, no worker fails, only the liar is refused; a lie costs at most 3 % of the loss.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 
 NAME = "robust_fleet"
-LIAR, BEGINS, EVERY = 1, 50, 10
+REPLICAS, LIAR, BEGINS, EVERY = 6, 1, 50, 10
+RULE = "multikrum"
 MEANS = ("own_flip", "random", "alie", "ipm")
 """attacks that are shown with the mean"""
+UNHEARD = "wrong_size"
+"""an attack that every honest replica refuses, whatever the rule"""
 
 
-def recipe(given: argparse.Namespace, name: str, seed: int, replicas: int, robust: str, stages: int = 1) -> Any:
+def recipe(given: argparse.Namespace, name: str, seed: int, robust: str, stages: int = 1) -> Any:
     from benchmarks.fleet_run import VOCAB, bytes_data
     from planaria.config import RunConfig
 
@@ -37,7 +45,7 @@ def recipe(given: argparse.Namespace, name: str, seed: int, replicas: int, robus
             "pipeline": {"stages": stages, "microbatches": 1, "microbatch_size": 4},
             "optim": {"lr": 3e-3, "warmup": 10, "schedule": "constant"},
             "train": {"steps": given.steps, "eval_every": given.steps, "eval_microbatches": 16},
-            "exchange": {"replicas": replicas, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
+            "exchange": {"replicas": REPLICAS, "kind": "diloco", "robust": robust, "options": {"every": EVERY}},
             "fleet": {"spares": 0, "missed": 40},
             "checkpoint": {"every": 0},
         }
@@ -53,9 +61,22 @@ def lies(attack: str, nodes: Sequence[int], last: int, strength: float | None = 
     )
 
 
-def ended(config: Any, faults: tuple[Any, ...], liar: int | None) -> tuple[float, Any]:
-    """Validation loss at the end, mean of the honest replicas; the run's record."""
+class Ended(NamedTuple):
+    """What a run came to, at the replicas that never lie."""
+
+    loss: float
+    """of validation, their mean"""
+    samples: Mapping[tuple[int, int], int]
+    """(replica, step) → its block"""
+
+
+def ended(config: Any, faults: tuple[Any, ...]) -> Ended:
+    """The run, to its end.
+
+    :raises AssertionError: when a worker has failed, or another than the liar was refused.
+    """
     from benchmarks.fleet_run import require_finished, run_fleet
+    from planaria.record import decisions as d
     from planaria.record import events as e
 
     record = run_fleet(config, faults)
@@ -63,26 +84,36 @@ def ended(config: Any, faults: tuple[Any, ...], liar: int | None) -> tuple[float
     facts = [fact for _, fact in record.history]
     failed = [fact for fact in facts if isinstance(fact, e.WorkerFailed)]
     refused = {fact.replica for fact in facts if isinstance(fact, e.OfferRefused)}
-    assert not failed and refused <= {liar}, (failed, refused)
+    assert not failed and refused <= ({LIAR} if faults else set()), (failed, refused)
     last = {f.replica: f.loss for f in facts if isinstance(f, e.StageReady) and f.mode == "evaluate" and f.loss}
-    return fmean(loss for replica, loss in last.items() if replica != liar), record
+    begun = (f for f in facts if isinstance(f, d.RunStep) and f.mode == "train" and f.replica != LIAR)
+    samples = {(f.replica, f.step): f.block for f in begun}
+    return Ended(fmean(loss for replica, loss in last.items() if replica != LIAR), samples)
 
 
 def whole_replicas(given: argparse.Namespace) -> list[Row]:
     from planaria.exchange.attacks import ATTACKS
 
-    clean = {seed: ended(recipe(given, "clean", seed, 5, "multikrum"), (), None)[0] for seed in given.seeds}
-    honest = [ended(recipe(given, "six", seed, 6, "multikrum"), (), None)[0] / clean[seed] for seed in given.seeds]
-    rows = [Row("six, none lies: loss over five's", honest, f"{median(clean.values()):.3f} nats")]
-    for rule, attacks in (("multikrum", given.attacks or [*ATTACKS]), ("", MEANS)):
-        for attack in attacks:
-            over = []
-            for seed in given.seeds:
-                config = recipe(given, f"{rule or 'mean'}-{attack}", seed, 6, rule)
-                over.append(ended(config, lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps), LIAR)[0] / clean[seed])
-            name = f"{rule or 'mean'}, {attack}: loss over five's"
-            rows.append(Row(name, over, "1", Claim(high=1.03) if rule else None, judged="worst"))
-    return rows
+    def run(seed: int, rule: str, attack: str) -> Ended:
+        faults = lies(attack, (2 * LIAR, 2 * LIAR + 1), given.steps) if attack else ()
+        return ended(recipe(given, f"{rule or 'mean'}-{attack or 'honest'}", seed, rule), faults)
+
+    honest = {rule: {seed: run(seed, rule, "") for seed in given.seeds} for rule in ("", RULE)}
+
+    def row(name: str, runs: Mapping[int, Ended], over: str, claim: Claim | None = None) -> Row:
+        ratios = [run.loss / honest[over][seed].loss for seed, run in runs.items()]
+        others = sum(len(run.samples.items() ^ honest[over][seed].samples.items()) for seed, run in runs.items())
+        limit = f"1; {over or 'mean'}: {median(run.loss for run in honest[over].values()):.3f} nats"
+        return Row(name, ratios, limit, claim, {"steps on other samples": others}, judged="worst")
+
+    def lied(rule: str, attack: str, claim: Claim | None = None) -> Row:
+        runs = {seed: run(seed, rule, attack) for seed in given.seeds}
+        return row(f"{rule or 'mean'}, {attack}: loss over the same without lies", runs, rule, claim)
+
+    named = given.attacks or [*ATTACKS]
+    rows = [row(f"{RULE}, none lies: loss over the mean's", honest[RULE], "")]
+    rows += [lied(RULE, attack, Claim(high=1.03)) for attack in named]
+    return rows + [lied("", attack) for attack in (UNHEARD, *MEANS) if attack in (UNHEARD, *named)]
 
 
 def main() -> int:

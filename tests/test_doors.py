@@ -13,6 +13,7 @@ LEVELS = (
     (
         "section",
         "model_config",
+        "compiled",
         "config",
         "errors",
         "bounds",

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.config import ExchangeConfig
+from planaria.exchange import exchange
 from planaria.exchange.base import Offer
 from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust import robust_of
@@ -96,11 +98,12 @@ def test_what_is_heard_stage_by_stage_is_compared_as_a_whole() -> None:
 
 
 def test_after_so_many_strikes_members_are_left_out_for_good() -> None:
+    rule = exchange(ExchangeConfig(replicas=5, robust="median"))
     suspicion = Suspicion().raised([(2,)])
     assert suspicion.standing(2).liars == (2,), "in the step under way"
-    suspicion = suspicion.committed()
+    suspicion = suspicion.committed({}, rule)
     assert suspicion.standing(2) == suspicion.standing(0) == Findings() and suspicion.standing(1).liars == (2,)
-    suspicion = suspicion.raised([(2,), (1, 3)]).committed()
+    suspicion = suspicion.raised([(2,), (1, 3)]).committed({}, rule)
     assert suspicion.standing(2) == Findings(liars=(2,))
     assert suspicion.standing(0) == Findings()
     again = suspicion.raised([(2, 3)])

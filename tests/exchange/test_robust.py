@@ -17,11 +17,12 @@ from planaria.exchange import exchange, lab
 from planaria.exchange.base import Exchange, Outer
 from planaria.exchange.lab import Replica, meet
 from planaria.exchange.robust import RULES, robust_of
-from planaria.exchange.robust.base import distances
+from planaria.exchange.robust.base import GramRule, distances
 from planaria.exchange.robust.chunks import chunks
 from planaria.exchange.robust.combining import combine
 from planaria.exchange.robust.mixing import mixing
 from planaria.exchange.robust.products import framed, products
+from planaria.exchange.robust.rivals import rivals, suspects
 from planaria.exchange.robust.selection import middle, network
 from planaria.options import Options
 
@@ -172,6 +173,31 @@ def test_mixing_is_a_mean_of_few_and_leaves_the_mean_of_buckets_of_two(seed: int
     assert all(float(m.sum()) == pytest.approx(1) for m in (*near, *buckets))
 
 
+@pytest.mark.parametrize("mix", ["none", "nnm", "bucketing"])
+@pytest.mark.parametrize("own", [rule for rule in ALL if rule not in ("median", "trimmed_mean")])
+def test_what_another_rule_would_have_counted_is_what_it_counts(own: str, mix: str) -> None:
+    x = list(vectors(N, 20, 11))
+    rules = {name: RULES.make(name, {"liars": 1}) for name in ALL}
+    made = rules[own]
+    assert isinstance(made, GramRule)
+    gram = combine(made, x, mix, 5).gram  # type: ignore[arg-type]
+    assert gram is not None
+    found = rivals(rules, made, gram, mix, 5)  # type: ignore[arg-type]
+    told = set(ALL) - {"median", "trimmed_mean", own, "clipping"} - ({"flag"} if own == "clipping" else set())
+    assert found.keys() == told
+    for name, counted in found.items():
+        expected = combine(rules[name], x, mix, 5).coefficients  # type: ignore[arg-type]
+        assert torch.allclose(counted, expected, atol=1e-9), name  # type: ignore[arg-type]
+    many = {name: RULES.make(name, {"liars": 4}) for name in ALL}
+    assert found.keys() - rivals(many, made, gram, mix, 5).keys() >= {"krum"} & told, "nine are too few for it"  # type: ignore[arg-type]
+
+
+def test_those_that_count_little_are_as_many_as_may_lie() -> None:
+    assert suspects([0.25, 0.25, 0.0, 0.25], 1) == [2] and suspects([0.2, 0.3, 0.3, 0.2], 2) == []
+    assert suspects([0.0, 1.0, 0.0, 0.0, 0.0], 2) == [0, 2] and suspects([0.05, 0.9, 0.04, 0.01], 2) == [2, 3]
+    assert suspects([0.0, 1.0], 0) == []
+
+
 def test_mixing_changes_the_vectors_that_a_rule_of_inner_products_sees() -> None:
     x = vectors(N, 12, 5)
     for mix, rule in itertools.product(("nnm", "bucketing"), ("multikrum", "geometric_median", "median")):
@@ -184,7 +210,7 @@ def test_chunks_are_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     x = vectors(N, 100, 8)
     whole = {rule: value(rule, x) for rule in ALL}
     mixed = value("median", x, mix="nnm")
-    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", partial(chunks, size=7))
+    monkeypatch.setattr("planaria.exchange.robust.combining.chunks", lambda vectors, size: chunks(vectors, 7))
     monkeypatch.setattr("planaria.exchange.robust.products.chunks", partial(chunks, size=7))
     assert all(float((value(rule, x) - whole[rule]).norm()) < 1e-9 for rule in ALL)
     assert float((value("median", x, mix="nnm") - mixed).norm()) < 1e-9

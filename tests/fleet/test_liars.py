@@ -65,10 +65,11 @@ def mean_losses(record: RunRecord) -> dict[int, float]:
 def test_a_robust_run_goes_on_among_liars_on_processes_as_in_one(tmp_path: Path) -> None:
     """One that turns gradients round, one whose numbers are none, one who sends too few, one who sends other ones."""
     faults = lies((1, "own_flip", 2), (2, "nan", 3), (3, "wrong_size", 4), (4, "wrong_type", 5), (5, "sign_flip", 6))
-    record = train(several(tmp_path, 5, "multikrum"), faults)
+    robust = {"rule": "multikrum", "liars": 1, "strikes": 0}
+    record = train(several(tmp_path, 5, robust), faults)
     assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed)
     assert len(facts(record, d.Form)) == 1, "nobody was started anew, and no edge either"
-    single = in_one_process(several(tmp_path / "inline", 5, "multikrum"), faults)
+    single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
     assert losses(record) == losses(single), "to the last bit"
     assert len(losses(record)) == 6
     found = refusals(record)
@@ -80,6 +81,14 @@ def test_a_robust_run_goes_on_among_liars_on_processes_as_in_one(tmp_path: Path)
     assert told[4] == "its blocking part: torch.uint8 [33408], not torch.float32 [8352]"
     counted = {(fact.round, fact.stage): fact.counted for fact in facts(record, e.OffersCounted)}
     assert counted == {(fact.round, fact.stage): fact.counted for fact in facts(single, e.OffersCounted)}
+    rivals, others = (
+        {(fact.round, fact.stage): fact.rivals for fact in facts(of, e.OffersCounted) if fact.round < 5}
+        for of in (record, single)
+    )
+    assert rivals == others, "in step 5 a liar who listens says something else in one process"
+    for stage in (0, 1):
+        assert rivals[1, stage].keys() == {"krum", "geometric_median", "flag"}
+        assert rivals[1, stage]["krum"] == {LIAR: 0.0} and rivals[1, stage]["flag"][LIAR] < 0.2
     assert counted.keys() == {(step, stage) for step in range(6) for stage in (0, 1)}
     for (step, _), of in counted.items():
         assert sum(of.values()) == pytest.approx(1.0) and of.get(LIAR, 0.0) == (0.0 if step else of[LIAR])
@@ -152,6 +161,24 @@ def test_one_who_tells_each_something_else_is_found_out_and_the_others_stay_the_
     assert {why for _, _, why in refusals(record)} == {"others have heard different things from it"}
     heard = {(fact.step, fact.stage): set(fact.heard.values()) for fact in facts(record, e.StageReady)}
     assert all(len(found) == 5 for found in heard.values()), "everybody's gradient is another one"
+
+
+def test_one_who_says_nothing_of_use_again_and_again_is_listened_to_no_more(tmp_path: Path) -> None:
+    """In steps 1 and 2 the liar's numbers are none; those of step 4 are, and nobody goes by them."""
+    robust = {"rule": "multikrum", "liars": 1, "strikes": 2}
+    faults = lies((1, "nan", 3), (4, "own_flip", 5))
+    record = train(several(tmp_path, 5, robust), faults)
+    assert ending(record).outcome == "finished" and not facts(record, e.WorkerFailed) and not facts(record, d.LeaveOut)
+    orders = {fact.step: fact.left_out for fact in facts(record, d.RunStep) if fact.mode == "train"}
+    assert orders == {s: {} if s < 3 else {LIAR: "what it has said was of no use too often"} for s in range(6)}
+    single = in_one_process(several(tmp_path / "inline", 5, robust), faults)
+    assert losses(record) == losses(single), "to the last bit"
+    assert refusals(record) == refusals(single)
+    assert {step for step, _, _ in refusals(record)} == {1, 2, 3, 4, 5}
+    counted = [fact for fact in facts(record, e.OffersCounted) if fact.round >= 3]
+    assert counted and all(LIAR not in fact.counted for fact in counted)
+    never = in_one_process(several(tmp_path / "never", 5, {**robust, "strikes": 0}), faults)
+    assert {step for step, _, _ in refusals(never)} == {1, 2}
 
 
 def test_more_who_tell_others_different_things_than_a_rule_bears_end_a_run_in_one_line(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ def counted(round: int, stage: int, of: dict[int, float]) -> e.OffersCounted:
     return e.OffersCounted(worker=f"w{stage}", node=stage, stage=stage, generation=1, round=round, counted=of)
 
 
+def compared(round: int, of: dict[int, float], rivals: dict[str, dict[int, float]]) -> e.OffersCounted:
+    return counted(round, 0, of).model_copy(update={"rivals": rivals})
+
+
 def refused(round: int, node: int, replica: int, reason: str, stage: int = 1) -> e.OfferRefused:
     return e.OfferRefused(
         worker=f"w{node}", node=node, stage=stage, generation=1, round=round, replica=replica, reason=reason
@@ -77,6 +81,21 @@ def test_refusals_are_told_with_sender_and_reason_the_most_frequent_first() -> N
     assert sorted(table) == [["2", "0", NAN, "1", "1", "1", "2 nodes"], ["2", "1", SHORT, "2", "3", "4", "2 nodes"]]
     many = [refused(0, 0, 1, f"wrong {number}") for number in range(trust.ROWS + 5)]
     assert f"The {trust.ROWS} most frequent of {trust.ROWS + 5}" in section(*many)
+
+
+def test_what_other_rules_would_have_counted_is_a_mean_over_the_rounds_in_which_they_can_tell() -> None:
+    facts = (
+        compared(0, {0: 0.5, 1: 0.5, 2: 0.0}, {"krum": {2: 1.0}, "flag": {2: 0.25}}),
+        compared(1, {0: 0.5, 1: 0.0, 2: 0.5}, {"krum": {1: 0.0}}),
+        compared(2, {0: 1.0, 2: 0.1}, {"krum": {2: 0.5}}),
+    )
+    heads, rows = trust._by_others(trust.trust_of(record(*facts)))
+    assert heads == ["replica", "stage", "rounds", "this run's", "mean", "flag", "krum"]
+    assert rows == [
+        ["2", "0", "2", "0.050", "0.417", "0.250", "0.750"],
+        ["1", "0", "1", "0.000", "0.333", "–", "0.000"],
+    ]
+    assert "By other rules" in section(*facts) and "By other rules" not in section(*FACTS)
 
 
 def test_the_figure_can_be_had_by_its_name() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from planaria import shipped
+from planaria.compiled import COMPILED
 from planaria.config import RunConfig
 from planaria.engine.prepare import beside
 from planaria.errors import UserError
@@ -15,7 +16,6 @@ from planaria.observe.run.schedule_page import write_page
 from planaria.observe.tables import Table, show
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate
-from planaria.planner.compiled import COMPILED
 from planaria.planner.problem import Problem, problem_of
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
 from planaria.planner.search import Budget, search

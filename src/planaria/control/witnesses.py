@@ -1,8 +1,10 @@
-"""Replicas that tell others different things: found by what all say they have heard, and left out. Pure.
+"""Replicas that lie: found by what all say they have heard, or by what all have refused, and left out. Pure.
 
 All-reduced replicas settle a step at once and tell what they have heard with the result. If that differs, the step is
 made again without those who are found out: it has not been committed. Replicas that meet now and then tell it before
-they settle; whoever is found out is not of the party. What follows from what is ``exchange/equivocation.py``.
+they settle; whoever is found out is not of the party. What follows from what is ``exchange/equivocation.py``. An offer
+that is of no use is refused by everybody at once, and needs no decision; whose are again and again is in
+``record/suspicion.py``.
 """
 
 from __future__ import annotations

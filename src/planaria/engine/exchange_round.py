@@ -10,7 +10,7 @@ from torch import Tensor
 from planaria.config import ExchangeConfig
 from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import StageRunner
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Counted, Offer
 from planaria.exchange.compress.plain import PLAIN
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import flaw, refused
@@ -150,8 +150,8 @@ class RoundMember:
         assert self._own is not None
         heard = {replica: self._heard[node] for replica, node in peers.items()}
         offers = {replica: _offer(parts) for replica, parts in heard.items()}
-        outer, counted = self.outer, dict[int, float]()
-        rule = outer.exchange.facing(0, counted.update)
+        outer, counted = self.outer, list[Counted]()
+        rule = outer.exchange.facing(0, counted.append)
         codec = rule.codec(outer.settled)
         outer.liar.hear(offers, codec, outer.settled.rounds)
         said = self._said.get(me, self._own)

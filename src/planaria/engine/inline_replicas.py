@@ -17,7 +17,7 @@ from planaria.engine.batches import Batch
 from planaria.engine.liar import Liar, Lie, vectors
 from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import NonFinite, StageRunner
-from planaria.exchange.base import Offer
+from planaria.exchange.base import Counted, Offer
 from planaria.exchange.consensus import consensus
 from planaria.exchange.equivocation import digest, findings, joined
 from planaria.exchange.refusal import refused
@@ -71,6 +71,8 @@ class InlineReplicas:
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
+        self._refused: dict[int, set[int]] = {}
+        """replica → whose offers its nodes have refused in the step under way"""
         self._replica = {
             node: place for stage in arrangement.stages for place, node in enumerate(arrangement.nodes(stage))
         }
@@ -115,10 +117,15 @@ class InlineReplicas:
         honest = {node: self.outer[node].offer(runner) for node, runner in self._runners.items()}
         _, heard = self._groups(honest, step)
         self._compare(heard)
-        return {
+        verdicts = {
             node: self.outer[node].settle(offers, self._replica[node], self._runners[node])
             for node, offers in heard.items()
         }
+        self._refused = {}
+        for node, verdict in verdicts.items():
+            if verdict.refused:
+                self._refused.setdefault(self._replica[node], set()).update(verdict.refused)
+        return verdicts
 
     def _compare(self, heard: Heard) -> None:
         """Leave out whoever has told others different things; on a fleet the step is made again for that."""
@@ -131,7 +138,7 @@ class InlineReplicas:
         left_out = raised.standing(self.exchange.strikes).left_out
         for outer in self.outer.values():
             outer.left_out = left_out
-        self._suspicion = raised.committed()
+        self._suspicion = raised
 
     def _left_out(self, heard: Heard, party: Sequence[int]) -> dict[int, str]:
         """Of the replicas that settle a round together: who has told others different things, and why it is thought."""
@@ -148,6 +155,8 @@ class InlineReplicas:
 
     def commit(self) -> Verdicts:
         """The step is committed; what is to be told of it."""
+        self._suspicion = self._suspicion.committed(self._refused, self.exchange)
+        self._refused = {}
         return {node: outer.commit() for node, outer in self.outer.items()}
 
     def meet(self, commits: int) -> list[Round]:
@@ -216,8 +225,8 @@ class InlineReplicas:
                 party = {me: pending.honest[node]}
             first |= {node} if me == min(party) else set()
             runner, outer = self._runners[node], self.outer[node]
-            counted: dict[int, float] = {}
-            rule = self.exchange.facing(0, counted.update)
+            counted: list[Counted] = []
+            rule = self.exchange.facing(0, counted.append)
             fast, outer.settled = rule.settle(outer.settled, runner.state().weights, party, me)
             compressed = pending.honest[node].compressed if len(party) > 1 else None
             verdicts[node] = replace(verdicts[node], counted=counted, compressed=compressed)

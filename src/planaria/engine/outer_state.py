@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from planaria.config import ExchangeConfig
 from planaria.engine.liar import Liar
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange import exchange
-from planaria.exchange.base import Compressed, Offer, Outer, TooManyLiars, Weights
+from planaria.exchange.base import Compressed, Counted, Offer, Outer, TooManyLiars, Weights
 from planaria.exchange.equivocation import digest
 from planaria.exchange.refusal import judge
 from planaria.record import events as e
@@ -26,8 +26,8 @@ class Verdict:
 
     refused: Mapping[int, str] = field(default_factory=dict)
     """replica whose offer is of no use → what is wrong with it"""
-    counted: Mapping[int, float] = field(default_factory=dict)
-    """replica → its coefficient in what was made of all, where the rule goes by coefficients"""
+    counted: Sequence[Counted] = ()
+    """what offers counted in what was made of all, where the rule goes by coefficients"""
     compressed: Compressed | None = None
     """what compression made of its own offer, once that is settled for good"""
     full: Full | None = None
@@ -38,8 +38,9 @@ class Verdict:
         and what its own message was like."""
         for replica, reason in self.refused.items():
             yield e.OfferRefused, {"replica": replica, "reason": reason}
-        if first and self.counted:
-            yield e.OffersCounted, {"counted": rounded(self.counted)}
+        for counted in self.counted if first else ():
+            rivals = {rule: rounded(of) for rule, of in counted.rivals().items()}
+            yield e.OffersCounted, {"counted": rounded(counted.coefficients), "rivals": rivals}
         if first and (made := self.compressed) is not None:
             norms = {"norm": made.norm, "lost": made.lost, "owed": made.owed, "off": made.off}
             digits = {name: three_digits(value) for name, value in norms.items() if value is not None}
@@ -97,10 +98,10 @@ class OuterState:
 
         :raises NonFinite: when there are more, naming whose they are.
         """
-        counted: dict[int, float] = {}
+        counted: list[Counted] = []
         try:
             rule, sound, refused = judge(
-                self.exchange, self.settled, offers, self._honest, counted.update, self.left_out
+                self.exchange, self.settled, offers, self._honest, counted.append, self.left_out
             )
             grads, self._pending = rule.settle(self.settled, runner.grads, sound, me)
         except TooManyLiars as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import Exchange, ExchangeCost, Offer, Outer, Parts, Shapes, Weights, meeting_cost
+from planaria.exchange.base import Exchange, ExchangeCost, Offer, Outer, Parts, Shapes, Told, Weights, meeting_cost
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compression import Compression, compression_of
 from planaria.exchange.robust import Robust
@@ -120,7 +120,7 @@ class Averaging(Exchange, ABC):
     def strikes(self) -> int:
         return 0 if self._robust is None else self._robust.strikes
 
-    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+    def facing(self, refused: int, told: Told) -> Self:
         if self._robust is None:
             return self
         made = self.model_copy()

@@ -20,7 +20,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -121,6 +122,18 @@ class Offer:
     """what ``blocking`` lacks; None where it lacks nothing, or its norms are not finite"""
 
 
+class Counted(NamedTuple):
+    """How much offers counted in what a round came to, where that can be told."""
+
+    coefficients: Mapping[int, float] = MappingProxyType({})
+    """member → its coefficient"""
+    rivals: Callable[[], Mapping[str, Mapping[int, float]]] = dict
+    """works out what other rules would have counted of those that counted little: rule → member → coefficient"""
+
+
+Told = Callable[[Counted], None]
+
+
 class TooManyLiars(ValueError):
     """More members say what cannot be meant than a robust rule bears."""
 
@@ -189,16 +202,17 @@ class Exchange(Choice, ABC):
 
     @property
     def strikes(self) -> int:
-        """In so many steps a member may be found to tell others different things before it is left out for good.
+        """In so many steps a member may be found to tell others different things, or nothing that is of use, before it
+        is left out for good.
 
         0: it never is.
         """
         return 0
 
-    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+    def facing(self, refused: int, told: Told) -> Self:
         """The same for a round in which the offers of so many members were refused: these are among its liars.
 
-        ``told`` is told how much each of the others counts (member → coefficient), if the exchange can tell.
+        ``told`` is told how much each of the others counts, if the exchange can tell.
         """
         return self
 

@@ -33,21 +33,24 @@ class Findings(NamedTuple):
     """members who equivocate, in order"""
     disputes: tuple[tuple[int, int], ...] = ()
     """pairs of which one or both members lie"""
+    useless: tuple[int, ...] = ()
+    """members whose offers were of no use so often that they are asked no more, in order"""
 
     @property
     def least(self) -> int:
         """So many members lie, at least."""
-        return len(self.liars) + len(self.disputes)
+        return len(self.liars) + len(self.disputes) + len(self.useless)
 
     @property
     def all(self) -> list[tuple[int, ...]]:
-        """Each by itself."""
+        """Each by itself, of those that follow from what members have heard."""
         return [*((member,) for member in self.liars), *self.disputes]
 
     @property
     def left_out(self) -> dict[int, str]:
         """Member → why its offer is left out."""
-        found = dict.fromkeys(self.liars, "others have heard different things from it")
+        found = dict.fromkeys(self.useless, "what it has said was of no use too often")
+        found |= dict.fromkeys(self.liars, "others have heard different things from it")
         for sender, other in self.disputes:
             found[sender] = f"replica {other} has heard otherwise from it"
             found[other] = f"it has heard otherwise from replica {sender} than that says"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planaria.bounds import Fraction, Natural
 from planaria.exchange import message
-from planaria.exchange.base import Offer, Outer, Parts, Weights
+from planaria.exchange.base import Offer, Outer, Parts, Told, Weights
 from planaria.exchange.gossip import Models
 from planaria.exchange.robust import Robust
 from planaria.exchange.robust.chunks import Vector, chunks
@@ -40,7 +40,7 @@ class MoNNA(Models):
     def borne(self) -> int:
         return self.liars
 
-    def facing(self, refused: int, told: Callable[[Mapping[int, float]], None]) -> Self:
+    def facing(self, refused: int, told: Told) -> Self:
         return self.model_copy(update={"liars": max(0, self.liars - refused)})
 
     def misfit(self, members: int) -> str:

@@ -5,13 +5,13 @@ Who takes part in a round refuses them before anything is made of the others. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
 
-from planaria.exchange.base import Exchange, Offer, Outer, TooManyLiars
+from planaria.exchange.base import Counted, Exchange, Offer, Outer, Told, TooManyLiars
 from planaria.exchange.compress.base import Compressor
 from planaria.exchange.compress.plain import PLAIN
 
@@ -26,7 +26,7 @@ class Judged(NamedTuple):
     """replica whose offer is of no use → what is wrong with it"""
 
 
-def _nobody(coefficients: Mapping[int, float]) -> None:
+def _nobody(counted: Counted) -> None:
     """Listens."""
 
 
@@ -35,7 +35,7 @@ def judge(
     outer: Outer,
     offers: Mapping[int, Offer],
     like: Offer,
-    told: Callable[[Mapping[int, float]], None] = _nobody,
+    told: Told = _nobody,
     left_out: Mapping[int, str] = MappingProxyType({}),
 ) -> Judged:
     """What is left of ``offers``, and the exchange for it, in the round after ``outer``; ``told`` as of

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planaria.planner.compiled import COMPILED
+from planaria.compiled import COMPILED
 from planaria.planner.evaluate import NEVER
 from planaria.planner.problem import BLOCK, Problem, Solution
 from planaria.planner.search import improve, step_ns

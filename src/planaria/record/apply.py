@@ -211,6 +211,8 @@ def _(fact: e.RetryDue, run: RunState) -> RunState:
 
 @handles
 def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
+    if isinstance(fact, e.OfferRefused) and not run.rule.interval:
+        return _refused_in_step(fact, run)
     replica = run.replica_of(fact.worker)
     meeting = None if replica is None or replica.generation != fact.generation else replica.meeting
     if replica is None or meeting is None or meeting.round != fact.round:
@@ -221,6 +223,18 @@ def _(fact: e.OfferHeard | e.OfferRefused, run: RunState) -> RunState:
         return with_replica(run, replica) if replica.has_heard(fact.replica) else noted(run, replica)
     # What one has refused is no use to the others either.
     return with_replica(anew(run), go_on(replica, meeting=replace(meeting, refused=meeting.refused | {news})))
+
+
+def _refused_in_step(fact: e.OfferRefused, run: RunState) -> RunState:
+    replica = _answering(run, fact, "run")
+    if replica is None or fact.round != replica.step:
+        return run
+    column = replica.held.nodes(fact.stage)
+    refuses = next((place for place, node in enumerate(column) if replica.holders[node] == fact.worker), None)
+    if refuses is None:
+        return run
+    said = replica.refused.get(refuses, frozenset()) | {fact.replica}
+    return noted(run, go_on(replica, refused=freeze({**replica.refused, refuses: said})))
 
 
 @handles

@@ -54,7 +54,9 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
         step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
         if memory is not None:
             memory = memory.committed(replica.step, replica.holders)
-        suspicion = replica.suspicion.committed()
+        suspicion = replica.suspicion
+        if replica.refused or suspicion.now:
+            suspicion = suspicion.committed(replica.refused, exchange(replica.settings.exchange))
         return go_on(
             replica,
             waiting=waiting,

@@ -96,8 +96,10 @@ class ReplicaState:
     """of the step under way; None where every result is waited for"""
     heard: Mapping[str, Mapping[int, str]] = field(default_factory=lambda: MappingProxyType({}))
     """worker → what it has heard in the step under way, where all-reduced replicas compare that: replica → digest"""
+    refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
+    """which of those replicas has refused whose offers in that step"""
     suspicion: Suspicion = field(default_factory=Suspicion)
-    """of those replicas, by what was found when they did"""
+    """of those replicas, by what was found in steps before"""
     memory: Memory | None = None
     """what its workers remember together; None where no strategy has them do so"""
     cannot: str = ""

@@ -110,6 +110,8 @@ class OffersCounted(Fact):
     round: int
     counted: dict[int, float]
     """replica → its coefficient, with three digits (:func:`rounded`); those whose offers were refused have none"""
+    rivals: dict[str, dict[int, float]] = Field(default_factory=dict)
+    """another rule → what it would have counted of those that counted little, as many as may lie at most"""
 
 
 class MessageCompressed(Fact):

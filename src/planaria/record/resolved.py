@@ -138,8 +138,8 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
             replica = go_on(replica, memory=replica.memory.begun(fact.step))
     phase = "run" if fact.mode == "train" else "evaluate"
     coded = CodedStep() if fact.mode == "train" and run.coding is not None else None
-    waiting = Waiting(replica.holders.values())
-    return with_replica(run, go_on(replica, phase=phase, waiting=waiting, coded=coded, heard=freeze({})))
+    changes = {"phase": phase, "coded": coded, "waiting": Waiting(replica.holders.values())}
+    return with_replica(run, go_on(replica, **changes, heard=freeze({}), refused=freeze({})))
 
 
 @handles

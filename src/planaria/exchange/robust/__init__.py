@@ -6,7 +6,7 @@ A recipe says ``exchange.robust = "multikrum"``, ``"nnm:median"``, or as a table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -14,16 +14,17 @@ from torch import Tensor
 
 from planaria.errors import UserError, nearest
 from planaria.exchange import message
-from planaria.exchange.base import TooManyLiars, Weights
+from planaria.exchange.base import Counted, Told, TooManyLiars, Weights
 from planaria.exchange.robust.base import GramRule, Rule
 from planaria.exchange.robust.clipping import CenteredClipping
-from planaria.exchange.robust.combining import combine
+from planaria.exchange.robust.combining import Combined, combine
 from planaria.exchange.robust.coordinate import Median, TrimmedMean
 from planaria.exchange.robust.flag import Flag
 from planaria.exchange.robust.geometric import GeometricMedian
 from planaria.exchange.robust.krum import Krum, MultiKrum
 from planaria.exchange.robust.mixing import BUCKET, Mix
 from planaria.exchange.robust.products import NotFinite
+from planaria.exchange.robust.rivals import rivals, suspects
 from planaria.registry import Registry
 
 RULES: Registry[Rule] = Registry(
@@ -43,8 +44,6 @@ RULES: Registry[Rule] = Registry(
 )
 
 STRIKES = 3
-Told = Callable[[Mapping[int, float]], None]
-"""member → its coefficient in the value of a round"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Robust:
     rule: Rule
     mix: Mix = "none"
     told: Told | None = None
-    """hears what each member counts, where the rule goes by coefficients"""
+    """hears what each member counts in the value of a round, where the rule goes by coefficients"""
     strikes: int = STRIKES
     """as of :attr:`~planaria.exchange.base.Exchange.strikes`"""
 
@@ -89,8 +88,22 @@ class Robust:
         except NotFinite as error:
             raise TooManyLiars("a member's vector is not finite, and was not refused") from error
         if self.told is not None and found.coefficients is not None:
-            self.told(dict(zip(said, found.coefficients.tolist(), strict=True)))
+            self.told(self._counted([*said], found, draw))
         return message.named(found.value, like)
+
+    def _counted(self, members: list[int], found: Combined, draw: int) -> Counted:
+        assert found.coefficients is not None
+        own, gram = found.coefficients.tolist(), found.gram
+
+        def by_rivals() -> dict[str, dict[int, float]]:
+            little = suspects(own, self.rule.liars)
+            if not little or gram is None or not isinstance(self.rule, GramRule):
+                return {}
+            rules = {name: RULES.make(name, {"liars": self.rule.liars}) for name in RULES.shipped}
+            others = rivals(rules, self.rule, gram, self.mix, draw)
+            return {name: {members[place]: float(c[place]) for place in little} for name, c in others.items()}
+
+        return Counted(dict(zip(members, own, strict=True)), by_rivals)
 
 
 def robust_of(said: str | Mapping[str, Any], members: int) -> Robust:

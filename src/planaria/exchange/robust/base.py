@@ -50,7 +50,10 @@ class CoordinateRule(Rule, ABC):
 
     @abstractmethod
     def combine(self, rows: Sequence[Tensor]) -> Tensor:
-        """One value [d] of the vectors [d] of n members, a new tensor; they stay as they are."""
+        """One value [d] of the vectors [d] of n members, a new tensor; they stay as they are.
+
+        :raises NotFinite: when a number of them is not.
+        """
 
 
 def distances(gram: Tensor) -> Tensor:

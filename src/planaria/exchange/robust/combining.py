@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from planaria.compiled import COMPILED
 from planaria.exchange.robust.base import CoordinateRule, GramRule, Rule
-from planaria.exchange.robust.chunks import Vector, blank, chunks, mixed, pieces
+from planaria.exchange.robust.chunks import CHUNK, Vector, blank, chunks, mixed, pieces
 from planaria.exchange.robust.mixing import Mix, mixing
-from planaria.exchange.robust.products import NotFinite, bounded, framed, products
+from planaria.exchange.robust.products import bounded, framed, products
+
+LONG = 128 * 1024
+"""numbers of each vector that compiled code is given at once: what it makes of them is still at hand when that is put
+in its place"""
 
 
 class Combined(NamedTuple):
@@ -20,9 +24,11 @@ class Combined(NamedTuple):
 
     value: Tensor
     """[d]"""
-    coefficients: Tensor | None
+    coefficients: Tensor | None = None
     """[n], fp64: value = Σ c_j x_j, plus (1 − Σ c_j) v of a rule that continues from v; of rules that look at each
     coordinate by itself none can be told"""
+    gram: Tensor | None = None
+    """G as of :func:`~planaria.exchange.robust.products.products`, where there are such"""
 
 
 def combine(
@@ -37,25 +43,38 @@ def combine(
     """
     if isinstance(rule, CoordinateRule) and mix == "none":
         _enough(rule, len(vectors))
-        return Combined(_visited(vectors, lambda rows: rule.combine(_finite(rows))), None)
+        return Combined(_visited(vectors, rule.combine, LONG if COMPILED else CHUNK))
     onward = isinstance(rule, GramRule) and rule.continues
     if onward and last is None:
         last = blank(vectors[0])
-    origin = isinstance(rule, GramRule) and rule.origin
-    gram = products(vectors, last if onward else None, origin)
-    shorter = torch.ones(len(vectors), dtype=gram.dtype) if onward else bounded(gram)
-    # Who is whose neighbour goes by true lengths: a bounded liar may be as near as an honest vector that is long.
-    matrix = mixing(mix, framed(gram, torch.ones_like(shorter), origin=False), rule.liars, draw)
-    _enough(rule, len(matrix))
+    gram = products(vectors, last if onward else None, isinstance(rule, GramRule) and rule.origin)
     if isinstance(rule, CoordinateRule):
-        made = rule.combine
-        return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))), None)
+        made, matrix = rule.combine, _mixed_by(rule, gram, mix, draw)
+        return Combined(_visited(vectors, lambda rows: made(mixed(matrix, rows))))
     assert isinstance(rule, GramRule)
-    seen = matrix @ framed(gram, shorter, origin) @ matrix.T
-    c = matrix.T @ rule.coefficients(seen) * shorter
+    c = coefficients(rule, gram, mix, draw, onward)
     factors = [*c.tolist(), *([1.0 - float(c.sum())] if onward else [])]
     summed = [*vectors, last] if onward and last is not None else vectors
-    return Combined(_visited(summed, lambda rows: weighted(rows, factors)), c)
+    return Combined(_visited(summed, lambda rows: weighted(rows, factors)), c, gram)
+
+
+def coefficients(rule: GramRule, gram: Tensor, mix: Mix, draw: int, about_last: bool) -> Tensor:
+    """c [n] of vectors of which G is known, ``about_last``: relative to the last value of a rule that continues.
+
+    :raises ValueError: when they are too few for the rule.
+    """
+    matrix = _mixed_by(rule, gram, mix, draw)
+    shorter = torch.ones(len(gram) - 1, dtype=gram.dtype) if about_last else bounded(gram)
+    seen = matrix @ framed(gram, shorter, rule.origin) @ matrix.T
+    return matrix.T @ rule.coefficients(seen) * shorter
+
+
+def _mixed_by(rule: Rule, gram: Tensor, mix: Mix, draw: int) -> Tensor:
+    """Who is whose neighbour goes by true lengths: a bounded liar may be as near as an honest vector that is long."""
+    lengths = torch.ones(len(gram) - 1, dtype=gram.dtype)
+    matrix = mixing(mix, framed(gram, lengths, origin=False), rule.liars, draw)
+    _enough(rule, len(matrix))
+    return matrix
 
 
 def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
@@ -69,20 +88,12 @@ def weighted(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     return torch.zeros_like(rows[0]) if total is None else total
 
 
-def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def _visited(vectors: Sequence[Vector], made: Callable[[list[Tensor]], Tensor], size: int = CHUNK) -> Tensor:
     like = pieces(vectors[0])
     value = torch.empty(sum(map(len, like)), dtype=like[0].dtype)
-    for start, rows in chunks(vectors):
+    for start, rows in chunks(vectors, size):
         value[start : start + len(rows[0])] = made(rows)
     return value
-
-
-def _finite(rows: list[Tensor]) -> list[Tensor]:
-    """The same. A number that is infinite, or none, makes a sum with zeros that is none, while the rows are at hand."""
-    zeros = torch.zeros_like(rows[0])
-    if not math.isfinite(sum(float(torch.dot(row, zeros)) for row in rows)):
-        raise NotFinite("a number is not finite")
-    return rows
 
 
 def _enough(rule: Rule, count: int) -> None:

@@ -16,7 +16,15 @@ from planaria.record.logs import RunRecord
 COLUMNS = 240
 """of the heat map; more rounds share one"""
 ROWS = 30
-"""of the table of refusals"""
+"""of a table"""
+OWN, MEAN = "this run's", "mean"
+"""rules of which none of those that go by coefficients has the name"""
+BY_OTHERS = (
+    "Rounds in which an offer counted less than half of its share in a mean, of as many offers of a round as may lie. "
+    "What each rule would have counted of it then, averaged over these rounds: by the same inner products, with its "
+    "options as they ship. Median and trimmed mean look at each number by itself, and have no coefficients; clipping "
+    "goes on from its own last value, which only a run by that rule has."
+)
 
 Place = tuple[int, int]
 """replica, stage"""
@@ -32,6 +40,21 @@ class Refusals:
 
 
 @dataclass
+class Little:
+    """Rounds in which an offer counted little, and what by which rule."""
+
+    rounds: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """of coefficients, by rule"""
+    told: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """in so many of these rounds"""
+
+    def add(self, rule: str, value: float) -> None:
+        self.sums[rule] += value
+        self.told[rule] += 1
+
+
+@dataclass
 class Trust:
     """Of a whole run."""
 
@@ -41,6 +64,7 @@ class Trust:
     """whose → column → [sum of coefficients, how many]"""
     refused: dict[tuple[int, int, str], Refusals] = field(default_factory=lambda: defaultdict(Refusals))
     """(replica, stage, reason)"""
+    little: dict[Place, Little] = field(default_factory=lambda: defaultdict(Little))
 
     def mean(self, place: Place, column: int) -> float | None:
         total, count = self.counted.get(place, {}).get(column, (0.0, 0))
@@ -61,11 +85,24 @@ def _trust(record: RunRecord) -> Trust:
                 cell = found.counted[replica, fact.stage].setdefault(fact.round // found.width, [0.0, 0])
                 cell[0] += value
                 cell[1] += 1
+            _compare(fact, found.little)
         elif isinstance(fact, OfferRefused):
             refusals = found.refused[fact.replica, fact.stage, fact.reason]
             refusals.rounds.add(fact.round)
             refusals.nodes.add(fact.node)
     return found
+
+
+def _compare(fact: OffersCounted, little: dict[Place, Little]) -> None:
+    """Take in what other rules would have counted in a round."""
+    suspects = {replica for of in fact.rivals.values() for replica in of}
+    for replica in suspects:
+        found = little[replica, fact.stage]
+        found.rounds += 1
+        found.add(OWN, fact.counted[replica])
+        found.add(MEAN, 1 / len(fact.counted))
+        for rule, of in fact.rivals.items():
+            found.add(rule, of[replica])
 
 
 def section(record: RunRecord) -> Iterator[str]:
@@ -83,6 +120,12 @@ def section(record: RunRecord) -> Iterator[str]:
             "Red: refused. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
         )
         parts.append(page.chart(trust_figure(trust), "trust"))
+    if trust.little:
+        parts += [
+            page.subheading("By other rules"),
+            page.note(BY_OTHERS),
+            page.table(*_by_others(trust), numbers_from=2),
+        ]
     if trust.refused:
         head = ["replica", "stage", "what was wrong", "rounds", "first", "last", "refused by"]
         rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
@@ -90,6 +133,17 @@ def section(record: RunRecord) -> Iterator[str]:
         parts += [page.subheading("Refused"), page.note(f"Offers that were of no use.{more}")]
         parts.append(page.table(head, rows[:ROWS], numbers_from=3))
     yield page.section("Trust", text.strip(), *parts)
+
+
+def _by_others(trust: Trust) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: for each stage of each replica what its offers would have counted, those that counted little most
+    often first."""
+    rules = [OWN, MEAN, *sorted({rule for little in trust.little.values() for rule in little.sums} - {OWN, MEAN})]
+    rows = []
+    for (replica, stage), little in sorted(trust.little.items(), key=lambda pair: (-pair[1].rounds, pair[0]))[:ROWS]:
+        means = (f"{little.sums[rule] / little.told[rule]:.3f}" if rule in little.sums else "–" for rule in rules)
+        rows.append([str(replica), str(stage), str(little.rounds), *means])
+    return ["replica", "stage", "rounds", *rules], rows
 
 
 def _rows(trust: Trust) -> Iterator[list[str]]:

@@ -1,12 +1,13 @@
 """Compiles what is asked a million times, where numba is installed (``planaria[planner]``).
 
-Without it the same functions run as plain Python: the same results from the same moves, much slower.
+Without it the same results come from plain Python, or from torch, much slower.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +17,13 @@ from planaria.data.cache import cache_folder
 
 F = TypeVar("F", bound=Callable[..., object])
 COMPILED = find_spec("numba") is not None
-SOURCES = ("tables.py", "evaluate.py", "anneal.py")
-"""files of compiled functions, which call one another, and of what they take"""
 
 
 def compiled(function: F) -> F:
-    """``function``, which takes and returns numbers, arrays and tuples of them only, as machine code (kept on disk)."""
+    """``function``, which takes and returns numbers, arrays and tuples of them only, as machine code (kept on disk).
+
+    Nothing is rounded in another way, or added up in another order, than written.
+    """
     if not COMPILED:
         return function
     import numba
@@ -30,7 +32,7 @@ def compiled(function: F) -> F:
     # calls, whose code it holds too: so the folder's name depends on all of them.
     settings: Any = numba.config
     before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(_folder())
+    settings.CACHE_DIR = str(_folder(Path(function.__code__.co_filename).parent))
     try:
         made: Any = numba.njit(cache=True, nogil=True)(function)
     finally:
@@ -38,6 +40,8 @@ def compiled(function: F) -> F:
     return made  # type: ignore[no-any-return]
 
 
-def _folder() -> Path:
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
-    return cache_folder(DataConfig()) / "compiled" / hashlib.sha256(sources).hexdigest()[:16]
+@lru_cache
+def _folder(sources: Path) -> Path:
+    """Of the code of functions in these ``sources``, which call only one another."""
+    hashed = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources.glob("*.py"))))
+    return cache_folder(DataConfig()) / "compiled" / hashed.hexdigest()[:16]
