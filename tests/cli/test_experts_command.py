@@ -195,7 +195,7 @@ def test_an_expert_lost_from_one_arm_only_leaves_the_report_whole(made: Path, tm
     for runs in ([again], [run, again]):
         show_results(damaged := found.model_copy(update={"runs": runs}))
         report = write_experts_report(damaged, tmp_path / "report.html").read_text()
-        assert "1 lost" in report
+        assert "1 expert could not be trained" in report
         assert f"top-2 ({fuller.passes['top-2']:.2f} passes a token)" in report
 
 

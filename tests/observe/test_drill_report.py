@@ -39,7 +39,7 @@ FOUND = Drill(
 
 
 def test_every_peers_change_is_shown_seed_by_seed_and_attackers_are_not_among_them() -> None:
-    assert _peers(FOUND).head == ["arm", "p0", "change", "p1", "change"]
+    assert _peers(FOUND).head == ["arm", "p0", "p0: change", "p1", "p1: change"]
     assert _peers(FOUND).rows == [
         ["alone", "0.75 [0.70 … 0.80]", "–", "0.35 [0.30 … 0.40]", "–"],
         ["together", "0.73 [0.71 … 0.75]", "-0.02 [-0.05 … +0.01]", "0.55 [0.50 … 0.60]", "+0.20"],

@@ -36,7 +36,7 @@ def test_the_section_tells_what_was_sent() -> None:
 
 
 def test_every_replica_and_the_one_model_have_a_line() -> None:
-    *replicas, one = losses_figure(LOOKS).data
+    one, *replicas = losses_figure(LOOKS).data
     assert [list(line.y) for line in replicas] == [[5.0, 4.0], [5.0, 4.5], [5.0, 4.25]]
     assert list(one.y) == [5.0, 4.125]
 

@@ -141,12 +141,12 @@ def test_the_section_names_everyone_and_has_its_figures() -> None:
     assert "left at 4.0 s, back at 6.0 s" in text and text.count("throughout") == 2
     for name in ("spread", "waits", "meetings"):
         assert f'id="{name}"' in text
-    assert "1 rounds; alone 1 of 3 times, 1 by the draw" in text
+    assert "1 round; alone 1 of 3 times, 1 by the draw" in text
 
 
 def test_summary_and_cards_tell_what_the_exchange_came_to() -> None:
     lines = list(summary(r.record(WHOLE)))
-    assert lines[0] == "exchange      1 rounds; alone 1 of 3 times, 1 by the draw"
+    assert lines[0] == "exchange      1 round; alone 1 of 3 times, 1 by the draw"
     assert lines[2].strip().startswith("2.55 s waited, of all replicas together: 1.55 s for others to come")
     cards = {name: small for name, _, small in _facts(r.record(WHOLE), [])}
     assert cards["rounds of exchange"] == "0.0 MB sent; 1 of 3 times alone; 2.5 s waited"

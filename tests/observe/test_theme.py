@@ -5,19 +5,17 @@ from hypothesis import strategies as st
 
 from planaria.observe.theme import thinned
 
-POINTS = st.lists(st.none() | st.floats(-9, 9), max_size=300).map(lambda ys: [(float(x), y) for x, y in enumerate(ys)])
+HEIGHTS = st.lists(st.none() | st.floats(-9, 9), max_size=300)
 
 
-@given(POINTS, st.integers(4, 40))
-def test_a_thinned_curve_has_the_same_extremes_ends_and_order(
-    points: list[tuple[float, float | None]], most: int
-) -> None:
-    few = thinned(points, most)
-    assert len(few) <= max(most, 4) + 4
-    assert few == sorted(few, key=lambda point: point[0]) and set(few) <= set(points)
-    assert few[-1:] == points[-1:]
-    heights, kept = ([y for _, y in some if y is not None] for some in (points, few))
-    assert (min(heights, default=0), max(heights, default=0)) == (min(kept, default=0), max(kept, default=0))
-    assert (None in [y for _, y in points]) == (None in [y for _, y in few])
-    if len(points) <= most:
-        assert few == points
+@given(HEIGHTS, st.integers(4, 40))
+def test_a_thinned_curve_has_the_same_extremes_ends_and_order(heights: list[float | None], most: int) -> None:
+    places = thinned(heights, most)
+    assert len(places) <= max(most, 4) + 4
+    assert places == sorted(set(places)) and set(places) <= set(range(len(heights)))
+    assert not heights or places[-1] == len(heights) - 1
+    known, kept = ([y for y in some if y is not None] for some in (heights, [heights[place] for place in places]))
+    assert (min(known, default=0), max(known, default=0)) == (min(kept, default=0), max(kept, default=0))
+    assert (None in heights) == (None in [heights[place] for place in places])
+    if len(heights) <= most:
+        assert places == list(range(len(heights)))

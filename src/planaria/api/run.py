@@ -14,7 +14,8 @@ from planaria.config import RunConfig
 from planaria.engine import runs
 from planaria.observe import page
 from planaria.observe.run.recovery_timeline import RecoveryTiming, recoveries
-from planaria.observe.run.report import body, outcome, write_report
+from planaria.observe.run.report import body, write_report
+from planaria.observe.run.run_verdict import outcome
 from planaria.observe.run.summary import measured, summary
 from planaria.record.logs import RunRecord, read_run
 

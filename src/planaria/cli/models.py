@@ -43,9 +43,10 @@ def add(commands: Any) -> None:
     export.add_argument("run", type=Path)
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
 
-    report = command(commands, "report", "write a run's HTML report, or its trace for Perfetto", _report)
+    report = command(commands, "report", "write a report of a run, comparison, drill or schedule; or a trace", _report)
     report.add_argument("run", type=Path)
     report.add_argument("--to", type=Path, metavar="FILE")
+    report.add_argument("--csv", type=Path, metavar="FOLDER", help="write every figure and table as a CSV file, too")
     report.add_argument(
         "--perfetto",
         nargs="?",
@@ -140,17 +141,9 @@ def _export(given: argparse.Namespace) -> int:
 def _report(given: argparse.Namespace) -> int:
     if given.perfetto is not None:
         return _trace(given)
-    if (given.run / "peers").is_dir():
-        from planaria.commands import swarm
+    from planaria.commands.report import report
 
-        print(swarm.report(given.run, given.to))
-        return 0
-    from planaria.engine import runs
-    from planaria.observe.run.report import write_report
-
-    if (given.run / runs.CONFIG).is_file():
-        runs.require(given.run, runs.CONFIG)
-    print(write_report(given.run, given.to))
+    print(*report(given.run, given.to, given.csv), sep="\n")
     return 0
 
 

@@ -21,7 +21,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.records.lines import PEERS
-from planaria.swarm.records.outcome import read_outcome
+from planaria.swarm.records.outcome import Outcome, read_outcome
 from planaria.swarm.setting import load, names, of_peer
 
 
@@ -58,12 +58,12 @@ def config_of(run: Path) -> SwarmConfig:
     return documents.model(file, SwarmConfig, mend="bring it back as the run wrote it")
 
 
-def report(run: Path, to: Path | None) -> Path:
-    """Write the report of a swarm's run, as far as it has come; its path."""
+def noted(run: Path) -> tuple[SwarmConfig, Outcome]:
+    """The configuration of a swarm's run and what came of it so far; UserError when that is nothing yet."""
     config, outcome = config_of(run), read_outcome(run)
     if not outcome.honest:
         raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
-    return write_swarm_report(run, config, outcome, to)
+    return config, outcome
 
 
 def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:

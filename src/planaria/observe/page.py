@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from planaria import atomic
 from planaria.errors import UserError
-from planaria.observe.theme import BLUE, FONT, GREEN, INK, MUTED, PAPER, RED, RULE
+from planaria.observe import packed
+from planaria.observe.sheets import Cell, as_csv, rows_of
+from planaria.observe.verdict import SIGNS, Verdict
 
-STYLE = f"""
-* {{ box-sizing: border-box }}
-body {{ margin: 0; background: #f5f7f9; color: {INK}; font: 15px/1.55 {FONT} }}
-main {{ max-width: 1180px; margin: 0 auto; padding: 40px 24px 64px }}
-header p {{ margin-top: 8px; max-width: 100ch }}
-h1 {{ margin: 0; font-size: 30px; font-weight: 650; letter-spacing: -0.02em; overflow-wrap: anywhere }}
-h2 {{ margin: 0 0 4px; font-size: 18px; font-weight: 620; letter-spacing: -0.01em }}
-h3 {{ margin: 18px 0 0; font-size: 14px; font-weight: 600 }}
-p {{ margin: 4px 0 8px; color: {MUTED}; max-width: 78ch }}
-.badge {{ display: inline-block; padding: 2px 11px; border-radius: 999px; font-size: 13px; font-weight: 600;
-  vertical-align: middle; margin-left: 10px; letter-spacing: 0 }}
-.good {{ color: {GREEN}; background: #e2f3eb }} .bad {{ color: {RED}; background: #fbe6e9 }}
-.cards {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(max(158px, 22%), 1fr)); gap: 12px;
-  margin: 24px 0 }}
-.card, section {{ background: {PAPER}; border: 1px solid {RULE}; border-radius: 10px }}
-.card {{ padding: 14px 16px }}
-.card b {{ display: block; font-size: 23px; font-weight: 620; line-height: 1.25; letter-spacing: -0.02em;
-  font-variant-numeric: tabular-nums }}
-.card span {{ color: {MUTED}; font-size: 13px }} .card i {{ display: block; color: {MUTED}; font-size: 12.5px;
-  font-style: normal }}
-section {{ padding: 22px 24px; margin: 16px 0 }}
-.scroll {{ overflow-x: auto }}
-table {{ border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums }}
-th {{ text-align: left; color: {MUTED}; font-weight: 550; white-space: nowrap }}
-th, td {{ padding: 6px 14px 6px 0; border-bottom: 1px solid {RULE}; vertical-align: top }}
-tr:last-child td {{ border-bottom: 0 }}
-.number {{ text-align: right; white-space: nowrap }}
-.columns {{ columns: 3 300px; column-gap: 36px }}
-.columns > div {{ break-inside: avoid; margin-bottom: 18px }} .columns td:last-child {{ text-align: right;
-  overflow-wrap: anywhere }} .columns h3 {{ margin: 0 0 4px }}
-.given td {{ color: {BLUE}; font-weight: 600 }}
-.log {{ margin: 8px 0 0; padding: 0; list-style: none; font-size: 13.5px; max-height: 420px; overflow-y: auto }}
-.log li {{ padding: 3px 0; display: flex; gap: 14px }} .log time {{ color: {MUTED}; min-width: 74px; text-align: right;
-  font-variant-numeric: tabular-nums }}
-.tinted {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; line-height: 1.7 }}
-footer {{ color: {MUTED}; font-size: 13px; margin-top: 24px }}
-@media (max-width: 640px) {{ main {{ padding: 20px 10px }} section {{ padding: 16px 12px }} }}
-"""
+ROWS = 400
+"""of a table or a log that a page shows"""
+
+
+@dataclass
+class Drawn:
+    """What stands in a page beside its text, by name."""
+
+    figures: dict[str, go.Figure] = field(default_factory=dict)
+    tables: dict[str, list[Sequence[Cell]]] = field(default_factory=dict)
+    """head first, all rows"""
+
+
+_drawn: ContextVar[Drawn | None] = ContextVar("_drawn", default=None)
+"""of the page that is being made; outside one, parts are HTML alone"""
+
+
+def drawn(body: Iterable[str]) -> tuple[list[str], Drawn]:
+    """The parts of a page, and what :func:`chart` and :func:`table` put into it meanwhile."""
+    found = Drawn()
+    before = _drawn.set(found)
+    try:
+        return list(body), found
+    finally:
+        _drawn.reset(before)
+
+
+def figures(body: Iterable[str]) -> dict[str, go.Figure]:
+    """All figures of a page by their names, instead of the page: whatever is drawn there can be had here."""
+    return drawn(body)[1].figures
+
+
+def sheets(body: Iterable[str]) -> dict[str, str]:
+    """The numbers of all figures and tables of a page as CSV, by name: every point, where a page draws only some."""
+    found = drawn(body)[1]
+    rows = {name: rows_of(fig) for name, fig in found.figures.items()} | found.tables
+    return {name: as_csv(own) for name, own in rows.items()}
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """The whole page around ``body``, with plotly.js in it once."""
+    """The whole page around ``body``: one file with its figures, their numbers as CSV, and plotly.js if it has any."""
+    parts, found = drawn(body)
+    shown = {name: as_csv(rows[: ROWS + 1]) for name, rows in found.tables.items()}
+    loads = {"figures": packed.payload(_slug(title), found.figures, shown)}
+    loads |= {"plotly": packed.plotly()} if found.figures else {}
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head>\n<body><main>\n"
-        + "\n".join(body)
-        + "\n</main></body></html>\n"
+        f"<style>{packed.style()}</style><script>{packed.script()}</script></head>\n<body><main>\n"
+        + "\n".join(parts)
+        + "\n<noscript><p>The figures are drawn by the page's script, which does not run here.</p></noscript></main>\n"
+        + "".join(f'<script type="text/plain" id="packed-{name}">{text}</script>\n' for name, text in loads.items())
+        + "</body></html>\n"
     )
+
+
+def _slug(text: str) -> str:
+    """A file's name."""
+    return re.sub(r"[^\w.]+", "-", text.removesuffix("planaria")).strip("-") or "page"
 
 
 def write(file: Path, text: str) -> Path:
@@ -77,11 +90,30 @@ def write(file: Path, text: str) -> Path:
     return file
 
 
-def heading(name: str, badge: str, good: bool, summary: str) -> str:
-    kind = "good" if good else "bad"
+def write_sheets(folder: Path, body: Iterable[str]) -> list[Path]:
+    """Write a page's :func:`sheets` into ``folder``, one file each; their paths.
+
+    :raises UserError: when that is impossible.
+    """
+    written = []
+    for name, text in sheets(body).items():
+        file = folder / f"{name}.csv"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(file, text)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written ({error.strerror}); choose another folder") from error
+        written.append(file)
+    return written
+
+
+def heading(name: str, verdict: Verdict, summary: str) -> str:
+    """What every page begins with: its name, what came of it, and what it was."""
+    kind = SIGNS[verdict.good][0]
     return (
-        f'<header><h1>{escape(name)} <span class="badge {kind}">{escape(badge)}</span></h1>'
-        f"<p>{escape(summary)}</p></header>"
+        f'<header><button id="theme" type="button" title="light or dark" aria-label="light or dark">◐</button>'
+        f'<h1>{escape(name)} <span class="badge {kind}">{escape(verdict.badge)}</span></h1>'
+        f"{verdict.html()}<p>{escape(summary)}</p></header>"
     )
 
 
@@ -106,41 +138,40 @@ def note(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-_taken: ContextVar[dict[str, go.Figure] | None] = ContextVar("_taken", default=None)
-
-
-def figures(body: Iterable[str]) -> dict[str, go.Figure]:
-    """All figures of a page by their names, instead of the page: whatever is drawn there can be had here."""
-    found: dict[str, go.Figure] = {}
-    before = _taken.set(found)
-    try:
-        for _ in body:
-            pass
-    finally:
-        _taken.reset(before)
-    return found
-
-
 def chart(fig: go.Figure, name: str) -> str:
-    """The figure in a ``<div id=name>``; plotly.js must be in the page already."""
-    if (taken := _taken.get()) is not None:
-        taken[name] = fig
-        return ""
-    html: str = fig.to_html(
-        full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True}
-    )
-    return html
+    """The place of a figure, which the page's script draws."""
+    _keep(name, figure=fig)
+    return f'<div class="figure" id="{escape(name)}" style="min-height:{fig.layout.height}px"></div>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
-    """A table whose columns from ``numbers_from`` on are right-aligned numbers."""
+def table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
+    """A table whose columns from ``numbers_from`` on are right-aligned numbers; of a long one, the first rows."""
+    every = [list(row) for row in rows]
+    _keep(name, table=[head, *every])
     kinds = ["" if place < numbers_from else ' class="number"' for place in range(len(head))]
     top = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, head, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{k}>{escape(cell)}</td>" for k, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
+        for row in every[:ROWS]
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    more = note(f"The first {ROWS:,} of {len(every):,} rows; planaria report --csv has all.") if every[ROWS:] else ""
+    return (
+        f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+        f'<button type="button" data-sheet="{escape(name)}" title="Save this table as CSV">CSV</button>'
+    )
+
+
+def _keep(name: str, figure: go.Figure | None = None, table: list[Sequence[Cell]] | None = None) -> None:
+    """Figures and tables of a page share their names, for files are called by them."""
+    found = _drawn.get()
+    if found is None:
+        return
+    if name in found.figures or name in found.tables:
+        raise ValueError(f"two parts of a page are called {name}")
+    if figure is not None:
+        found.figures[name] = figure
+    if table is not None:
+        found.tables[name] = table
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -170,7 +201,13 @@ def footer(text: str) -> str:
     return f"<footer>{escape(text)}</footer>"
 
 
-def log(lines: Iterable[tuple[str, str]]) -> str:
-    """(time, text) of each line."""
-    items = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in lines)
+def log(name: str, lines: Iterable[tuple[str, str]]) -> str:
+    """(time, text) of each line; of a long log, its two ends."""
+    every = list(lines)
+    _keep(name, table=[("time", "what"), *every])
+    left_out = len(every) - ROWS
+    if left_out > 0:
+        gap = ("…", f"{left_out:,} more; planaria report --csv has all")
+        every = [*every[: ROWS // 2], gap, *every[-(ROWS // 2) :]]
+    items = "".join(f"<li><time>{escape(t)}</time><span>{escape(text)}</span></li>" for t, text in every)
     return f'<ul class="log">{items}</ul>'

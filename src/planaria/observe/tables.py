@@ -25,9 +25,9 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     numbers_from: int = 1
 
-    def html(self) -> str:
-        """As part of a page, without its title."""
-        return page.table(self.head, self.rows, self.numbers_from)
+    def html(self, name: str) -> str:
+        """As part of a page, without its title; ``name`` is what it is saved as."""
+        return page.table(name, self.head, self.rows, self.numbers_from)
 
 
 def show(tables: Iterable[Table]) -> Console:

@@ -1,31 +1,54 @@
-"""How the report's figures look: one palette, one layout, and no more points of a curve than a screen can show."""
+"""How the report's figures look: one palette, light and dark, one layout, and no more points than a screen can show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, TypeVar
+from typing import Any
 
 import plotly.graph_objects as go
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif'
 INK, MUTED, RULE, PAPER = "#1d2733", "#66727f", "#e6eaee", "#ffffff"
 BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL, PINK = (
-    "#3f7fb5",
-    "#e29a3d",
-    "#7c69b3",
-    "#2f9a6c",
-    "#c73a4b",
+    "#0072b2",
+    "#e69f00",
+    "#8a3a8f",
+    "#009e73",
+    "#d0451b",
     "#b9c1c9",
-    "#4aa3a2",
-    "#d16fa6",
+    "#56b4e9",
+    "#cc79a7",
 )
-SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, "#9c6b3f", PINK, "#8c9a2e", "#5661c9")
+"""after Okabe and Ito: they differ for readers who see no red or no green, too"""
+ON_COLOUR = "#fefefe"
+"""numbers on coloured bars, on either ground"""
+WASH = "#f1f4f7"
+"""the least of a heat map that has more than nothing"""
+VEIL = "rgba(255,255,255,0.8)"
+"""behind words that lie on bars"""
+SHADES = ("#cfe0ee", "#f3ddbd", "#d9d3eb", "#c9e6d9")
+"""bars with words in them"""
+WRITTEN, LINKED, DROPPED = "#d7ecec", "#d5ece3", "#eef0f2"
+CARRIED, DELAYED = "#86b3da", "#ecb567"
+"""the most of a heat map with numbers in its cells"""
+SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, PINK, "#7a5c2e", "#8c9a2e", "#3b4a9b")
 """of lines, peers or arms side by side"""
+DARK = {
+    INK: "#e4e9ee", MUTED: "#9aa7b4", RULE: "#2d3740", PAPER: "#182027", GREY: "#5f6b77", WASH: "#222c35",
+    VEIL: "rgba(24,32,39,0.8)", BLUE: "#3d9bd6", VIOLET: "#b878bd", RED: "#ee6a3f", TEAL: "#86cbf3",
+    "#7a5c2e": "#b08a4e", "#3b4a9b": "#7f8fdd", SHADES[0]: "#274863", SHADES[1]: "#5f4a24", SHADES[2]: "#463c66",
+    SHADES[3]: "#20513f", WRITTEN: "#1f4444", LINKED: "#1f4637", DROPPED: "#27313a", CARRIED: "#2c638f",
+    DELAYED: "#8a651f",
+}  # fmt: skip
+"""colour on white → colour on the dark ground; colours that are not here stay as they are"""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 MOST = 4000
 """points of a curve; a screen is half as many pixels wide"""
-
-Point = TypeVar("Point", bound=tuple[float, float | None])
+TICKS = 10
+"""whole numbers that all have a tick of their own"""
 
 
 def label(text: str) -> str:
@@ -71,30 +94,69 @@ def lanes(rows: list[str]) -> dict[str, Any]:
     }
 
 
+def whole(fig: go.Figure, numbers: Iterable[float], *, bars: bool = False) -> go.Figure:
+    """An x axis of steps or rounds: it ends where they do, and its ticks are whole numbers.
+
+    :param numbers: all that are drawn; nothing changes where there are none.
+    :param bars: leave room for half a bar at either end.
+    """
+    known = list(numbers)
+    if not known:
+        return fig
+    first, last = min(known), max(known)
+    if first == last and not bars:
+        last += 1
+    room = 0.5 if bars else 0.015 * (last - first)
+    fig.update_xaxes(range=[first - room, last + room])
+    if last - first <= TICKS:
+        fig.update_xaxes(dtick=1, tick0=0)
+    return fig
+
+
+def share(fig: go.Figure, shares: Iterable[float | None]) -> go.Figure:
+    """A y axis of shares: from nothing to what the largest needs, and never to more than all."""
+    most = max((one for one in shares if one is not None), default=1.0)
+    top = min(1.0, math.ceil(11 * most) / 10) or 1.0
+    return fig.update_yaxes(range=[-0.02 * top, 1.02 * top], tickformat=".0%")
+
+
+def stroke(place: int, count: int = 1) -> dict[str, Any]:
+    """Line and marker of the curve at ``place`` of ``count``.
+
+    Curves drawn earlier are wider, and each has a dash and a symbol of its own: where two coincide, both are seen.
+    """
+    wider = min(1.5, 4 / max(1, count - 1)) * (count - 1 - place)
+    return {
+        "line": {"color": SERIES[place % len(SERIES)], "width": 2 + wider, "dash": DASHES[place % len(DASHES)]},
+        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6 + wider, "color": SERIES[place % len(SERIES)]},
+    }
+
+
 def symbol(kind: str, colour: str, size: int = 9) -> dict[str, Any]:
     """A marker that stands out from lines and bars."""
-    return {"symbol": kind, "size": size, "color": colour, "line": {"color": "white", "width": 1}}
+    return {"symbol": kind, "size": size, "color": colour, "line": {"color": PAPER, "width": 1}}
 
 
 def add_curve(fig: go.Figure, points: Sequence[tuple[float, float | None]], hover: str, **style: Any) -> None:
-    """Add (x, y) points to a figure, thinned, as a scatter trace of this ``style``; ``hover`` is Plotly's template."""
-    few = thinned(points)
-    fig.add_scatter(x=[x for x, _ in few], y=[y for _, y in few], hovertemplate=f"{hover}<extra></extra>", **style)
+    """Add (x, y) points to a figure as a scatter trace of this ``style``; ``hover`` is Plotly's template."""
+    fig.add_scatter(
+        x=[x for x, _ in points], y=[y for _, y in points], hovertemplate=f"{hover}<extra></extra>", **style
+    )
 
 
-def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """All (x, y) points if there are at most so many; else of each stretch the lowest, the highest and the last.
+def thinned(values: Sequence[float | None], most: int = MOST) -> list[int]:
+    """Places of a curve's y that a page draws: all if there are at most so many; else of each stretch the lowest, the
+    highest and the last.
 
-    So no spike is lost, and no gap: of a stretch with points that have no y, one of these is kept.
+    So no spike is lost, and no gap: of a stretch with places that have no y, one of these is kept.
     """
-    if len(points) <= most:
-        return list(points)
-    stretch = -(-4 * len(points) // most)
-    kept: list[Point] = []
-    for start in range(0, len(points), stretch):
-        own = range(start, min(start + stretch, len(points)))
-        known = [(y, place) for place in own if (y := points[place][1]) is not None]
-        gaps = [place for place in own if points[place][1] is None]
-        places = {own[-1], *gaps[:1], *([min(known)[1], max(known)[1]] if known else [])}
-        kept += [points[place] for place in sorted(places)]
+    if len(values) <= most:
+        return list(range(len(values)))
+    stretch = -(-4 * len(values) // most)
+    kept: list[int] = []
+    for start in range(0, len(values), stretch):
+        own = range(start, min(start + stretch, len(values)))
+        known = [(y, place) for place in own if (y := values[place]) is not None]
+        gaps = [place for place in own if values[place] is None]
+        kept += sorted({own[-1], *gaps[:1], *([min(known)[1], max(known)[1]] if known else [])})
     return kept

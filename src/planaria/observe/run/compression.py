@@ -11,7 +11,8 @@ from statistics import median
 import plotly.graph_objects as go
 
 from planaria.observe import page
-from planaria.observe.theme import BLUE, GREY, ORANGE, RED, SERIES, add_curve, figure, symbol
+from planaria.observe.theme import BLUE, GREY, ORANGE, RED, add_curve, figure, stroke, symbol, whole
+from planaria.observe.words import counted
 from planaria.record.events import MessageCompressed
 from planaria.record.run_record import RunRecord
 
@@ -82,7 +83,9 @@ def section(record: RunRecord) -> Iterator[str]:
         return
     when, said = _when(record), record.config.exchange.compress
     how = f"exchange.compress = {said!r}" if said else "exchange.options.bits"
-    parts = [page.table([head.format(when) for head in HEAD], list(_rows(record, messages)), numbers_from=1)]
+    parts = [
+        page.table("messages", [head.format(when) for head in HEAD], list(_rows(record, messages)), numbers_from=1)
+    ]
     if any(messages.shortened(stage) for stage in messages.told):
         parts += [page.subheading("Contraction"), page.chart(contraction_figure(messages, when), "contraction")]
     parts += [page.subheading("Norms"), page.chart(norms_figure(messages, when), "compression")]
@@ -91,7 +94,7 @@ def section(record: RunRecord) -> Iterator[str]:
         rows = [[str(round), ", ".join(map(str, stages)), WHY[why]] for (round, why), stages in full.items()]
         more = f" The first {ROWS} of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Sent in full"), page.note(f"To begin estimates.{more}")]
-        parts.append(page.table([when, "stages", "why"], rows[:ROWS], 3))
+        parts.append(page.table("sent-in-full", [when, "stages", "why"], rows[:ROWS], 3))
     yield page.section(
         "Compression",
         f"What messages lacked ({how}), as the first replica's nodes measured it in their own. Contraction: "
@@ -111,7 +114,7 @@ def told(record: RunRecord) -> Iterator[str]:
     if full := messages.full:
         rounds = {round for round, _ in full}
         whys = "; ".join(WHY[why] for why in dict.fromkeys(why for _, why in full))
-        line += f"; {len(rounds)} {_when(record)}{'s' * (len(rounds) != 1)} in full: {whys}"
+        line += f"; {counted(len(rounds), _when(record))} in full: {whys}"
     yield line
 
 
@@ -142,24 +145,28 @@ def _stated(record: RunRecord, count: int) -> float:
 
 def contraction_figure(messages: Messages, when: str) -> go.Figure:
     """δ as measured: a line for each stage."""
-    fig = figure(260, x=when, y="δ")
+    fig = figure(260, x=when, y="contraction δ")
     for number, stage in enumerate(sorted(messages.told)):
         points = [(float(fact.round), 1.0 - fact.lost) for fact in messages.shortened(stage)]
-        style = {"mode": "lines", "name": f"stage {stage}", "line": {"color": SERIES[number % len(SERIES)]}}
+        style = {"mode": "lines", "name": f"stage {stage}", "line": stroke(number, len(messages.told))["line"]}
         add_curve(fig, points, f"stage {stage}, {when} %{{x}}: %{{y:.4f}}", **style)
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return fig
+    return whole(fig, [fact.round for stage in messages.told for fact in messages.shortened(stage)])
 
 
 def norms_figure(messages: Messages, when: str) -> go.Figure:
     """‖g‖, what is owed and how far estimates are off: L2 over all stages that told in a round."""
     fig = figure(280, x=when, y="L2 norm")
     norms = _norms(messages)
-    for name, what, colour in (("norm", "‖g‖", GREY), ("owed", "owed, ‖e‖", ORANGE), ("off", "off, ‖g − h‖", BLUE)):
+    for name, what, colour, dash in (
+        ("norm", "‖g‖", GREY, "solid"),
+        ("owed", "owed, ‖e‖", ORANGE, "dash"),
+        ("off", "off, ‖g − h‖", BLUE, "dot"),
+    ):
         if norms[name]:
             points = [(float(round), value) for round, value in sorted(norms[name].items())]
-            style = {"mode": "lines", "name": what, "line": {"color": colour}}
+            style = {"mode": "lines", "name": what, "line": {"color": colour, "dash": dash}}
             add_curve(fig, points, f"{what}, {when} %{{x}}: %{{y:.3g}}", **style)
     if rounds := sorted({round for round, _ in messages.full}):
         fig.add_scatter(
@@ -168,7 +175,7 @@ def norms_figure(messages: Messages, when: str) -> go.Figure:
         )  # fmt: skip
     fig.update_yaxes(rangemode="tozero")
     fig.update_layout(showlegend=True)
-    return fig
+    return whole(fig, [round for found in norms.values() for round in found])
 
 
 def _norms(messages: Messages) -> dict[str, dict[int, float]]:

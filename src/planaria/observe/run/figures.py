@@ -13,7 +13,7 @@ from planaria.observe.run.naming import naming_of
 from planaria.observe.run.narrate import SIGNS, Line
 from planaria.observe.run.recovery_timeline import RecoveryTiming
 from planaria.observe.run.stays import Holding
-from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, RED, TEAL, VIOLET, figure, label, lanes
+from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, PAPER, RED, TEAL, VIOLET, figure, label, lanes
 from planaria.record.run_record import Metric, RunRecord, StepMetric
 
 ROW = 30
@@ -44,10 +44,10 @@ def loss_figure(metrics: Iterable[Metric], story: Sequence[tuple[float, Line]]) 
             name="validation",
             mode="lines+markers",
             line={"color": ORANGE, "width": 1.5, "dash": "dot"},
-            marker={"size": 7, "line": {"color": "white", "width": 1.5}},
+            marker={"size": 7, "line": {"color": PAPER, "width": 1.5}},
         )
     _mark_faults(fig, kept, story)
-    return fig
+    return theme.whole(fig, [step for curve in (kept, undone, validations) for step, _ in curve])
 
 
 def _curves(metrics: Iterable[Metric]) -> tuple[Curve, Curve, Curve]:
@@ -161,11 +161,10 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
     named = {h.node: h.where for h in held}
     rows = [named[node] for node in sorted(named)]
     fig = figure(80 + ROW * len(rows), x="seconds since the start", barmode="overlay", bargap=0.25)
-    shades = ("#cfe0ee", "#f3ddbd", "#d9d3eb", "#c9e6d9")
     turn: dict[int, int] = defaultdict(int)
     colours = []
     for h in held:
-        colours.append(shades[turn[h.node] % len(shades)])
+        colours.append(theme.SHADES[turn[h.node] % len(theme.SHADES)])
         turn[h.node] += 1
     fig.add_bar(
         y=[h.where for h in held],
@@ -173,7 +172,7 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
         base=[h.start - zero for h in held],
         orientation="h",
         showlegend=False,
-        marker={"color": colours, "line": {"color": "white", "width": 2}},
+        marker={"color": colours, "line": {"color": PAPER, "width": 2}},
         text=[label(h.worker) for h in held],
         textposition="inside",
         insidetextanchor="start",

@@ -14,7 +14,27 @@ import plotly.graph_objects as go
 from planaria.observe import theme
 from planaria.observe.run.naming import Naming, naming_of
 from planaria.observe.run.recovery_timeline import RecoveryTiming
-from planaria.observe.theme import BLUE, GREEN, GREY, INK, MUTED, ORANGE, PINK, RED, TEAL, VIOLET, figure, label, lanes
+from planaria.observe.theme import (
+    BLUE,
+    DROPPED,
+    GREEN,
+    GREY,
+    INK,
+    LINKED,
+    MUTED,
+    ON_COLOUR,
+    ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    TEAL,
+    VEIL,
+    VIOLET,
+    WRITTEN,
+    figure,
+    label,
+    lanes,
+)
 from planaria.record.decisions import Form
 from planaria.record.events import Linked, Span, Worked
 from planaria.record.logs import RunRecord
@@ -193,11 +213,11 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
         margin={"t": 20 + 16 * flags, "b": 90},
     )
     styles = {
-        "write": {"color": "#d7ecec", "line": {"color": TEAL, "width": 1}},  # beneath what is trained meanwhile
-        "relink": {"color": "#d5ece3", "line": {"color": GREEN, "width": 1}},
-        "dropped": {"color": "#eef0f2", "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
+        "write": {"color": WRITTEN, "line": {"color": TEAL, "width": 1}},  # beneath what is trained meanwhile
+        "relink": {"color": LINKED, "line": {"color": GREEN, "width": 1}},
+        "dropped": {"color": DROPPED, "pattern": {"shape": "/", "fgcolor": GREY, "size": 5, "solidity": 0.35},
                     "line": {"color": GREY, "width": 1}},
-        **{kind: {"color": colour, "line": {"color": "white", "width": 1}} for kind, colour in COLOURS.items()},
+        **{kind: {"color": colour, "line": {"color": PAPER, "width": 1}} for kind, colour in COLOURS.items()},
     }  # fmt: skip
     # Plotly squeezes numbers into bars of any width; about a hundredth of the chart is what a digit needs.
     legible = 0.011 * (max(bar.end for bar in bars) - min(bar.start for bar in bars)) if bars else 0.0
@@ -215,7 +235,7 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                 insidetextanchor="middle",
                 textposition="inside",
                 textangle=0,
-                textfont={"size": 10, "color": MUTED if kind == "dropped" else "white"},
+                textfont={"size": 10, "color": MUTED if kind == "dropped" else ON_COLOUR},
                 customdata=[bar.hover for bar in own],
                 hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
@@ -248,7 +268,7 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
             xshift=3,
             text=f"{name} <b>{ms:.0f} ms</b>",
             font={"size": 11.5, "color": colour},
-            bgcolor="rgba(255,255,255,0.8)",
+            bgcolor=VEIL,
         )
 
 

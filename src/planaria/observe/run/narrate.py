@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
 from planaria.observe.run.verdict_lines import cleared, deed, sentence
+from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
@@ -161,7 +162,9 @@ class Narrator:
         if isinstance(fact, e.OfferRefused):
             return self._refusal(fact)
         if isinstance(fact, e.Replanned):
-            return self._line("relink", f"new plan for {len(fact.nodes)} nodes, found in {fact.seconds:.2f} s")
+            return self._line(
+                "relink", f"new plan for {counted(len(fact.nodes), 'node')}, found in {fact.seconds:.2f} s"
+            )
         if isinstance(fact, e.WorkerFailed):
             role = self._role(fact.stage if fact.stage < 0 else self.members.node_of.get(fact.worker))
             return self._line("loss", f"worker {fact.worker} ({role}) failed: {fact.detail}")
@@ -179,7 +182,7 @@ class Narrator:
         if isinstance(fact, d.Cleared):
             return self._line("note", cleared(fact, self._naming), fact.replica)
         if isinstance(fact, e.HostJoined):
-            workers = "1 worker" if fact.workers == 1 else f"{fact.workers} workers"
+            workers = counted(fact.workers, "worker")
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
         if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")

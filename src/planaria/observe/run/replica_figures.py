@@ -6,7 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREEN, GREY, INK, ORANGE, VIOLET, add_curve, figure, symbol
+from planaria.observe.theme import (
+    CARRIED,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    VIOLET,
+    add_curve,
+    figure,
+    lanes,
+    stroke,
+    symbol,
+    whole,
+)
+from planaria.observe.words import counted
 
 ROUNDS_DRAWN = 400
 
@@ -14,34 +29,46 @@ Points = Sequence[tuple[float, float | None]]
 
 
 def curves(replicas: Mapping[int, Points], together: Points, name: str) -> go.Figure:
-    """Validation loss in nats over steps: a thin line for each replica, a thick one, of this ``name``, for all."""
-    fig = figure(300, x="step", y="validation loss, nats per token")
-    for place, (replica, whole) in enumerate(sorted(replicas.items())):
-        hover, line = f"replica {replica}, step %{{x}}: %{{y:.4f}}", {"color": GREY, "width": 1}
-        add_curve(fig, whole, hover, name="replicas", showlegend=not place, mode="lines", line=line)
-    line = {"color": BLUE, "width": 2}
-    add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines+markers", line=line)
+    """Validation loss in nats over steps: a line for each replica, a thick one beneath, of this ``name``, for all."""
+    fig = figure(320, x="step", y="validation loss, nats per token")
+    line = {"color": GREY, "width": 9}
+    add_curve(fig, together, f"{name}, step %{{x}}: %{{y:.4f}}", name=name, mode="lines", line=line)
+    for place, (replica, points) in enumerate(sorted(replicas.items())):
+        style = stroke(place, len(replicas))
+        add_curve(
+            fig, points, f"replica {replica}, step %{{x}}: %{{y:.4f}}", name=f"replica {replica}", mode="lines+markers",
+            **style,
+        )  # fmt: skip
     fig.update_layout(showlegend=True)
-    return fig
+    return whole(fig, [step for points in (together, *replicas.values()) for step, _ in points])
 
 
 def spread(points: Points) -> go.Figure:
     """RMS distance of weights from their mean over steps."""
-    fig = figure(260, x="step", y="spread between replicas")
-    add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", line={"color": GREEN, "width": 2})
-    return fig
+    fig = figure(260, x="step", y="RMS distance of weights")
+    style = {"line": {"color": GREEN, "width": 2}, "marker": {"size": 5}}
+    add_curve(fig, points, "step %{x}: %{y:.3g}", mode="lines+markers", **style)
+    fig.update_yaxes(rangemode="tozero")
+    return whole(fig, [step for step, _ in points])
 
 
 def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figure:
     """How often each replica met each other, and itself, if that counts how often it was ``alone``."""
     count = len(table)
-    fig = figure(120 + 26 * count, x="replica", y="replica")
-    words = [[f"replicas {b} and {a} met {table[a][b]} times" for b in range(count)] for a in range(count)]
+    fig = figure(120 + 26 * count)
+    words = [
+        [f"replicas {b} and {a} met {counted(table[a][b] or 0, 'time')}" for b in range(count)] for a in range(count)
+    ]
     for replica in range(count) if alone else ():
-        words[replica][replica] = f"replica {replica} was alone {table[replica][replica]} times"
+        words[replica][replica] = f"replica {replica} was alone {counted(table[replica][replica] or 0, 'time')}"
+    names = [f"replica {replica}" for replica in range(count)]
     fig.add_heatmap(
+        x=names,
+        y=names,
         z=table,
-        colorscale=[[0, "#ffffff"], [1, BLUE]],
+        colorscale=[[0, PAPER], [1, CARRIED]],
+        xgap=1,
+        ygap=1,
         zmin=0,
         customdata=words,
         hovertemplate="%{customdata}<extra></extra>",
@@ -49,8 +76,8 @@ def heat(table: Sequence[Sequence[int | None]], alone: bool = False) -> go.Figur
         texttemplate="%{text}",
         showscale=False,
     )
-    fig.update_xaxes(dtick=1)
-    fig.update_yaxes(dtick=1, autorange="reversed")
+    fig.update_xaxes(showgrid=False)
+    fig.update_layout(yaxis=lanes(names))
     return fig
 
 
@@ -81,4 +108,4 @@ def waits(rounds: Mapping[int, tuple[float, float, float, int]]) -> go.Figure:
         hovertemplate="round %{x}: replica %{customdata} waited %{y:.1f} ms<extra></extra>",
     )
     fig.update_layout(legend={"traceorder": "normal"})
-    return fig
+    return whole(fig, numbers, bars=True)

@@ -14,6 +14,7 @@ from planaria.observe.run.ledger import sample_ledger
 from planaria.observe.run.recovery_timeline import recoveries
 from planaria.observe.run.replica_figures import ROUNDS_DRAWN, Points, curves, heat, spread, waits
 from planaria.observe.run.round_history import RoundHistory, gatherings, told, totals
+from planaria.observe.words import counted
 from planaria.record.decisions import Disband, Form, Found
 from planaria.record.events import ReplicasEvaluated, RoundSettled
 from planaria.record.logs import RunRecord
@@ -29,11 +30,12 @@ def replica_section(record: RunRecord) -> Iterator[str]:
     blocking, prefetched = (
         sum(getattr(fact, part) for fact in rounds) / 1e6 for part in ("blocking_bytes", "prefetched_bytes")
     )
-    text = f"{len(looks[0].losses)} replicas. Validation loss of each, and of the mean of their weights: the one model."
+    text = f"{counted(len(looks[0].losses), 'replica')}. Validation loss of each, and of the mean of their weights: "
+    text += "the one model."
     if rounds:
         text += (
-            f" {len(rounds)} rounds of exchange; all together sent {blocking:.1f} MB that somebody waited for and "
-            f"{prefetched:.1f} MB ahead."
+            f" {counted(len(rounds), 'round')} of exchange; all together sent {blocking:.1f} MB that somebody waited "
+            f"for and {prefetched:.1f} MB ahead."
         )
     charts = [page.chart(losses_figure(looks), "replicas"), page.chart(spread_figure(looks, rounds), "spread")]
     if rounds:
@@ -66,12 +68,12 @@ def fleet_section(record: RunRecord) -> Iterator[str]:
         return
     count = max([count, *(1 + fact.replica for _, fact in record.landmarks if isinstance(fact, Form))])
     held = gatherings(record)
-    text = f"{count} replicas, each of its own steps and samples."
+    text = f"{counted(count, 'replica')}, each of its own steps and samples."
     parts = _validations(record)
     if held:
         text += f" Their exchange ({record.config.exchange.kind}): {'; '.join(told(totals(held)))}."
         parts += _rounds(held, count)
-    table = page.table(HEAD, _rows(record, held, count), numbers_from=2)
+    table = page.table("each-replica", HEAD, _rows(record, held, count), numbers_from=2)
     yield page.section("Replicas", text, *parts, page.subheading("Each replica"), page.note(KEY), table)
 
 

@@ -26,10 +26,11 @@ from planaria.observe.run.narrate import story
 from planaria.observe.run.recovery_timeline import RecoveryTiming, faults_summary, recoveries
 from planaria.observe.run.replica_report import replica_section
 from planaria.observe.run.round_history import gatherings, totals
+from planaria.observe.run.run_verdict import facts_of, verdict
 from planaria.observe.run.saves import saves
 from planaria.observe.run.stays import holdings, machine_section
 from planaria.observe.run.summary import measured
-from planaria.record.decisions import Finish
+from planaria.observe.words import counted
 from planaria.record.events import RunStarted
 from planaria.record.logs import RunRecord, read_run
 
@@ -50,8 +51,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 def body(record: RunRecord) -> Iterator[str]:
     """The report's sections, as HTML."""
     timings = recoveries(record)
-    ended = outcome(record)
-    yield page.heading(record.config.name, ended, ended == "finished", _summary(record))
+    found = verdict(facts_of(record, wall_time(record)))
+    yield page.heading(record.config.name, found, _summary(record))
     yield page.cards(_facts(record, timings))
     if any(True for _ in record.trained):
         every = " Both are means over the replicas." if naming_of(record).several else ""
@@ -83,14 +84,6 @@ def body(record: RunRecord) -> Iterator[str]:
     yield page.footer(f"Written by planaria report from {record.folder.name}.")
 
 
-def outcome(record: RunRecord) -> str:
-    """How a run ended, and why if it did not finish."""
-    ends = [fact for _, fact in record.landmarks if isinstance(fact, Finish | RunStarted)]
-    if not ends or isinstance(ends[-1], RunStarted):
-        return "no end recorded"
-    return ends[-1].outcome + (f": {ends[-1].reason}" if ends[-1].reason else "")
-
-
 def _summary(record: RunRecord) -> str:
     config = record.config
     model, pipe = config.model, config.pipeline
@@ -101,8 +94,10 @@ def _summary(record: RunRecord) -> str:
     elif config.exchange.replicas > 1:
         ways += f"; {config.exchange.replicas} replicas that agree by {config.exchange.kind}"
     return (
-        f"LLaMA with {model.layers} layers of width {model.dim}, cut into {pipe.stages} block stages and the ends; "
-        f"{pipe.microbatches} microbatches of {pipe.microbatch_size} × {model.context} tokens a step, {ways}; "
+        f"LLaMA with {counted(model.layers, 'layer')} of width {model.dim}, cut into "
+        f"{counted(pipe.stages, 'block stage')} and the ends; "
+        f"{counted(pipe.microbatches, 'microbatch', 'microbatches')} of {pipe.microbatch_size} × "
+        f"{model.context} tokens a step, {ways}; "
         f"recovery by {config.recovery.strategy}; engine {config.engine}; seed {config.seed}."
     )
 
@@ -138,7 +133,11 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     )
     yield "wall time", _clock(wall), "without pauses between resumptions"
     faults = faults_summary(record)
-    yield "deaths", f"{faults.deaths}", f"{faults.injected} faults injected; {faults.spares_lost} spares lost"
+    yield (
+        "deaths",
+        f"{faults.deaths}",
+        (f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"),
+    )
     lasted = [t.total for t in timings if t.total is not None]
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())
     yield "median recovery", f"{median(lasted):.2f} s" if lasted else "–", counts or "none needed"
@@ -148,7 +147,8 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
         yield (
             "rounds of exchange",
             f"{sums.rounds}",
-            f"{sent}; {sums.alone} of {sums.attended} times alone; {sums.for_others + sums.for_offers:.1f} s waited",
+            f"{sent}; {sums.alone} of {counted(sums.attended, 'time')} alone; "
+            f"{sums.for_others + sums.for_offers:.1f} s waited",
         )
     made = saves(record)
     if made.stood_s:
@@ -199,11 +199,11 @@ def _recoveries(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[st
         "parts need not add up to the total (diamond). Times in milliseconds."
         + (f" The {RECOVERIES_DRAWN} longest of {len(timings)} are drawn." if len(timings) > RECOVERIES_DRAWN else ""),
         page.chart(recovery_figure(timings), "recoveries"),
-        page.table(head, rows, numbers_from=5),
+        page.table("recovery-times", head, rows, numbers_from=5),
     )
     zero = _zero(record)
     lines = [(f"{t - zero:.2f} s", str(line)) for t, line in story(record)]
-    yield page.section("What happened", "Seconds since the start of the run.", page.log(lines))
+    yield page.section("What happened", "Seconds since the start of the run.", page.log("story", lines))
 
 
 def _row(name: str, timing: RecoveryTiming) -> list[str]:
@@ -245,7 +245,7 @@ def _checkpoints(record: RunRecord) -> Iterator[str]:
         yield page.section(
             "Checkpoints",
             "Where the run went on in another shape than it was saved in.",
-            page.table(["step", "checkpoint", "from", "to", "what became of its state"], rows, 5),
+            page.table("reshaped", ["step", "checkpoint", "from", "to", "what became of its state"], rows, 5),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import RunRecord
@@ -211,14 +212,15 @@ def totals(held: list[RoundHistory]) -> ExchangeTotals:
 
 def told(sums: ExchangeTotals) -> Iterator[str]:
     """The totals in words."""
-    yield f"{sums.rounds} rounds; alone {sums.alone} of {sums.attended} times, {sums.by_draw} by the draw"
+    alone = f"alone {sums.alone} of {counted(sums.attended, 'time')}, {sums.by_draw} by the draw"
+    yield f"{counted(sums.rounds, 'round')}; {alone}"
     yield f"{_size(sums.blocking_bytes)} sent that somebody waited for, {_size(sums.prefetched_bytes)} ahead"
     yield (
         f"{sums.for_others + sums.for_offers:.2f} s waited, of all replicas together: {sums.for_others:.2f} s for "
         f"others to come, {sums.for_offers:.2f} s for what they said"
     )
     if sums.refused:
-        yield f"{sums.refused} times what a replica said was refused"
+        yield f"{counted(sums.refused, 'time')} what a replica said was refused"
 
 
 def _size(count: int) -> str:

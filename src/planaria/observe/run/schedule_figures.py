@@ -10,7 +10,22 @@ from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREY, INK, MUTED, ORANGE, RED, SERIES, VIOLET, figure, label, lanes
+from planaria.observe.theme import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    ON_COLOUR,
+    ORANGE,
+    PAPER,
+    RED,
+    SERIES,
+    VIOLET,
+    WASH,
+    figure,
+    label,
+    lanes,
+)
 from planaria.planner.guidelines import Passes, planned_passes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule
@@ -191,13 +206,13 @@ def gantt_figure(step: Step) -> go.Figure:
             width=0.6,
             offset=-0.3,
             orientation="h",
-            marker={"color": colour, "line": {"color": "white", "width": 0.5}},
+            marker={"color": colour, "line": {"color": PAPER, "width": 0.5}},
             text=[i if WIDTH * took > DIGIT * len(i) * total else "" for i, took in zip(numbers, seconds, strict=True)],
             constraintext="none",
             insidetextanchor="middle",
             textposition="inside",
             textangle=0,
-            textfont={"size": 10, "color": "white"},
+            textfont={"size": 10, "color": ON_COLOUR},
             customdata=[_told(step, done) for done in own],
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -275,7 +290,7 @@ def sites_figure(
             [f"{label(a)} → {label(b)}<br>{told[i][j]}" for j, b in enumerate(sites)] for i, a in enumerate(sites)
         ],
         hovertemplate="%{customdata}<extra></extra>",
-        colorscale=[(0, "#f1f4f7"), (1, shade)],
+        colorscale=[(0, WASH), (1, shade)],
         zmin=0,
         zmax=max((number for row in table for number in row if number is not None), default=1),
         xgap=1,

@@ -16,14 +16,15 @@ from planaria.observe.run.schedule_figures import (
     sites_figure,
     step_of,
 )
+from planaria.observe.run.schedule_verdict import verdict
+from planaria.observe.theme import CARRIED, DELAYED
+from planaria.observe.words import counted
 from planaria.planner.bound import Certificate
-from planaria.planner.guidelines import Broken, broken
+from planaria.planner.guidelines import broken
 from planaria.planner.schedule import Schedule
 
 ROUTES = 60
 """routes that are listed"""
-CARRIED, DELAYED = "#86b3da", "#ecb567"
-"""colours of the most seconds, light enough for numbers on them"""
 
 
 def write_page(schedule: Schedule, path: Path) -> Path:
@@ -31,13 +32,14 @@ def write_page(schedule: Schedule, path: Path) -> Path:
 
     :raises UserError: when it cannot be written, or the schedule's memory deadlocks.
     """
-    return page.write(path, page.document("Plan · planaria", _body(schedule, step_of(schedule))))
+    return page.write(path, page.document("Plan · planaria", body(schedule, step_of(schedule))))
 
 
-def _body(schedule: Schedule, step: Step) -> Iterator[str]:
+def body(schedule: Schedule, step: Step) -> Iterator[str]:
+    """The page's sections, as HTML."""
     wrong = broken(step.problem, step.solution, step.times)
-    badge = f"breaks {len(wrong)} guidelines" if wrong else "keeps every guideline"
-    yield page.heading(f"Plan for {len(schedule.nodes)} nodes", badge, not wrong, _summary(schedule, wrong))
+    name = f"Plan for {counted(len(schedule.nodes), 'node')}"
+    yield page.heading(name, verdict(schedule, step, wrong), _summary(schedule))
     yield page.cards(_facts(schedule))
     yield _compared(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
@@ -46,16 +48,15 @@ def _body(schedule: Schedule, step: Step) -> Iterator[str]:
     yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
 
 
-def _summary(schedule: Schedule, wrong: list[Broken]) -> str:
+def _summary(schedule: Schedule) -> str:
     rules = schedule.rules
     queue = (
         "Messages on one link wait for its bandwidth." if schedule.transmit_s else "Messages do not slow each other."
     )
     return (
-        f"Each microbatch visits {rules.visits} of {len(rules.sizes) - 1} block stages, going back at most "
-        f"{rules.swaps} times by one place and forward at most {rules.jump} places at once. A node takes backward "
-        f"passes and losses first, then what came first and has a slot. {queue}"
-        + (f" First broken guideline: {wrong[0]}." if wrong else "")
+        f"Each microbatch visits {rules.visits} of {counted(len(rules.sizes) - 1, 'block stage')}, going back at most "
+        f"{counted(rules.swaps, 'time')} by one place and forward at most {counted(rules.jump, 'place')} at once. A "
+        f"node takes backward passes and losses first, then what came first and has a slot. {queue}"
     )
 
 
@@ -65,9 +66,9 @@ def _facts(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
     yield "step", f"{schedule.step_s:.2f} s", "simulated"
     yield "lower bound", f"{bound.step_s:.2f} s", bound.binds
     yield "gap", f"{100 * gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
-    yield "search", f"{search.seconds:.1f} s", f"{search.moves:,} moves, seed {search.seed}"
-    yield "nodes", f"{len(schedule.nodes)}", f"at {len(schedule.sites)} sites"
-    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {rules.sizes[0]} data nodes"
+    yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"
+    yield "nodes", f"{len(schedule.nodes)}", f"at {counted(len(schedule.sites), 'site')}"
+    yield "stages", f"{len(rules.sizes) - 1}", f"block stages; the ends on {counted(rules.sizes[0], 'data node')}"
     yield "microbatches", f"{len(schedule.routes)}", f"{rules.microbatches} let in by each data node"
     yield "visits", f"{rules.visits}", "of block stages, by each microbatch"
 
@@ -83,7 +84,7 @@ def _compared(schedule: Schedule) -> str:
         "Simulated steps on the same nodes, with as many microbatches. The dotted line is the lower bound: no "
         f"arrangement, routes or order of work take less. What binds it: {schedule.bound.binds}.",
         page.chart(compared_figure(schedule), "compared"),
-        page.table(["", "step", "this plan ÷ it"], rows, numbers_from=1),
+        page.table("step-times", ["", "step", "this plan ÷ it"], rows, numbers_from=1),
     )
 
 
@@ -91,11 +92,12 @@ def _gantt_caption(step: Step) -> str:
     nodes, waits = step.problem.nodes, step.waits
     others = [done for done in step.passes if done.kind != "forward" and done.waited > 0]
     forwards = sum(done.kind == "forward" and done.hop > 0 for done in step.passes)
+    unmarked = counted(len(others), "backward pass or loss", "backward passes and losses")
     return (
         (f"The {DRAWN} busiest of {nodes} nodes. " if nodes > DRAWN else "")
         + "Numbers are microbatches. A red strip under a row is a forward whose message is there, but whose node is "
         f"busy or full: {len(waits)} of {forwards} forwards waited so, {_seconds(waits)} in all; "
-        f"{len(others)} backward passes and losses, not marked, waited {_seconds(others)}. What waits to be let in "
+        f"{unmarked}, not marked, waited {_seconds(others)}. What waits to be let in "
         "at its data node does not count."
     )
 
@@ -114,11 +116,11 @@ def _use(schedule: Schedule, step: Step) -> Iterator[str]:
     )
     sites, links = range(len(schedule.sites)), step.links
     seconds = {way: took / 1e9 for way, (_, took) in links.items()}
-    told = {way: f"{count} messages, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
+    told = {way: f"{counted(count, 'message')}, {seconds[way]:.2f} s in transit" for way, (count, _) in links.items()}
     yield page.section(
         "What the links carry",
         "Seconds from sending to arrival, all messages of the step from one site (down) to another (across) together: "
-        f"{sum(count for count, _ in links.values()):,} messages, {sum(seconds.values()):,.1f} s"
+        f"{counted(sum(count for count, _ in links.values()), 'message')}, {sum(seconds.values()):,.1f} s"
         + (", waiting for links included" if schedule.transmit_s else "")
         + ". Blank where none go; on the diagonal, between nodes of one site.",
         page.chart(
@@ -145,6 +147,7 @@ def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
         "Arrangement",
         "The nodes that hold each stage; those of stage 0 are the data nodes, with embedding, head and loss.",
         page.table(
+            "stages",
             ["stage", "nodes"],
             [[f"{stage}", ", ".join(names[node] for node in held)] for stage, held in enumerate(schedule.stages)],
             numbers_from=2,
@@ -161,5 +164,5 @@ def _ways(schedule: Schedule, step: Step) -> Iterator[str]:
         "Routes",
         "Each microbatch starts at its data node and ends there, with head and loss; its gradients go the same way "
         "back." + (f" The first {ROUTES}; {more} more are in the schedule." if more else ""),
-        page.table(["microbatch", "data node", *visits, "through at"], rows, numbers_from=len(visits) + 2),
+        page.table("routes", ["microbatch", "data node", *visits, "through at"], rows, numbers_from=len(visits) + 2),
     )

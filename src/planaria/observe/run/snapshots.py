@@ -7,6 +7,7 @@ from statistics import median
 
 from planaria.observe import page
 from planaria.observe.run.recovery_timeline import RecoveryTiming
+from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record.logs import RunRecord
 from planaria.record.started import RunStarted
@@ -21,7 +22,8 @@ def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
     if rule.in_step:
         how = "parities follow every update, and nobody goes back"
     else:
-        how = f"one every {rule.every} steps, sent over {rule.slices}; whoever is lost, all go back to the last one"
+        how = f"one every {counted(rule.every, 'step')}, sent over {rule.slices}; whoever is lost, all go back to the "
+        how += "last one"
         how += ", which is in files of the machine's memory too" if rule.outlive else ""
     blocked = [sum(s.end - s.start for s in w.spans if s.action == "copy") for _, w in record.worked]
     held_up = [seconds for seconds in blocked if seconds > 0]
@@ -36,7 +38,7 @@ def section(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[str]:
         ("received then", f"{sum(timing.transfer_bytes for timing in back) / 1e6:.1f} MB"),
     ]
     yield page.section(
-        "Snapshots", f"Kept by {memory.by}: {how}.", page.table(["what", "how much"], rows, numbers_from=1)
+        "Snapshots", f"Kept by {memory.by}: {how}.", page.table("snapshots", ["what", "how much"], rows, numbers_from=1)
     )
 
 

@@ -65,7 +65,7 @@ def section(record: RunRecord) -> Iterator[str]:
             ]
             for one in found
         ]
-        yield page.section("Memory", KEY, page.table(HEAD, rows, numbers_from=3))
+        yield page.section("Memory", KEY, page.table("memory", HEAD, rows, numbers_from=3))
 
 
 def told(record: RunRecord) -> Iterator[str]:

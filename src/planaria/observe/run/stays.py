@@ -135,4 +135,4 @@ def machine_section(record: RunRecord, naming: Naming) -> Iterator[str]:
         ]
         for stay in found
     ]
-    yield page.section("Machines that joined", KEY, page.table(HEAD, rows, numbers_from=9))
+    yield page.section("Machines that joined", KEY, page.table("machines", HEAD, rows, numbers_from=9))

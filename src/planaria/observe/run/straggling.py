@@ -14,7 +14,8 @@ from planaria.exchange.coded.choose import Chosen, choose
 from planaria.exchange.coded.coding import Coding, coding_of
 from planaria.exchange.coded.simulate import Profile
 from planaria.observe import page
-from planaria.observe.theme import BLUE, ORANGE, figure
+from planaria.observe.theme import BLUE, INK, ORANGE, PAPER, figure, lanes, whole
+from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.coded import CodedStep
@@ -114,7 +115,7 @@ def section(record: RunRecord) -> Iterator[str]:
             for offer in chosen.offers[:12]
         ]  # fmt: skip
         said = f"What schemes would have taken with these delays, the quickest first: {chosen.why}."
-        parts += [page.subheading("Other schemes"), page.note(said), page.table(HEAD, rows, numbers_from=1)]
+        parts += [page.subheading("Other schemes"), page.note(said), page.table("schemes", HEAD, rows, numbers_from=1)]
     yield page.section("Stragglers", _told(coding, made), *parts)
 
 
@@ -129,15 +130,17 @@ def _told(coding: Coding, made: list[Lap]) -> str:
     without = [coding.replicas - len(lap.counted) for lap in made]
     own, plain = coding.scheme.load(coding.replicas), 1 / coding.replicas
     return (
-        f"{len(made)} rounds of coded steps; {sum(map(bool, without))} went on without replicas, {sum(without)} "
-        f"results in all. A replica computes {own:.3f} of a job's data in a round; uncoded it would be {plain:.3f}."
+        f"{counted(len(made), 'round')} of coded steps; {sum(map(bool, without))} went on without replicas, "
+        f"{counted(sum(without), 'result')} in all. A replica computes {own:.3f} of a job's data in a round; uncoded "
+        f"it would be {plain:.3f}."
     )
 
 
 def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
     """When replicas had sent their results, in milliseconds, by round; a cross: done without. The last rounds only."""
     drawn = made[-ROUNDS_DRAWN:]
-    fig = figure(120 + 26 * coding.replicas, x="round", y="replica")
+    names = [f"replica {replica}" for replica in range(coding.replicas)]
+    fig = figure(120 + 26 * coding.replicas, x="round")
     first = len(made) - len(drawn)
     table = [
         [1e3 * lap.sent[replica] if replica in lap.sent else None for lap in drawn]
@@ -145,16 +148,17 @@ def finish_figure(made: list[Lap], coding: Coding) -> go.Figure:
     ]
     words = [[_word(lap, replica) for lap in drawn] for replica in range(coding.replicas)]
     fig.add_heatmap(
-        z=table, x=list(range(first, len(made))), colorscale=[[0, "#ffffff"], [0.5, BLUE], [1, ORANGE]], zmin=0,
-        customdata=words, hovertemplate="%{customdata}<extra></extra>", colorbar={"title": "ms"},
+        z=table, x=list(range(first, len(made))), y=names, colorscale=[[0, PAPER], [0.5, BLUE], [1, ORANGE]], zmin=0,
+        customdata=words, hovertemplate="%{customdata}<extra></extra>",
+        colorbar={"title": "ms", "thickness": 12, "outlinewidth": 0},
     )  # fmt: skip
     lost = [(first + i, r) for i, lap in enumerate(drawn) for r in range(coding.replicas) if r not in lap.counted]
     fig.add_scatter(
-        x=[i for i, _ in lost], y=[r for _, r in lost], mode="markers", hoverinfo="skip",
-        marker={"symbol": "x-thin-open", "color": "#555555", "size": 7},
+        x=[i for i, _ in lost], y=[names[r] for _, r in lost], mode="markers", name="done without",
+        hoverinfo="skip", marker={"symbol": "x-thin-open", "color": INK, "size": 7}, showlegend=True,
     )  # fmt: skip
-    fig.update_yaxes(dtick=1, autorange="reversed")
-    return fig
+    fig.update_layout(yaxis=lanes(names))
+    return whole(fig, range(first, len(made)), bars=True)
 
 
 def _word(lap: Lap, replica: int) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from planaria.observe import page
-from planaria.observe.theme import BLUE, MUTED, PAPER, RED, figure
+from planaria.observe.theme import BLUE, MUTED, PAPER, RED, figure, whole
+from planaria.observe.words import counted
 from planaria.record.events import OfferRefused, OffersCounted
 from planaria.record.logs import RunRecord
 
@@ -131,7 +132,7 @@ def section(record: RunRecord) -> Iterator[str]:
         rows = sorted(_rows(trust), key=lambda row: (-int(row[3]), row))
         more = f" The {ROWS} most frequent of {len(rows)}." if len(rows) > ROWS else ""
         parts += [page.subheading("Refused"), page.note(f"Offers that were of no use.{more}")]
-        parts.append(page.table(head, rows[:ROWS], numbers_from=3))
+        parts.append(page.table("refused", head, rows[:ROWS], numbers_from=3))
     yield page.section("Trust", text.strip(), *parts)
 
 
@@ -150,7 +151,7 @@ def _rows(trust: Trust) -> Iterator[list[str]]:
     for (replica, stage, reason), found in trust.refused.items():
         place = str(stage) if stage >= 0 else "–"
         rounds, nodes = found.rounds, len(found.nodes)
-        who = f"{nodes} node{'s' * (nodes != 1)}"
+        who = f"{counted(nodes, 'node')}"
         yield [str(replica), place, reason, str(len(rounds)), str(min(rounds)), str(max(rounds)), who]
 
 
@@ -195,4 +196,4 @@ def trust_figure(trust: Trust) -> go.Figure:
     )
     fig.update_yaxes(autorange="reversed", showgrid=False)
     fig.update_xaxes(showgrid=False)
-    return fig
+    return whole(fig, rounds, bars=True) if trust.width == 1 else fig

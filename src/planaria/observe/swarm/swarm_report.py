@@ -9,8 +9,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.observe import page
+from planaria.observe.swarm.swarm_verdict import verdict
 from planaria.observe.tables import Table, show
-from planaria.observe.theme import SERIES, figure, label
+from planaria.observe.theme import SERIES, TICKS, figure, label, stroke, whole
+from planaria.observe.theme import share as share_axis
+from planaria.observe.words import counted
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
@@ -18,6 +21,8 @@ from planaria.swarm.records.outcome import Outcome, PeerOutcome
 
 LAST = 4
 """evaluations at the end whose mean counts: single ones drift"""
+PATTERNS = ("", "/", ".", "x")
+"""of bars, once their colours are used up"""
 HEAD = ["peer", "model", "start", "now", "alone", "collaborating brought"]
 
 
@@ -33,7 +38,7 @@ def write_swarm_report(folder: Path, config: SwarmConfig, outcome: Outcome, to: 
     :raises UserError: when that is impossible.
     """
     return page.write(
-        to or folder / "report.html", page.document(f"{config.name} · planaria", _body(folder, config, outcome))
+        to or folder / "report.html", page.document(f"{config.name} · planaria", body(folder, config, outcome))
     )
 
 
@@ -51,16 +56,17 @@ def _row(peer: PeerOutcome) -> list[str]:
     return [name, peer.model, _rate(start), str(now.accuracy), "–" if now.alone is None else str(now.alone), gain]
 
 
-def _body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
-    done = all(peer.finished for peer in outcome.peers)
+def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
+    """The report's sections, as HTML."""
     gains = [
         (p.last(LAST).accuracy.rate or 0.0) - (p.points[0].accuracy.rate or 0.0) for p in outcome.honest if p.points
     ]
     summary = (
-        f"{len(outcome.peers)} peers, {outcome.rounds} rounds of {config.rounds.prompts} problems with "
-        f"{config.rounds.group} completions each ({config.rounds.mode}), in {outcome.seconds:.0f} s."
+        f"{counted(len(outcome.peers), 'peer')}, {counted(outcome.rounds, 'round')} of "
+        f"{counted(config.rounds.prompts, 'problem')} with {counted(config.rounds.group, 'completion')} each "
+        f"({config.rounds.mode}), in {outcome.seconds:.0f} s."
     )
-    yield page.heading(config.name, "finished" if done else "not all peers finished", done, summary)
+    yield page.heading(config.name, verdict(outcome, LAST), summary)
     yield page.cards(
         [
             (
@@ -78,7 +84,7 @@ def _body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         f"Held-out problems solved, one draw each, the last {LAST} evaluations together with Wilson's 95 % interval. "
         "Alone: a copy that started from the same weights and learned from as many completions of its own, and from "
         "nobody else's. It is trained beside the peer if the recipe says `shadow = true`.",
-        page.table(HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
+        page.table("peers", HEAD, [_row(peer) for peer in _examined(outcome)], numbers_from=2),
     )
     yield page.section(
         "Accuracy over rounds",
@@ -120,7 +126,9 @@ def _refusals(folder: Path, outcome: Outcome) -> Iterator[str]:
     yield page.section(
         "What each layer did",
         "Of other peers' completions that reached it. Poison is known only in drills.",
-        page.table(["layer", "poison stopped", "honest refused", "switched off, in rounds"], rows, numbers_from=1),
+        page.table(
+            "layers", ["layer", "poison stopped", "honest refused", "switched off, in rounds"], rows, numbers_from=1
+        ),
     )
 
 
@@ -134,25 +142,26 @@ def share(found: Tally) -> str:
 
 
 def accuracy_figure(outcome: Outcome) -> go.Figure:
-    """Held-out accuracy of every peer over rounds, and of its copy that learns alone."""
-    fig = figure(380, x="round", y="accuracy", hovermode="x unified")
+    """Held-out accuracy of every peer over rounds, and, dotted with hollow marks, of its copy that learns alone."""
+    fig = figure(400, x="round", y="problems solved", hovermode="x unified")
+    rates: list[float | None] = []
     for place, peer in enumerate(outcome.peers):
-        colour = SERIES[place % len(SERIES)]
-        for name, dash, values in (
-            (peer.name, "solid", [p.accuracy.rate for p in peer.points]),
-            (f"{peer.name} alone", "dot", [p.alone.rate if p.alone else None for p in peer.points]),
+        style, rounds = stroke(place, len(outcome.peers)), [point.round for point in peer.points]
+        alone = [point.alone.rate if point.alone else None for point in peer.points]
+        hollow = {"line": style["line"] | {"dash": "dot", "width": 1.5},
+                  "marker": style["marker"] | {"symbol": f"{style['marker']['symbol']}-open"}}  # fmt: skip
+        solid = style | {"line": style["line"] | {"dash": "solid"}}
+        for name, values, drawn in (
+            (peer.name, [point.accuracy.rate for point in peer.points], solid),
+            (f"{peer.name} alone", alone, hollow),
         ):
             if any(value is not None for value in values):
+                rates += values
+                hover = "%{y:.3f}"
                 fig.add_scatter(
-                    x=[p.round for p in peer.points],
-                    y=values,
-                    name=label(name),
-                    mode="lines+markers",
-                    line={"color": colour, "width": 2, "dash": dash},
-                    marker={"size": 5},
-                    hovertemplate="%{y:.3f}",
+                    x=rounds, y=values, name=label(name), mode="lines+markers", hovertemplate=hover, **drawn
                 )
-    return fig
+    return whole(share_axis(fig, rates), [point.round for peer in outcome.peers for point in peer.points])
 
 
 def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
@@ -166,30 +175,35 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
                         key = (layer, names.get(peer, peer[:8]))
                         counts.setdefault(key, Counter())[record.round] += found.refused
     rounds = sorted({record.round for log in logs.values() for record in log})
-    fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0)
+    fig = figure(340, x="round", y="completions refused", barmode="stack", bargap=0.05, showlegend=True)
     for place, ((layer, peer), by_round) in enumerate(sorted(counts.items())):
         fig.add_bar(
             x=rounds,
             y=[by_round[number] for number in rounds],
             name=label(f"{layer}: {peer}"),
-            marker={"color": SERIES[place % len(SERIES)], "line": {"width": 0}},
+            marker={
+                "color": SERIES[place % len(SERIES)],
+                "line": {"width": 0},
+                "pattern": {"shape": PATTERNS[place // len(SERIES) % len(PATTERNS)]},
+            },
         )
-    return fig
+    most = max((sum(by[number] for by in counts.values()) for number in rounds), default=0)
+    if most <= TICKS:
+        fig.update_yaxes(dtick=1, range=[0, most + 0.5])
+    return whole(fig, rounds, bars=True)
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
     """Each peer's part of Σ|Â| over rounds, the mean over the honest peers that learned."""
-    fig = figure(320, x="round", y="share of the update", hovermode="x unified")
+    fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
     rounds = sorted({record.round for log in logs.values() for record in log})
     by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
+    every: list[float] = []
     for place, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):
         shares = [sum(r.influence.get(peer, 0.0) for r in by_round[n]) / len(by_round[n]) for n in rounds]
+        every += shares
         fig.add_scatter(
-            x=rounds,
-            y=shares,
-            name=label(name),
-            mode="lines",
-            line={"color": SERIES[place % len(SERIES)], "width": 2},
-            hovertemplate="%{y:.3f}",
-        )
-    return fig
+            x=rounds, y=shares, name=label(name), mode="lines+markers", hovertemplate="%{y:.3f}",
+            **stroke(place, len(names)),
+        )  # fmt: skip
+    return whole(share_axis(fig, every), rounds)

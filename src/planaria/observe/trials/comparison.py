@@ -13,7 +13,9 @@ from planaria.compare.winners import hours_at, without_failures
 from planaria.observe import page
 from planaria.observe.tables import Table, show
 from planaria.observe.trials.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
+from planaria.observe.trials.comparison_verdict import verdict
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
+from planaria.observe.words import counted
 from planaria.trials.spread import seeds_shown, shown
 
 DIGEST = 16
@@ -51,7 +53,7 @@ def write_comparison(found: Compared, file: Path) -> Path:
 
 def _struck(failures: Failures) -> str:
     replica = f", replica {failures.replica}" if failures.replica else ""
-    return f"seed {failures.seed}{replica}, {len(failures.faults)} failures"
+    return f"seed {failures.seed}{replica}, {counted(len(failures.faults), 'failure')}"
 
 
 def _spreads(found: Compared) -> dict[str, tuple[str, str]]:
@@ -71,7 +73,7 @@ def rows(found: Compared) -> list[list[str]]:
 def _cells(arm: Scored, spreads: Sequence[tuple[str, str]]) -> list[str]:
     cells = [shown(arm.spread(of), form) for of, form in spreads]
     if arm.missed:
-        cells[0] = f"not reached in {arm.missed} of {len(arm.runs)} seeds"
+        cells[0] = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
     traffic, memory = (f"{100 * share:.3g} %" for share in (arm.traffic, arm.memory))
     return [arm.name, *cells, traffic, memory, shown(arm.spread("failures"), ".3g")]
 
@@ -90,13 +92,11 @@ def _target(found: Compared) -> str:
 def body(found: Compared) -> Iterator[str]:
     """The report's sections, as HTML."""
     arrived = [arm for arm in found.ranked()[1:] if not arm.missed]
-    good = len(arrived) == len(found.arms) - 1
-    badge = "every arm reached the target" if good else f"{len(arrived)} of {len(found.arms) - 1} arms reached it"
     summary = (
-        f"{len(found.arms)} arms, {_seeds(found)}, up to {found.steps} steps each, struck by the same failures. "
-        f"The target is {_target(found)}. Hours are those of {found.clock}."
+        f"{counted(len(found.arms), 'arm')}, {_seeds(found)}, up to {counted(found.steps, 'step')} each, struck by the "
+        f"same failures. The target is {_target(found)}. Hours are those of {found.clock}."
     )
-    yield page.heading(found.name, badge, good, summary)
+    yield page.heading(found.name, verdict(found), summary)
     yield page.cards(_facts(found, arrived))
     yield from _races(found)
     yield from _winners(found)
@@ -112,7 +112,7 @@ def _facts(found: Compared, arrived: Sequence[Scored]) -> Iterator[tuple[str, st
     if struck and (hours := struck[0].spread("hours")) is not None:
         yield "quickest with failures", f"{hours[0]:.1f} h", struck[0].name
     counts = [len(failures.faults) for failures in found.failures]
-    yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {found.steps} steps, mean over seeds"
+    yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(found.steps, 'step')}, mean over seeds"
     yield "failure rate", f"{100 * found.hourly:g} %", "that a stage fails within an hour"
 
 
@@ -170,7 +170,7 @@ def _winners(found: Compared) -> Iterator[str]:
         + ("" if redundant_arm(found) else " No arm here computes redundantly, so nothing changes upwards."),
         page.chart(winners_figure(found), "winners"),
         page.subheading("Hours to the target at other failure rates, each with its own step"),
-        page.table(["arm", "r₀", *(f"{100 * rate:g} % an hour" for rate in rates)], rows, numbers_from=1),
+        page.table("rates", ["arm", "r₀", *(f"{100 * rate:g} % an hour" for rate in rates)], rows, numbers_from=1),
     )
 
 
@@ -196,7 +196,7 @@ def _details(found: Compared) -> Iterator[str]:
         "Steps and hours to the target; the ratio is of steps, to the fault-free arm's with the same seed. Failures "
         "and saves (checkpoints) on the way to it, or in all if it was missed; undone: steps lost to rollbacks. "
         "Stopped: why an arm could not go on.",
-        page.table(head, [_row(arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
+        page.table("runs", head, [_row(arm, run) for arm in found.ranked() for run in arm.runs], numbers_from=3),
     )
     groups = [(arm.name, [(key, value, False) for key, value in arm.changes.items()]) for arm in found.arms]
     yield page.section(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from planaria.compare.race_results import Compared, Failures, Scored
-from planaria.observe.theme import INK, MUTED, RED, RULE, SERIES, figure, label, lanes
+from planaria.observe.theme import INK, MUTED, ON_COLOUR, RED, RULE, SERIES, figure, label, lanes, stroke, whole
 from planaria.observe.trials.spread_figures import add_band, whiskers
+from planaria.observe.words import counted
 from planaria.trials.spread import Spread
 
 GRID = 240
@@ -27,17 +29,23 @@ def colours(found: Compared) -> Mapping[str, str]:
     return {found.arms[0].name: INK, **{name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}}
 
 
+def _strokes(found: Compared) -> Mapping[str, Mapping[str, Any]]:
+    """Each arm's line: its colour, and a dash and width by which curves that coincide are still told apart."""
+    shade, count = colours(found), len(found.arms)
+    return {arm.name: stroke(place, count)["line"] | {"color": shade[arm.name]} for place, arm in enumerate(found.arms)}
+
+
 def loss_figure(found: Compared) -> go.Figure:
     """Smoothed loss over hours: the mean over seeds, and a band from the least to the most."""
     fig = figure(460, x="hours", y="smoothed validation loss, nats per token", hovermode="x unified")
-    lowest, shade = math.inf, colours(found)
+    lowest, strokes = math.inf, _strokes(found)
     for arm in found.arms:
         bands = _bands(arm)
         if bands is None:
             continue
         hours, spreads = bands
         lowest = min(lowest, *(band.least for band in spreads))
-        add_band(fig, arm.name, shade[arm.name], hours, spreads)
+        add_band(fig, arm.name, {"line": strokes[arm.name]}, hours, spreads)
     targets = [run.target for run in found.arms[0].runs]
     target = sum(targets) / len(targets)
     fig.add_hline(
@@ -81,16 +89,19 @@ def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.
         x=means,
         orientation="h",
         marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
-        error_x=whiskers(list(spreads.values()), color="#3a4653", width=5),
-        text=[f"{mean:.1f} h" + (f" · × {mean / means[0]:.3f}" if means[0] else "") for mean in means],
+        error_x=whiskers(list(spreads.values()), color=INK, width=5),
+        text=[
+            f"{mean:,.1f} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
+            for mean in means
+        ],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": "white"},
+        textfont={"color": ON_COLOUR},
         hovertemplate=f"%{{y}}: %{{x:.2f}} {unit}<extra></extra>",
     )
     for arm in arms:
         if arm.missed:
-            text = f"not reached in {arm.missed} of {len(arm.runs)} seeds"
+            text = f"not reached in {arm.missed} of {counted(len(arm.runs), 'seed')}"
             place = {"x": 0, "y": label(arm.name), "xanchor": "left", "xshift": 4, "showarrow": False}
             fig.add_annotation(text=text, font={"color": RED}, **place)
     if means:
@@ -115,6 +126,8 @@ def price_figure(found: Compared) -> go.Figure:
         fig.add_scatter(
             x=[place],
             y=[extra.mean],
+            meta={"x": [100 * arm.traffic]},
+            name=label(arm.name),
             mode="markers",
             showlegend=False,
             marker={"size": 10 + 28 * math.sqrt(arm.memory / largest), "color": shade[arm.name], "opacity": 0.85},
@@ -191,6 +204,6 @@ def failures_figure(found: Compared, failures: Failures) -> go.Figure:
         marker={"symbol": "line-ns", "size": 11, "line": {"color": RED, "width": 2}},
         hovertemplate="%{y}, step %{x}<extra></extra>",
     )
-    fig.update_xaxes(range=[0, found.steps])
+    whole(fig, (0, found.steps))
     fig.update_layout(yaxis={**lanes(rows), "showgrid": True})
     return fig

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
-from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure
+from planaria.observe.theme import BLUE, GREEN, INK, ORANGE, RED, SERIES, TEAL, VIOLET, figure, share, stroke, whole
 from planaria.observe.trials.spread_figures import add_band
 from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.outcome import Outcome, Point, total
 from planaria.trials.spread import Spread
 
-COLOURS = (INK, RED, GREEN, ORANGE, BLUE, VIOLET, TEAL, *SERIES[6:])
+COLOURS = (INK, RED, BLUE, ORANGE, GREEN, VIOLET, TEAL, *SERIES[6:])
 """the first arms are mostly a control, an attacked one and a defended one"""
 
 Measure = Callable[[Sequence[Point]], float | None]
@@ -22,9 +23,8 @@ Measure = Callable[[Sequence[Point]], float | None]
 def success_figure(found: Drill, kind: str) -> go.Figure:
     """An attack's success over rounds, one line an arm; for DoS the length of completions."""
     if kind == "dos":
-        return _lines(found, "tokens", lambda points: sum(p.tokens for p in points) / len(points))
-    fig = _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
-    return fig.update_yaxes(range=[-0.02, 1.02])
+        return _lines(found, "tokens a completion", lambda points: sum(p.tokens for p in points) / len(points))
+    return _lines(found, "attack success", lambda points: total([p.watch[kind] for p in points]).rate)
 
 
 def accuracy_figure(found: Drill) -> go.Figure:
@@ -35,15 +35,19 @@ def accuracy_figure(found: Drill) -> go.Figure:
 def _lines(found: Drill, y: str, measure: Measure) -> go.Figure:
     fig = figure(420, x="round", y=y, hovermode="x unified")
     for place, arm in enumerate(found.arms):
-        _add(fig, arm, COLOURS[place % len(COLOURS)], measure)
-    return fig
+        style, colour = stroke(place, len(found.arms)), {"color": COLOURS[place % len(COLOURS)]}
+        _add(fig, arm, {key: value | colour for key, value in style.items()}, measure)
+    lines = [trace for trace in fig.data if trace.fill is None]
+    if "token" not in y:
+        share(fig, [one for trace in fig.data for one in trace.y])
+    return whole(fig, [number for trace in lines for number in trace.x])
 
 
-def _add(fig: go.Figure, arm: Drilled, colour: str, measure: Measure) -> None:
+def _add(fig: go.Figure, arm: Drilled, style: Mapping[str, Any], measure: Measure) -> None:
     curves = [_curve(run.outcome, measure) for run in arm.runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     spreads = [Spread.of([curve[number] for curve in curves]) for number in rounds]
-    add_band(fig, arm.name, colour, rounds, spreads, "lines+markers")
+    add_band(fig, arm.name, style, rounds, spreads, "lines+markers")
 
 
 def _curve(outcome: Outcome, measure: Measure) -> dict[int, float]:

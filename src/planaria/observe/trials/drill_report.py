@@ -9,11 +9,11 @@ from planaria.observe import page
 from planaria.observe.swarm.swarm_report import share
 from planaria.observe.tables import Table, show
 from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
+from planaria.observe.trials.drill_verdict import TITLES, verdict
+from planaria.observe.words import counted
 from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.measure import Tally
 from planaria.trials.spread import seeds_shown, shown, spread
-
-TITLES = {"text": "TEXT", "math": "MATH", "dos": "DoS", "code": "CODE"}
 
 
 def show_drill(found: Drill) -> None:
@@ -23,7 +23,7 @@ def show_drill(found: Drill) -> None:
 
 def write_drill_report(found: Drill, file: Path) -> Path:
     """Write the report of a drill to ``file``, whole or not at all; its path. UserError when that is impossible."""
-    return page.write(file, page.document(f"{found.name} drilled · planaria", _body(found)))
+    return page.write(file, page.document(f"{found.name} drilled · planaria", body(found)))
 
 
 def _arms(found: Drill) -> Table:
@@ -86,20 +86,22 @@ def _peers(found: Drill) -> Table:
             changes = [a - b for a, b in zip(mine, theirs, strict=True)] if paired else []
             cells.append(shown(spread(changes), "+.2f"))
         rows.append(cells)
-    head = ["arm", *(cell for name in found.peers() for cell in (name, "change"))]
+    head = ["arm", *(cell for name in found.peers() for cell in (name, f"{name}: change"))]
     return Table("every peer's accuracy, and its change against the control", head, rows)
 
 
-def _body(found: Drill) -> Iterator[str]:
+def body(found: Drill) -> Iterator[str]:
+    """The report's sections, as HTML."""
     peers = len(found.arms[0].runs[0].outcome.peers)
     rounds = found.arms[0].runs[0].outcome.rounds
     summary = (
-        f"{len(found.arms)} arms of {peers} peers and {rounds} rounds, {len(found.arms[0].runs)} seeds each. All arms "
+        f"{counted(len(found.arms), 'arm')} of {counted(peers, 'peer')} and {counted(rounds, 'round')}, "
+        f"{counted(len(found.arms[0].runs), 'seed')} each. All arms "
         "start from the same weights and work on the same problems; they differ in who attacks and who defends. "
         "Success is the share of honest peers' own completions of held-out problems that show what the attack teaches, "
-        f"among those that could; numbers are means of the last {found.last} evaluations."
+        f"among those that could; numbers are means of the last {counted(found.last, 'evaluation')}."
     )
-    yield page.heading(found.name, f"{len(found.arms)} arms", True, summary)
+    yield page.heading(found.name, verdict(found), summary)
     for kind in found.watch:
         what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
         yield page.section(
@@ -116,19 +118,19 @@ def _body(found: Drill) -> Iterator[str]:
         "Every arm",
         "Mean [least … most] over seeds. Pooled: all draws of all honest peers and seeds together with Wilson's 95 % "
         "interval. Worst peer: the honest peer that fared worst with any seed.",
-        _arms(found).html(),
+        _arms(found).html("arms"),
     )
     yield page.section(
         "Every peer",
         "Each honest peer's accuracy, and its change, seed by seed, against the arm's control (the first arm where it "
         "has none). Peers that are not alike fare differently: a mean over them can hide a loss.",
-        _peers(found).html(),
+        _peers(found).html("peers"),
     )
     yield page.section(
         "What each layer did",
         "At honest peers, of what others sent and what reached the layer: poisoned completions stopped, and honest "
         "peers' completions refused (false positives). An attacker's filler is in neither.",
-        _layers(found).html(),
+        _layers(found).html("layers"),
     )
     yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
 

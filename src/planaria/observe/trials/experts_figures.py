@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from planaria.experts.budget import SYNCHRONISED
 from planaria.experts.experts_results import Results
-from planaria.observe.theme import SERIES, figure, label
+from planaria.observe.theme import CARRIED, MUTED, PAPER, SERIES, figure, label, stroke, whole
 from planaria.observe.trials.spread_figures import whiskers
 from planaria.trials.spread import Spread
 
@@ -25,8 +25,9 @@ def blend(weights: Sequence[float]) -> str:
 
 def perplexity_figure(found: Results) -> go.Figure:
     """Each uneven arm's perplexity over the even arm's, by domain; whiskers from the least seed to the most."""
-    fig, least, most = figure(380, x="", y=f"perplexity / {SYNCHRONISED}'s"), 1.0, 1.0
-    for arm, colour in zip((arm for arm in found.arms if arm != SYNCHRONISED), cycle(SERIES), strict=False):
+    fig, least, most = figure(380, x="domain", y=f"perplexity over {SYNCHRONISED}'s"), 1.0, 1.0
+    uneven = [arm for arm in found.arms if arm != SYNCHRONISED]
+    for place, arm in enumerate(uneven):
         ratios = [found.ratios(arm, domain) for domain in found.domains]
         least, most = min(least, *map(min, ratios)), max(most, *map(max, ratios))
         spreads = [Spread.of(values) for values in ratios]
@@ -35,34 +36,38 @@ def perplexity_figure(found: Results) -> go.Figure:
             y=[one.mean for one in spreads],
             mode="markers",
             name=label(arm),
-            marker={"size": 10, "color": colour},
+            marker=stroke(place)["marker"] | {"size": 10},
             error_y=whiskers(spreads),
         )
-    fig.add_hline(y=1, line_width=1)
+    fig.add_hline(y=1, line={"width": 1, "color": MUTED})
     fig.update_layout(scattermode="group")  # arms beside one another, not on top; it would begin the axis at 0
     return fig.update_yaxes(range=[least - 0.02, most + 0.02])
 
 
 def probe_figure(found: Results) -> go.Figure:
     """Held-out loss of the first seed's probes over their steps, one line a domain."""
-    fig = figure(320, x="steps of the probe", y="held-out loss, nats")
-    for (name, curve), colour in zip(found.runs[0].curves.items(), cycle(SERIES), strict=False):
+    fig = figure(320, x="steps of the probe", y="held-out loss, nats per token")
+    curves = found.runs[0].curves
+    for place, (name, curve) in enumerate(curves.items()):
         steps, losses = zip(*curve, strict=True)
-        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), line_color=colour)
-    return fig
+        fig.add_scatter(x=steps, y=losses, mode="lines+markers", name=label(name), **stroke(place, len(curves)))
+    return whole(fig, [step for curve in curves.values() for step, _ in curve])
 
 
 def speaking_figure(found: Results) -> go.Figure:
     """Mean weight of each expert (columns) on each domain's test text (rows)."""
     arm = found.runs[0].arms[SYNCHRONISED]
-    fig = figure(90 + 30 * len(found.domains), x="expert", y="")
+    fig = figure(90 + 30 * len(found.domains), x="expert of", y="text of")
     fig.add_heatmap(
         x=[label(job.domain) for job in arm.experts],
         y=[label(domain) for domain in found.domains],
         z=[arm.scores[domain].speaking for domain in found.domains],
         zmin=0,
         zmax=1,
-        colorscale="Blues",
+        colorscale=[[0, PAPER], [1, CARRIED]],
+        colorbar={"title": "weight", "thickness": 12, "outlinewidth": 0},
+        xgap=1,
+        ygap=1,
         texttemplate="%{z:.2f}",
     )
     fig.update_yaxes(autorange="reversed")

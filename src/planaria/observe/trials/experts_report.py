@@ -13,7 +13,12 @@ from planaria.observe import page
 from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES
 from planaria.observe.trials.experts_figures import blend, perplexity_figure, probe_figure, speaking_figure
+from planaria.observe.trials.experts_verdict import verdict
+from planaria.observe.words import counted
 from planaria.trials.spread import seeds_shown, shown, spread
+
+OTHERS = ("wins", "compute", "difficulty", "one-lost", "fewer")
+"""what the tables below the figures are saved as"""
 
 
 def show_results(found: Results) -> None:
@@ -23,7 +28,7 @@ def show_results(found: Results) -> None:
 
 def write_experts_report(found: Results, file: Path) -> Path:
     """Write the report to ``file``, whole or not at all; its path. UserError when that is impossible."""
-    return page.write(file, page.document(f"{found.name}: experts · planaria", _body(found)))
+    return page.write(file, page.document(f"{found.name}: experts · planaria", body(found)))
 
 
 def _tables(found: Results) -> list[Table]:
@@ -56,7 +61,7 @@ def _tables(found: Results) -> list[Table]:
         ),
         Table(
             "how hard the domains are (nats; mean over seeds) and their tiers, easiest 0",
-            ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, "tiers"))],
+            ["domain", *(cell for by in found.runs[0].difficulty for cell in (by, f"{by}: tiers"))],
             [_hard_row(found, domain) for domain in found.trained],
         ),
         Table(
@@ -135,23 +140,23 @@ def _fewer(found: Results, arm: str, k: str) -> list[float]:
     return [math.exp(fmean(r.fewer[k][d].loss - r.scores[d].loss for d in found.domains)) for r in runs]
 
 
-def _body(found: Results) -> Iterator[str]:
+def body(found: Results) -> Iterator[str]:
+    """The report's sections, as HTML."""
     summary = (
-        f"{len(found.trained)} domains with an expert each, {len(found.untrained)} that nobody was trained on, "
-        f"{len(found.runs)} seeds. Arms spend equal compute and differ in who gets it: all alike (M_Ho-I_Ho), "
-        "harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho)."
+        f"{counted(len(found.trained), 'domain')} with an expert each, {len(found.untrained)} that nobody was trained "
+        f"on, {counted(len(found.runs), 'seed')}. Arms spend equal compute and differ in who gets it: all alike "
+        "(M_Ho-I_Ho), harder domains train longer (M_Ho-I_He), harder domains get larger models (M_He-I_Ho)."
     )
-    lost = sorted({name for run in found.runs for name in run.lost})
-    yield page.heading(found.name, f"{len(lost)} lost" if lost else "all experts trained", not lost, summary)
+    yield page.heading(found.name, verdict(found), summary)
     perplexity, ratios, *others = _tables(found)
     yield page.section(
         "Perplexity of each ensemble, over that of equal experts",
         "Test text, which no training, probe or prior has read. Below 1 the uneven arm is better. Mean and range over "
         "seeds; all arms of a seed share parents, data order and test text.",
         page.chart(perplexity_figure(found), "perplexity"),
-        ratios.html(),
+        ratios.html("ratios"),
     )
-    yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html())
+    yield page.section("Test perplexity", "Mean [least … most] over seeds.", perplexity.html("perplexities"))
     if found.runs[0].curves:
         yield page.section(
             "How hard is each domain?",
@@ -165,6 +170,6 @@ def _body(found: Results) -> Iterator[str]:
     )
     if found.speech is not None:
         yield _speech(found.speech)
-    for table in others:
-        yield page.section(table.title[0].upper() + table.title[1:], "", table.html())
+    for name, table in zip(OTHERS, others, strict=True):
+        yield page.section(table.title[0].upper() + table.title[1:], "", table.html(name))
     yield page.footer("Written by planaria experts; results.json beside this page has every number.")

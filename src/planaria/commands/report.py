@@ -1,0 +1,101 @@
+"""``planaria report``: the page of whatever a folder holds, and its numbers as CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from planaria import documents
+from planaria.engine import runs
+from planaria.observe import page
+
+PAGE, MEND = "report.html", "bring it back as planaria wrote it"
+
+
+class Reported(NamedTuple):
+    """What is to be told, whatever it is of."""
+
+    file: Path
+    """where its page is by default"""
+    write: Callable[[Path], Path]
+    body: Callable[[], Iterator[str]]
+
+
+def report(run: Path, to: Path | None, csv: Path | None) -> list[Path]:
+    """Write the page of a run, swarm, comparison, drill, experts run or schedule, and its numbers into ``csv``; paths.
+
+    :raises UserError: when there is nothing of that kind, it is damaged, or a file cannot be written.
+    """
+    found = reported(run)
+    written = [found.write(to or found.file)]
+    return written if csv is None else [*written, *page.write_sheets(csv, found.body())]
+
+
+def reported(run: Path) -> Reported:
+    """What ``run`` holds; UserError when that is nothing that can be reported."""
+    if run.is_file():
+        return _schedule(run)
+    if (run / "peers").is_dir():
+        return _swarm(run)
+    for name, kind in (("comparison.json", _comparison), ("drill.json", _drill), ("results.json", _experts)):
+        if (run / name).is_file():
+            return kind(run / name)
+    return _run(run)
+
+
+# Each kind imports its own: a run's report needs no torch.
+
+
+def _run(run: Path) -> Reported:
+    from planaria.observe.run.report import body, write_report
+    from planaria.record.logs import read_run
+
+    if (run / runs.CONFIG).is_file():
+        runs.require(run, runs.CONFIG)
+    return Reported(run / PAGE, lambda to: write_report(run, to), lambda: body(read_run(run)))
+
+
+def _schedule(file: Path) -> Reported:
+    from planaria.observe.run.schedule_figures import step_of
+    from planaria.observe.run.schedule_page import body, write_page
+    from planaria.planner.schedule import read
+
+    plan = read(file)
+    return Reported(file.with_suffix(".html"), lambda to: write_page(plan, to), lambda: body(plan, step_of(plan)))
+
+
+def _swarm(run: Path) -> Reported:
+    from planaria.commands.swarm import noted
+    from planaria.observe.swarm.swarm_report import body, write_swarm_report
+
+    config, outcome = noted(run)
+    return Reported(
+        run / PAGE,
+        lambda to: write_swarm_report(run, config, outcome, to),
+        lambda: body(run, config, outcome),
+    )
+
+
+def _comparison(file: Path) -> Reported:
+    from planaria.compare.race_results import Compared
+    from planaria.observe.trials.comparison import body, write_comparison
+
+    found = documents.model(file, Compared, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_comparison(found, to), lambda: body(found))
+
+
+def _drill(file: Path) -> Reported:
+    from planaria.observe.trials.drill_report import body, write_drill_report
+    from planaria.swarm.drills.drill_results import Drill
+
+    found = documents.model(file, Drill, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_drill_report(found, to), lambda: body(found))
+
+
+def _experts(file: Path) -> Reported:
+    from planaria.experts.experts_results import Results
+    from planaria.observe.trials.experts_report import body, write_experts_report
+
+    found = documents.model(file, Results, mend=MEND)
+    return Reported(file.with_name(PAGE), lambda to: write_experts_report(found, to), lambda: body(found))

@@ -1,0 +1,104 @@
+"""A figure's or a table's numbers as CSV: what a spreadsheet or a program reads."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import unescape
+from io import StringIO
+from typing import Any
+
+import plotly.graph_objects as go
+
+Cell = str | int | float | None
+EXTRAS = ("begins at", "least", "most", "note")
+"""columns that only some figures have"""
+
+
+def as_csv(rows: Iterable[Sequence[Cell]]) -> str:
+    """Rows as RFC 4180 has them. Names come from others: one that a spreadsheet would compute is quoted as text."""
+    out = StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_safe(cell) for cell in row] for row in rows)
+    return out.getvalue()
+
+
+def _safe(cell: Cell) -> Cell:
+    signed = isinstance(cell, str) and re.fullmatch(r"[+-][-+\d.,e%\[\] …]*", cell)
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@") and not signed else cell
+
+
+def rows_of(fig: go.Figure) -> list[list[Cell]]:
+    """One row a point, bar or cell, below a head of the axes' titles; what is only decoration has none."""
+    layout = fig.layout
+    points = [
+        point for trace in fig.data if trace.hoverinfo != "skip" or trace.type == "bar" for point in _points(trace)
+    ]
+    names = (_ticks(layout.xaxis), _ticks(layout.yaxis))
+    x, y = (_plain(axis.title.text) or letter for axis, letter in ((layout.xaxis, "x"), (layout.yaxis, "y")))
+    cell = "value" if any(trace.type == "heatmap" for trace in fig.data) else None
+    extras = [name for name in EXTRAS if any(name in point for point in points)]
+    head: list[Cell] = ["series", x, y if y != x else f"{y}, down", *([cell] if cell else []), *extras]
+    body = []
+    for point in points:
+        across, down = (name.get(point[key], point[key]) for name, key in zip(names, ("x", "y"), strict=True))
+        body.append([point["series"], across, down, *([point.get("value")] if cell else []), *map(point.get, extras)])
+    return [head, *body]
+
+
+def _points(trace: Any) -> Iterator[dict[str, Any]]:
+    if trace.type == "contour":
+        return
+    name = _plain(trace.name or "")
+    if trace.type == "heatmap":
+        yield from _cells(trace, name)
+        return
+    xs, ys = list(trace.x if trace.x is not None else ()), list(trace.y if trace.y is not None else ())
+    if isinstance(trace.meta, dict):  # places on an axis that stand for other numbers
+        xs = list(trace.meta["x"])
+    told = next((n for n in (trace.customdata, trace.text) if n is not None and not isinstance(n, str)), ())
+    bases = trace.base if trace.type == "bar" and trace.base is not None else ()
+    least, most = _whiskers(trace)
+    for place, (x, y) in enumerate(zip(xs, ys, strict=False)):
+        point = {"series": name, "x": x, "y": y}
+        note = told[place] if place < len(told) else None
+        if isinstance(note, Sequence) and not isinstance(note, str):  # of a band about a line
+            point["least"], point["most"] = note
+        elif note not in (None, ""):
+            point["note"] = _plain(str(note))
+        for key, values in (("begins at", bases), ("least", least), ("most", most)):
+            if place < len(values):
+                point[key] = values[place]
+        yield point
+
+
+def _cells(trace: Any, name: str) -> Iterator[dict[str, Any]]:
+    for row, values in enumerate(trace.z):
+        for column, value in enumerate(values):
+            if value is not None:
+                x = trace.x[column] if trace.x is not None else column
+                y = trace.y[row] if trace.y is not None else row
+                yield {"series": name, "x": x, "y": y, "value": value}
+
+
+def _whiskers(trace: Any) -> tuple[list[float], list[float]]:
+    """The least and the most of a trace's error bars."""
+    for values, bars in ((trace.x, trace.error_x), (trace.y, trace.error_y)):
+        if bars.array is not None:
+            below = bars.array if bars.arrayminus is None else bars.arrayminus
+            return [v - b for v, b in zip(values, below, strict=True)], [
+                v + a for v, a in zip(values, bars.array, strict=True)
+            ]
+    return [], []
+
+
+def _ticks(axis: Any) -> dict[Any, str]:
+    """What stands at a tick, where that is not the number itself."""
+    if axis.tickvals is None or axis.ticktext is None:
+        return {}
+    return {value: _plain(text) for value, text in zip(axis.tickvals, axis.ticktext, strict=True)}
+
+
+def _plain(text: str | None) -> str:
+    """Without Plotly's small HTML."""
+    return unescape(re.sub(r"<[^>]+>", "", re.sub(r"<br ?/?>", "; ", text or "")))

@@ -1,0 +1,81 @@
+"""A comparison in words and two numbers: who came first, how surely, and what failures cost it."""
+
+from __future__ import annotations
+
+from planaria.compare.race_results import Compared, Scored
+from planaria.observe.verdict import Verdict
+from planaria.observe.words import counted, listed
+from planaria.trials.spread import Spread
+
+
+def verdict(found: Compared) -> Verdict:
+    """Good: every arm reached the target. Arms are ordered by hours, or by steps where the clock has no prices."""
+    of, unit = ("hours", "h") if found.arms[0].step_s else ("ticks", "steps")
+    struck = [(arm, spread) for arm in found.arms if arm.faults and (spread := arm.spread(of)) is not None]
+    struck.sort(key=lambda pair: pair[1].mean)
+    others, missed = found.arms[1:], [arm for arm in found.arms[1:] if arm.missed]
+    arrived = len(others) - len(missed)
+    badge = "every arm reached the target" if not missed else f"{arrived} of {counted(len(others), 'arm')} reached it"
+    return Verdict(
+        good=not missed,
+        badge=badge,
+        said=_said(found, struck, unit) + (f" {badge[0].upper()}{badge[1:]}." if missed else ""),
+        numbers=_numbers(found, struck, of, unit),
+        lost=_lost(missed, others),
+    )
+
+
+def _said(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> str:
+    if not struck:
+        return "No arm that failures struck reached the target with every seed, so there is no order to tell."
+    (first, mine), *rest = struck
+    said = f"With failures at {100 * found.hourly:g} % an hour, {first.name} reached the target first, "
+    said += f"after {mine.mean:,.1f} {unit}" if unit == "h" else f"after {mine.mean:,.0f} {unit}"
+    if not rest:
+        return f"{said}; no other arm that failures struck reached it with every seed."
+    second, theirs = rest[0]
+    lead = theirs.mean - mine.mean
+    gap = f"{lead:,.1f} {unit}" if unit == "h" else f"{lead:,.0f} {unit}"
+    seeds = len(first.runs)
+    if seeds == 1:
+        return f"{said}, {gap} before {second.name}; one seed does not tell whether that is chance."
+    if _always(first, second, unit):
+        return f"{said}, {gap} before {second.name}, and before it with each of {counted(seeds, 'seed')}."
+    return f"{said}, {gap} before {second.name}, but not with every one of {counted(seeds, 'seed')}: the two are close."
+
+
+def _always(first: Scored, second: Scored, unit: str) -> bool:
+    """Was it ahead with every seed?"""
+    of = "hours" if unit == "h" else "ticks"
+    pairs = zip(first.runs, second.runs, strict=True)
+    return all(getattr(mine, of) < getattr(theirs, of) for mine, theirs in pairs)
+
+
+def _numbers(found: Compared, struck: list[tuple[Scored, Spread]], of: str, unit: str) -> list[tuple[str, str]]:
+    if not struck:
+        free = found.arms[0].spread(of)
+        return [] if free is None else [(f"{free.mean:,.1f} {unit}", "to the target without failures")]
+    first, mine = struck[0]
+    numbers = []
+    ratio = first.spread("hours_ratio" if of == "hours" else "ratio")
+    if ratio is not None:
+        what = "hours" if of == "hours" else "steps"
+        numbers.append((f"× {ratio.mean:.3f}", f"{what} of {first.name} over those without failures"))
+    if struck[1:]:
+        last, slowest = struck[-1]
+        numbers.append(
+            (f"× {slowest.mean / mine.mean:.2f}", f"the slowest that arrived, {last.name}, over the quickest")
+        )
+    return numbers
+
+
+def _lost(missed: list[Scored], others: list[Scored]) -> str:
+    parts = [f"{arm.name} missed the target in {arm.missed} of {counted(len(arm.runs), 'seed')}" for arm in missed]
+    undone = {arm.name: sum(run.steps_lost for run in arm.runs) for arm in others}
+    rolled = [f"{name} {counted(steps, 'step')}" for name, steps in undone.items() if steps]
+    if rolled:
+        parts.append(f"undone by rollbacks over all seeds: {listed(rolled)}")
+    stopped = [arm.name for arm in others if any(run.stopped for run in arm.runs)]
+    if stopped:
+        parts.append(f"{listed(stopped)} could not go on with some seed")
+    return f"Lost: {'; '.join(parts)}." if parts else "Nothing was lost: no arm missed the target or rolled back."

@@ -1,0 +1,15 @@
+"""Counted things in plain English."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str, several: str = "") -> str:
+    """``1 seed``, ``3 seeds``, ``1,200 steps``; ``several`` is a plural that is more than the noun and an s."""
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """``a``, ``a and b``, ``a, b and c``; of more than ``most`` names the first ones, and how many more there are."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,169 @@
+"""A page of every kind, of runs that never were: what all of them must keep is tested on these."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import synthetic_replicas as replicas
+from synthetic_comparison import compared
+from synthetic_run import Synthesis
+
+from planaria.experts.budget import SYNCHRONISED, Job
+from planaria.experts.experts_results import ArmResult, Results, Score, SeedResult, Speech
+from planaria.observe.run import report, schedule_page
+from planaria.observe.run.schedule_figures import step_of
+from planaria.observe.swarm import swarm_report
+from planaria.observe.trials import comparison, drill_report, experts_report
+from planaria.planner.problem import Problem
+from planaria.planner.schedule import Bound, Schedule, Search, schedule_of
+from planaria.planner.start import random_routes
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord, read_run
+from planaria.record.run_record import StepMetric, ValidationMetric
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.drills.drill_results import Drill, Drilled, Run
+from planaria.swarm.records.lines import LOG, PEERS, Evaluated, Finished, Layered, Log, RoundDone, Started
+from planaria.swarm.records.measure import Tally
+from planaria.swarm.records.outcome import ALL, LayerOutcome, Outcome, PeerOutcome, Point, read_outcome
+
+S = 1_000_000_000
+KINDS = ("run", "replicas", "comparison", "schedule", "swarm", "drill", "experts")
+
+
+def body_of(kind: str, folder: Path) -> Iterator[str]:
+    """The sections of a page of this kind; what it is read from may be written to ``folder``."""
+    if kind == "run":
+        return report.body(read_run(Synthesis(folder, rollbacks={27: 20}).write()))
+    if kind == "replicas":
+        return report.body(replicated())
+    if kind == "comparison":
+        return comparison.body(compared())
+    if kind == "schedule":
+        plan = planned()
+        return schedule_page.body(plan, step_of(plan))
+    if kind == "swarm":
+        config, outcome = swarmed(folder)
+        return swarm_report.body(folder, config, outcome)
+    if kind == "drill":
+        return drill_report.body(drilled())
+    return experts_report.body(mixed())
+
+
+def replicated(rounds: int = 3) -> RunRecord:
+    """Three replicas that settle rounds; one is by itself in each."""
+    facts: list[e.Event | d.Decision] = [replicas.started(steps=rounds), *replicas.joined("abcdef")]
+    facts += [replicas.form(replica, "abcdef"[2 * replica : 2 * replica + 2]) for replica in range(3)]
+    for number in range(rounds):
+        for replica in range(3):
+            block = 3 * number + replica
+            facts += [replicas.run_step(replica, number, block), replicas.commit(replica, number, block)]
+        facts += [replicas.meet(number, 0, 1), replicas.settle(number, 0, 1)]
+        facts += [
+            replicas.made("abcdef"[node], node, number, blocking=10**6, apart=0.1 * (number + 1)) for node in range(4)
+        ]
+    facts.append(d.Finish(outcome="finished"))
+    metrics = [
+        ValidationMetric(t=9.0, step=step, val_loss=5 - step / 9, val_losses=dict.fromkeys(range(3), 5 - step / 9))
+        for step in range(rounds)
+    ]
+    steps = [StepMetric(t=9.0, step=n, loss=5.0 - n / 9, tokens_per_s=100.0, grad_norm={}) for n in range(rounds)]
+    return replicas.record(replicas.timed(facts), [*steps, *metrics])
+
+
+def planned(microbatches: int = 3, sizes: tuple[int, ...] = (2, 2, 2, 2)) -> Schedule:
+    """A schedule that nobody optimised, beside two other ways."""
+    nodes = sum(sizes)
+    forward, backward = (np.array([[s] * nodes for s in kind]) * S for kind in ((1, 2, 0.5), (1, 1, 0.5)))
+    problem = Problem(
+        names=tuple(f"node {n}" for n in range(nodes)), sites=("here", "there"), site=np.arange(nodes) % 2,
+        sizes=sizes, microbatches=microbatches, visits=2, swaps=0, jump=4, forward=forward.astype(np.int64),
+        backward=backward.astype(np.int64), link=np.full((2, 2), S, np.int64), transmit=np.zeros((1, 1), np.int64),
+        slots=np.full(nodes, 3, np.int64), role=np.zeros(nodes, np.int64),
+    )  # fmt: skip
+    stages = [own.tolist() for own in np.split(np.arange(nodes), np.cumsum(sizes)[:-1])]
+    solution = random_routes(problem, stages, random.Random(0), 0)
+    found, bound = Search(seed=7, moves=1, seconds=3.25), Bound(step_s=6.0, binds="busiest node")
+    return schedule_of(problem, solution, 8.0, bound, {"rows": 20.0, "columns": 16.0}, found)
+
+
+def swarmed(folder: Path, rounds: int = 3) -> tuple[SwarmConfig, Outcome]:
+    """Two honest peers of which one learned alone beside it, and an attacker."""
+    for place, attack in enumerate(("none", "none", "text")):
+        name = f"p{place}"
+        log = Log(folder / PEERS / name / LOG)
+        log.note(Started(name=name, id=f"id{place}", attack=attack, model="m", parameters=9, vocab=257, first_round=0))
+        for number in range(rounds):
+            alone = Tally(hits=10, eligible=100) if not place else None
+            solved = Tally(hits=min(20 + 20 * number, 95), eligible=100)
+            log.note(
+                Evaluated(round=number, accuracy=solved, alone=alone, tokens=9.0, watch={}),
+                RoundDone(
+                    round=number, seconds={}, reward=0.5, sent={}, accepted={}, turned={}, refused_messages={},
+                    missing=[], layers={"surprisal": {"id2": Layered(examined=4, refused=1)}}, off={}, aside={},
+                    lessons=4, skipped=0, influence={"id0": 0.4, "id1": 0.6}, loss=1.0, grad_norm=1.0, stats={},
+                    weights="",
+                ),
+            )  # fmt: skip
+        log.note(Finished())
+        log.close()
+    return SwarmConfig(name="bees"), read_outcome(folder)
+
+
+def peer(name: str, solved: int, showing: int = 0, attack: str = "none") -> PeerOutcome:
+    """Evaluated after rounds 0 and 1."""
+    watch = {"text": Tally(hits=showing, eligible=50)}
+    points = [
+        Point(round=number, accuracy=Tally(hits=solved, eligible=100), alone=None, tokens=18.0, watch=watch)
+        for number in range(2)
+    ]
+    return PeerOutcome(name=name, id=name, attack=attack, model="", points=points, finished=True, weights="")
+
+
+def drilled(defended: int = 1, seeds: int = 1, watch: tuple[str, ...] = ("text",)) -> Drill:
+    """A control, an attack that shows in 4 of 5 completions, and a defence that leaves ``defended`` of 50 of it."""
+
+    def arm(name: str, control: str, solved: int, showing: int, attacker: bool) -> Drilled:
+        layers = {ALL: LayerOutcome(stopped=Tally(hits=9, eligible=10), misjudged=Tally(hits=1, eligible=40))}
+        last = peer("p2", 0, 0, "text") if attacker else peer("p2", solved, showing)
+        peers = [peer("p0", solved, showing), peer("p1", solved, showing), last]
+        outcome = Outcome(peers=peers, layers=layers if attacker else {}, rounds=2, seconds=1.0)
+        runs = [Run(seed=seed, outcome=outcome) for seed in range(1, seeds + 1)]
+        return Drilled(name=name, control=control, attackers=["p2"] if attacker else [], runs=runs)
+
+    arms = [
+        arm("control", "", 80, 0, False),
+        arm("attacked", "control", 60, 40, True),
+        arm("defended", "control", 78, defended, True),
+    ]
+    return Drill(name="siege", last=1, watch=list(watch), arms=arms)
+
+
+def mixed(uneven: float = 0.9, seeds: int = 1, lost: tuple[str, ...] = ()) -> Results:
+    """Two domains with experts and one without; the uneven arm's perplexity is ``uneven`` of the even one's."""
+    domains = ("code", "tables", "news")
+    experts = [Job(domain=domain, size="M", steps=4) for domain in domains[:2]]
+
+    def arm(ratio: float) -> ArmResult:
+        loss = 2.0 + float(np.log(ratio))
+        score = Score(loss=loss, best=loss, averaged=loss, speaking=[0.5, 0.5])
+        fewer = {f"top-{k}": dict.fromkeys(domains, score) for k in (1, 2)}
+        return ArmResult(
+            experts=experts, belief=[0.0, 0.0], scores=dict.fromkeys(domains, score), held_out=loss, fewer=fewer,
+            passes={"top-1": 1.1, "top-2": 2.0}, without={job.name: dict.fromkeys(domains, 2.2) for job in experts},
+            flops=1e9, parameter_tokens=1e6, inner_parameter_tokens=1e6,
+        )  # fmt: skip
+
+    runs = [
+        SeedResult(
+            seed=seed, difficulty={"probe": {"code": 1.0, "tables": 2.0}}, tier={"probe": {"code": 0, "tables": 1}},
+            curves={domain: [(0, 5.0), (2, 3.0), (4, 2.5)] for domain in domains[:2]}, parent={}, single={},
+            lost=list(lost), arms={SYNCHRONISED: arm(1.0), "M_He-I_Ho": arm(uneven)},
+        )
+        for seed in range(1, seeds + 1)
+    ]  # fmt: skip
+    speech = Speech(experts=[job.name for job in experts], pieces=["a ", "b"], weights=[[1.0, 0.0], [0.5, 0.5]])
+    return Results(name="mix", trained=list(domains[:2]), untrained=["news"], runs=runs, speech=speech)
