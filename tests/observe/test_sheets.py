@@ -51,7 +51,7 @@ def test_bars_with_whiskers_where_they_begin_and_what_they_say() -> None:
     bars = whiskers([Spread(5, 4, 7)])
     fig.add_bar(x=[5], y=["arm"], orientation="h", error_x=bars, base=[1], customdata=["one<br>two &amp; <b>more</b>"])
     head, row = rows_of(fig)
-    assert head == ["series", "hours", "y", "begins at", "least", "most", "note"]
+    assert head == ["series", "hours", "row", "begins at", "least", "most", "note"]
     assert row == ["", 5, "arm", 1, 4, 7, "one; two & more"]
 
 
@@ -66,7 +66,7 @@ def test_decoration_is_no_data() -> None:
     fig = go.Figure()
     fig.add_scatter(x=[1], y=[2], hoverinfo="skip")
     fig.add_contour(z=[[1, 2], [3, 4]])
-    assert rows_of(fig) == [["series", "x", "y"]]
+    assert rows_of(fig) == [["series", "column", "row"]]
 
 
 def test_places_on_an_axis_are_not_mistaken_for_numbers() -> None:

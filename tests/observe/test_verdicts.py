@@ -22,7 +22,7 @@ from planaria.observe.trials.comparison_verdict import verdict as of_comparison
 from planaria.observe.trials.drill_verdict import verdict as of_drill
 from planaria.observe.trials.experts_verdict import verdict as of_experts
 from planaria.observe.verdict import Verdict
-from planaria.observe.words import counted, listed
+from planaria.observe.words import amount, counted, listed
 from planaria.planner.guidelines import broken
 from planaria.record.logs import read_run
 from planaria.swarm.records.measure import Tally
@@ -61,7 +61,7 @@ def test_a_run_that_nothing_happened_to() -> None:
 def test_a_run_that_lost_workers(tmp_path: Path) -> None:
     record = read_run(Synthesis(tmp_path, rollbacks={27: 20}).write())
     found = of_run(facts_of(record, wall_time(record)))
-    assert found.good and "2 workers died; of 2 recoveries: 1 recovered and 1 rolled back." in found.said
+    assert found.good and "2 workers died; outcome: 1 recovered and 1 rolled back." in found.said
     assert "7 steps trained again after going back" in found.lost and "s in recoveries (" in found.lost
     assert found.numbers[1][0].endswith(" s") and "median of 2 recoveries" in found.numbers[1][1]
 
@@ -174,7 +174,7 @@ def test_a_swarm_tells_of_what_it_lost() -> None:
 def test_a_drill_is_good_when_some_arm_held_the_attack() -> None:
     held, through = of_drill(drilled(defended=1)), of_drill(drilled(defended=30))
     assert held.good and held.numbers[0][0] == "80%" and held.numbers[1] == ("2%", "in defended, at best")
-    assert "no more than chance explains over the 0% of control, without poison" in held.said
+    assert "not clearly more than the 0% of control, without poison" in held.said
     assert "accuracy in defended is 0.78, -0.02 against control" in held.lost
     assert through.good is False and through.badge == "TEXT got through in every arm"
 
@@ -185,7 +185,19 @@ def test_a_drill_without_attack_or_about_length() -> None:
     found = of_drill(calm)
     assert found.good is None and "Nobody attacked" in found.said
     length = of_drill(drilled(watch=("dos",)))
-    assert length.good and "18.0 tokens" in length.said
+    assert length.good is None and "18.0 tokens" in length.said and length.badge == "no attack took hold"
+
+
+def test_an_attack_that_did_nothing_is_no_success_of_a_defence() -> None:
+    weak = drilled()
+    weak = weak.model_copy(update={"arms": [weak.arms[0], weak.arms[2]]})
+    found = of_drill(weak)
+    assert found.good is None and found.badge == "no attack took hold" and "nothing to hold" in found.said
+
+
+@given(st.floats(1e-6, 1e6))
+def test_quantities_keep_three_digits(number: float) -> None:
+    assert float(amount(number).replace(",", "")) == pytest.approx(number, rel=0.006)
 
 
 @pytest.mark.parametrize(("ratio", "good"), [(0.9, True), (1.1, False), (0.999, None)])

@@ -64,7 +64,11 @@ def payload(page: str, figures: Mapping[str, go.Figure], tables: Mapping[str, st
     slim = {name: thin(fig) for name, fig in figures.items()}
     sheets = {name: as_csv(rows_of(fig)) for name, fig in slim.items()} | dict(tables)
     drawn = {name: _rounded(json.loads(fig.to_json())) for name, fig in slim.items()}
-    text = json.dumps({"page": page, "dark": DARK, "drawn": drawn, "sheets": sheets}, separators=(",", ":"))
+    bars = [
+        {"bgcolor": "rgba(0,0,0,0)", "color": c, "activecolor": a} for c, a in ((MUTED, INK), (DARK[MUTED], DARK[INK]))
+    ]
+    parts = {"page": page, "dark": DARK, "bar": bars, "drawn": drawn, "sheets": sheets}
+    text = json.dumps(parts, separators=(",", ":"))
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 

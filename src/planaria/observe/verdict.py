@@ -33,6 +33,11 @@ class Verdict:
         )
         return (
             f'<div id="verdict" class="verdict {kind}"><p class="said"><i aria-hidden="true">{sign}</i>'
-            f'{escape(self.said)}</p><div class="deciding">{deciding}</div>'
-            f'<p class="lost">{escape(self.lost)}</p></div>'
+            f'{_unbroken(self.said)}</p><div class="deciding">{deciding}</div>'
+            f'<p class="lost">{_unbroken(self.lost)}</p></div>'
         )
+
+
+def _unbroken(text: str) -> str:
+    """No line ends between a × and its number."""
+    return escape(text.replace("× ", "×\N{NO-BREAK SPACE}"))

@@ -8,6 +8,13 @@ def counted(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
+def amount(number: float) -> str:
+    """A quantity with three digits that count or more: ``0.0837``, ``8.00``, ``1,234.5``."""
+    if 0 < abs(number) < 1:
+        return f"{number:.3g}"
+    return f"{number:.2f}" if abs(number) < 100 else f"{number:,.1f}"
+
+
 def listed(names: list[str], most: int = 4) -> str:
     """``a``, ``a and b``, ``a, b and c``; of more than ``most`` names the first ones, and how many more there are."""
     if len(names) > most:

@@ -60,7 +60,7 @@
     const config = { displayModeBar: true, displaylogo: false, responsive: true, modeBarButtons: modeBar(figures) };
     for (const [name, { data, layout }] of Object.entries(figures.drawn)) {
       const colours = dark() ? figures.dark : {};
-      const shown = { ...recoloured(layout, colours), modebar: { bgcolor: "rgba(0,0,0,0)" } };
+      const shown = { ...recoloured(layout, colours), modebar: figures.bar[dark() ? 1 : 0] };
       if (innerWidth < NARROW) shown.margin = { ...shown.margin, l: 4, r: 8 };
       Plotly.react(document.getElementById(name), recoloured(data, colours), shown, config);
     }

@@ -190,5 +190,6 @@ def holdings_figure(held: Sequence[Holding], timings: Sequence[RecoveryTiming], 
         hovertemplate="lost at %{x:.2f} s<extra></extra>",
     )
     fig.update_layout(yaxis=lanes(rows), margin={"t": 12}, uniformtext={"minsize": 9, "mode": "hide"})
-    fig.update_xaxes(range=[0, max((h.end - zero for h in held), default=1)])
+    first, last = min((h.start - zero for h in held), default=0.0), max((h.end - zero for h in held), default=1.0)
+    fig.update_xaxes(range=[first, last])
     return fig

@@ -115,7 +115,7 @@ def _failures(facts: RunFacts) -> str:
         return f"No worker was lost{spares}." if spares else "Nothing failed."
     who = f"{counted(facts.deaths, 'worker')} died" if facts.deaths else "No worker died, but connections broke"
     ways = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
-    return f"{who}; of {counted(sum(facts.outcomes.values()), 'recovery', 'recoveries')}: {ways}."
+    return f"{who}; outcome: {ways}."
 
 
 def _together(facts: RunFacts) -> list[str]:

@@ -26,6 +26,7 @@ from planaria.observe.theme import (
     label,
     lanes,
 )
+from planaria.observe.words import amount
 from planaria.planner.guidelines import Passes, planned_passes
 from planaria.planner.problem import Problem, Solution
 from planaria.planner.schedule import Schedule
@@ -172,7 +173,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
         x=seconds,
         orientation="h",
         marker={"color": [BLUE] + [GREY] * len(others)},
-        text=[f"{time:.2f} s" for time in seconds],
+        text=[f"{amount(time)} s" for time in seconds],
         textposition="outside",
         cliponaxis=False,
         hoverinfo="skip",
@@ -180,7 +181,7 @@ def compared_figure(schedule: Schedule) -> go.Figure:
     fig.add_vline(
         x=schedule.bound.step_s,
         line={"color": INK, "width": 1.2, "dash": "dot"},
-        annotation={"text": f"lower bound {schedule.bound.step_s:.2f} s", "font": {"color": MUTED, "size": 12}},
+        annotation={"text": f"lower bound {amount(schedule.bound.step_s)} s", "font": {"color": MUTED, "size": 12}},
         annotation_position="top",
     )
     fig.update_xaxes(range=[0, 1.12 * max(seconds)])  # room for the longest bar's text

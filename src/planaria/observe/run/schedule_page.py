@@ -18,7 +18,7 @@ from planaria.observe.run.schedule_figures import (
 )
 from planaria.observe.run.schedule_verdict import verdict
 from planaria.observe.theme import CARRIED, DELAYED
-from planaria.observe.words import counted
+from planaria.observe.words import amount, counted
 from planaria.planner.bound import Certificate
 from planaria.planner.guidelines import broken
 from planaria.planner.schedule import Schedule
@@ -63,8 +63,8 @@ def _summary(schedule: Schedule) -> str:
 def _facts(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
     bound, search, rules = schedule.bound, schedule.search, schedule.rules
     gap = Certificate(bound.step_s, bound.binds).gap(schedule.step_s)
-    yield "step", f"{schedule.step_s:.2f} s", "simulated"
-    yield "lower bound", f"{bound.step_s:.2f} s", bound.binds
+    yield "step", f"{amount(schedule.step_s)} s", "simulated"
+    yield "lower bound", f"{amount(bound.step_s)} s", bound.binds
     yield "gap", f"{100 * gap:.1f} %", "1 − bound ÷ step: no plan is better by more"
     yield "search", f"{search.seconds:.1f} s", f"{counted(search.moves, 'move')}, seed {search.seed}"
     yield "nodes", f"{len(schedule.nodes)}", f"at {counted(len(schedule.sites), 'site')}"
@@ -76,7 +76,7 @@ def _facts(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
 def _compared(schedule: Schedule) -> str:
     others = sorted(schedule.compared.items(), key=lambda pair: pair[1])
     rows = [
-        [name, f"{seconds:.2f} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
+        [name, f"{amount(seconds)} s", f"{schedule.step_s / seconds:.3f}" if seconds else "–"]
         for name, seconds in [("this plan", schedule.step_s), *others]
     ]
     return page.section(
@@ -103,7 +103,7 @@ def _gantt_caption(step: Step) -> str:
 
 
 def _seconds(waits: list[Pass]) -> str:
-    return f"{sum(done.waited for done in waits) / 1e9:,.2f} s"
+    return f"{amount(sum(done.waited for done in waits) / 1e9)} s"
 
 
 def _use(schedule: Schedule, step: Step) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planaria.observe.run.schedule_figures import Step
 from planaria.observe.verdict import Verdict
-from planaria.observe.words import counted
+from planaria.observe.words import amount, counted
 from planaria.planner.bound import Certificate
 from planaria.planner.guidelines import Broken
 from planaria.planner.schedule import Schedule
@@ -22,7 +22,7 @@ def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
         badge="slower than another way" if beaten and not wrong else badge,
         said=f"{_said(schedule)} {_left(schedule, gap)}" + (f" First broken guideline: {wrong[0]}." if wrong else ""),
         numbers=[
-            (f"{schedule.step_s:.2f} s", "one step, simulated"),
+            (f"{amount(schedule.step_s)} s", "one step, simulated"),
             (f"{100 * gap:.1f} %", "that any other plan could gain at most: 1 − bound ÷ step"),
         ],
         lost=_lost(step),
@@ -30,7 +30,7 @@ def verdict(schedule: Schedule, step: Step, wrong: Sequence[Broken]) -> Verdict:
 
 
 def _said(schedule: Schedule) -> str:
-    said = f"A step takes {schedule.step_s:.2f} s on {counted(len(schedule.nodes), 'node')}"
+    said = f"A step takes {amount(schedule.step_s)} s on {counted(len(schedule.nodes), 'node')}"
     if not schedule.compared:
         return f"{said}."
     name, seconds = min(schedule.compared.items(), key=lambda pair: pair[1])
@@ -38,13 +38,13 @@ def _said(schedule: Schedule) -> str:
     if change < 0.0005:
         return f"{said}, as long as the best other way that was tried, {name}."
     than = "less" if schedule.step_s < seconds else "more"
-    return f"{said}, {change:.1%} {than} than the best other way that was tried, {name} ({seconds:.2f} s)."
+    return f"{said}, {change:.1%} {than} than the best other way that was tried, {name} ({amount(seconds)} s)."
 
 
 def _left(schedule: Schedule, gap: float) -> str:
     if gap < 0.0005:
         return "No plan can be quicker."
-    return f"No plan can take less than {schedule.bound.step_s:.2f} s ({schedule.bound.binds})."
+    return f"No plan can take less than {amount(schedule.bound.step_s)} s ({schedule.bound.binds})."
 
 
 def _lost(step: Step) -> str:
@@ -54,7 +54,7 @@ def _lost(step: Step) -> str:
     waited = sum(done.waited for done in waits) / 1e9
     said = f"Lost: nodes idle {idle:.0%} of the step"
     return (
-        f"{said}; {counted(len(waits), 'forward')} waited for their node, {waited:,.2f} s in all."
+        f"{said}; {counted(len(waits), 'forward')} waited for their node, {amount(waited)} s in all."
         if waits
         else f"{said}."
     )

@@ -15,7 +15,7 @@ from planaria.observe.tables import Table, show
 from planaria.observe.trials.comparison_figures import failures_figure, hours_figure, loss_figure, price_figure
 from planaria.observe.trials.comparison_verdict import verdict
 from planaria.observe.trials.winner_figure import redundant_arm, winners_figure
-from planaria.observe.words import counted
+from planaria.observe.words import amount, counted
 from planaria.trials.spread import seeds_shown, shown
 
 DIGEST = 16
@@ -107,10 +107,10 @@ def body(found: Compared) -> Iterator[str]:
 
 def _facts(found: Compared, arrived: Sequence[Scored]) -> Iterator[tuple[str, str, str]]:
     free = found.arms[0].spread("hours")
-    yield "without failures", "–" if free is None else f"{free[0]:.1f} h", "hours to target, mean over seeds"
+    yield "without failures", "–" if free is None else f"{amount(free[0])} h", "hours to target, mean over seeds"
     struck = [arm for arm in arrived if arm.faults]
     if struck and (hours := struck[0].spread("hours")) is not None:
-        yield "quickest with failures", f"{hours[0]:.1f} h", struck[0].name
+        yield "quickest with failures", f"{amount(hours[0])} h", struck[0].name
     counts = [len(failures.faults) for failures in found.failures]
     yield "failures", f"{sum(counts) / len(counts):.3g}", f"in {counted(found.steps, 'step')}, mean over seeds"
     yield "failure rate", f"{100 * found.hourly:g} %", "that a stage fails within an hour"

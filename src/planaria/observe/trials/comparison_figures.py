@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from planaria.compare.race_results import Compared, Failures, Scored
 from planaria.observe.theme import INK, MUTED, ON_COLOUR, RED, RULE, SERIES, figure, label, lanes, stroke, whole
 from planaria.observe.trials.spread_figures import add_band, whiskers
-from planaria.observe.words import counted
+from planaria.observe.words import amount, counted
 from planaria.trials.spread import Spread
 
 GRID = 240
@@ -91,7 +91,7 @@ def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.
         marker={"color": [shade[arm.name] for arm in arms if label(arm.name) in spreads]},
         error_x=whiskers(list(spreads.values()), color=INK, width=5),
         text=[
-            f"{mean:,.1f} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
+            f"{amount(mean)} {'h' if of == 'hours' else unit}" + (f" · × {mean / means[0]:.3f}" if means[0] else "")
             for mean in means
         ],
         textposition="inside",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.compare.race_results import Compared, Scored
 from planaria.observe.verdict import Verdict
-from planaria.observe.words import counted, listed
+from planaria.observe.words import amount, counted, listed
 from planaria.trials.spread import Spread
 
 
@@ -30,18 +30,21 @@ def _said(found: Compared, struck: list[tuple[Scored, Spread]], unit: str) -> st
         return "No arm that failures struck reached the target with every seed, so there is no order to tell."
     (first, mine), *rest = struck
     said = f"With failures at {100 * found.hourly:g} % an hour, {first.name} reached the target first, "
-    said += f"after {mine.mean:,.1f} {unit}" if unit == "h" else f"after {mine.mean:,.0f} {unit}"
+    said += f"after {_shown(mine.mean, unit)}"
     if not rest:
         return f"{said}; no other arm that failures struck reached it with every seed."
     second, theirs = rest[0]
-    lead = theirs.mean - mine.mean
-    gap = f"{lead:,.1f} {unit}" if unit == "h" else f"{lead:,.0f} {unit}"
+    gap = _shown(theirs.mean - mine.mean, unit)
     seeds = len(first.runs)
     if seeds == 1:
         return f"{said}, {gap} before {second.name}; one seed does not tell whether that is chance."
     if _always(first, second, unit):
         return f"{said}, {gap} before {second.name}, and before it with each of {counted(seeds, 'seed')}."
     return f"{said}, {gap} before {second.name}, but not with every one of {counted(seeds, 'seed')}: the two are close."
+
+
+def _shown(number: float, unit: str) -> str:
+    return f"{amount(number)} h" if unit == "h" else f"{number:,.0f} {unit}"
 
 
 def _always(first: Scored, second: Scored, unit: str) -> bool:
@@ -54,7 +57,7 @@ def _always(first: Scored, second: Scored, unit: str) -> bool:
 def _numbers(found: Compared, struck: list[tuple[Scored, Spread]], of: str, unit: str) -> list[tuple[str, str]]:
     if not struck:
         free = found.arms[0].spread(of)
-        return [] if free is None else [(f"{free.mean:,.1f} {unit}", "to the target without failures")]
+        return [] if free is None else [(_shown(free.mean, unit), "to the target without failures")]
     first, mine = struck[0]
     numbers = []
     ratio = first.spread("hours_ratio" if of == "hours" else "ratio")

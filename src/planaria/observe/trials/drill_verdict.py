@@ -26,6 +26,8 @@ class Effect:
     most: float
     least: float
     plain: float | None
+    took: bool
+    """is the most clearly more than the control's?"""
     held: bool
     """is the least no more than the control's, as far as the numbers tell?"""
 
@@ -46,8 +48,10 @@ class Effect:
             text += f", and {self.shown(self.least)} in {self.best.name}, where it did least"
         if self.control is None or self.plain is None:
             return f"{text}; there is no control to hold that against."
-        but = "no more than chance explains over" if self.held else "more than"
-        return f"{text}: {but} the {self.shown(self.plain)} of {self.control.name}, without poison."
+        whose = f"the {self.shown(self.plain)} of {self.control.name}, without poison"
+        if not self.took:
+            return f"{text}: nowhere clearly more than {whose}, so there was nothing to hold."
+        return f"{text}: {'not clearly' if self.held else 'clearly'} more than {whose}."
 
 
 def effect(found: Drill, kind: str) -> Effect | None:
@@ -61,7 +65,10 @@ def effect(found: Drill, kind: str) -> Effect | None:
     best, least = min(attacked.values(), key=lambda pair: pair[1])
     control = _control(found, best)
     plain = None if control is None else _amount(found, control, kind)
-    return Effect(kind, worst, best, control, most, least, plain, _held(found, kind, best, control, least, plain))
+    return Effect(
+        kind, worst, best, control, most, least, plain,
+        took=_above(found, kind, worst, control), held=not _above(found, kind, best, control),
+    )  # fmt: skip
 
 
 def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
@@ -72,12 +79,16 @@ def _amount(found: Drill, arm: Drilled, kind: str) -> float | None:
     return arm.pooled(kind, found.last).rate
 
 
-def _held(found: Drill, kind: str, best: Drilled, control: Drilled | None, least: float, plain: float | None) -> bool:
-    """Shares: their 95 % intervals overlap (without a control, the attack's begins at 0). Lengths: within LONGER."""
+def _above(found: Drill, kind: str, arm: Drilled, control: Drilled | None) -> bool:
+    """Is an attack's effect in an arm clearly more than in its control?
+
+    Shares: their 95 % intervals lie apart; without a control, the attack's does not reach 0. Lengths: by LONGER.
+    """
     if kind == "dos":
-        return plain is not None and least <= LONGER * plain
+        mine, plain = _amount(found, arm, kind), None if control is None else _amount(found, control, kind)
+        return mine is not None and (plain is None or mine > LONGER * plain)
     theirs = Tally() if control is None else control.pooled(kind, found.last)
-    return best.pooled(kind, found.last).interval[0] <= (theirs.interval[1] if theirs.eligible else 0.0)
+    return arm.pooled(kind, found.last).interval[0] > (theirs.interval[1] if theirs.eligible else 0.0)
 
 
 def _control(found: Drill, arm: Drilled) -> Drilled | None:
@@ -86,9 +97,9 @@ def _control(found: Drill, arm: Drilled) -> Drilled | None:
 
 
 def verdict(found: Drill) -> Verdict:
-    """Good: some arm held each attack that was watched to what its control shows without any poison.
+    """Good: some arm held each attack that took hold anywhere to what its control shows without any poison.
 
-    No attack, or one that nobody could show: the numbers do not tell.
+    No attack, one that nobody could show, or none that took hold: the numbers do not tell.
     """
     effects = [one for kind in found.watch if (one := effect(found, kind)) is not None]
     if not effects:
@@ -98,8 +109,16 @@ def verdict(found: Drill) -> Verdict:
     numbers = [(first.shown(first.most), f"{first.what} in {first.worst.name}, at worst")]
     if first.best is not first.worst:
         numbers.append((first.shown(first.least), f"in {first.best.name}, at best"))
+    took = any(one.took for one in effects)
     badge = f"{listed(through)} got through in every arm" if through else "an arm held every attack"
-    return Verdict(not through, badge, " ".join(one.said() for one in effects), numbers, _lost(found, first))
+    good = not through if took else None
+    return Verdict(
+        good,
+        badge if took else "no attack took hold",
+        " ".join(one.said() for one in effects),
+        numbers,
+        _lost(found, first),
+    )
 
 
 def _lost(found: Drill, first: Effect) -> str:
