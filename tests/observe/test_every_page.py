@@ -20,7 +20,7 @@ from synthetic_run import Synthesis
 from planaria.observe import packed, page
 from planaria.observe.run import report, schedule_page
 from planaria.observe.run.schedule_figures import step_of
-from planaria.observe.theme import DARK
+from planaria.observe.theme import DARK, ON_BRIGHT, ON_DEEP
 from planaria.record.logs import read_run
 
 LARGEST = 1_500_000
@@ -115,7 +115,7 @@ def test_colours_of_figures_are_known_in_the_dark(drawn: dict[str, go.Figure]) -
         for colour in set(re.findall(r"#[0-9a-f]{6}\b", fig.to_json())):
             channels = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
             if max(channels) < 0x60 or min(channels) > 0xC0:
-                assert colour in DARK or colour == "#fefefe", (name, colour)
+                assert colour in DARK or colour in (ON_DEEP, ON_BRIGHT), (name, colour)
         assert not re.search(r'"(white|black)"', fig.to_json()), name
 
 

@@ -22,8 +22,8 @@ BLUE, ORANGE, VIOLET, GREEN, RED, GREY, TEAL, PINK = (
     "#cc79a7",
 )
 """after Okabe and Ito: they differ for readers who see no red or no green, too"""
-ON_COLOUR = "#fefefe"
-"""numbers on coloured bars, on either ground"""
+ON_DEEP, ON_BRIGHT = "#fefefe", "#14191f"
+"""words on coloured bars, the same on either ground"""
 WASH = "#f1f4f7"
 """the least of a heat map that has more than nothing"""
 VEIL = "rgba(255,255,255,0.8)"
@@ -37,7 +37,7 @@ SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL, PINK, "#7a5c2e", "#8c9a2e", "#
 """of lines, peers or arms side by side"""
 DARK = {
     INK: "#e4e9ee", MUTED: "#9aa7b4", RULE: "#2d3740", PAPER: "#182027", GREY: "#5f6b77", WASH: "#222c35",
-    VEIL: "rgba(24,32,39,0.8)", BLUE: "#3d9bd6", VIOLET: "#b878bd", RED: "#ee6a3f", TEAL: "#86cbf3",
+    VEIL: "rgba(24,32,39,0.8)", BLUE: "#3d9bd6", VIOLET: "#b35fa0", RED: "#ee6a3f", TEAL: "#86cbf3",
     "#7a5c2e": "#b08a4e", "#3b4a9b": "#7f8fdd", SHADES[0]: "#274863", SHADES[1]: "#5f4a24", SHADES[2]: "#463c66",
     SHADES[3]: "#20513f", WRITTEN: "#1f4444", LINKED: "#1f4637", DROPPED: "#27313a", CARRIED: "#2c638f",
     DELAYED: "#8a651f",
@@ -130,6 +130,21 @@ def stroke(place: int, count: int = 1) -> dict[str, Any]:
         "line": {"color": SERIES[place % len(SERIES)], "width": 2 + wider, "dash": DASHES[place % len(DASHES)]},
         "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6 + wider, "color": SERIES[place % len(SERIES)]},
     }
+
+
+def on(colour: str) -> str:
+    """The colour of words on a bar of this one, of two the one with more contrast (WCAG 2.2, relative luminance)."""
+    if colour == INK:  # light on the dark ground, so its words change too
+        return PAPER
+    mine, bright, deep = luminance(colour), luminance(ON_DEEP), luminance(ON_BRIGHT)
+    return ON_DEEP if (bright + 0.05) / (mine + 0.05) > (mine + 0.05) / (deep + 0.05) else ON_BRIGHT
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of an sRGB colour ``#rrggbb``, 0 to 1 (WCAG 2.2)."""
+    shares = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return sum(weight * s for weight, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def symbol(kind: str, colour: str, size: int = 9) -> dict[str, Any]:

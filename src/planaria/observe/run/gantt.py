@@ -22,7 +22,6 @@ from planaria.observe.theme import (
     INK,
     LINKED,
     MUTED,
-    ON_COLOUR,
     ORANGE,
     PAPER,
     PINK,
@@ -34,6 +33,7 @@ from planaria.observe.theme import (
     figure,
     label,
     lanes,
+    on,
 )
 from planaria.record.decisions import Form
 from planaria.record.events import Linked, Span, Worked
@@ -235,7 +235,7 @@ def _draw(bars: Sequence[Bar], rows: list[str], zero: float, flags: int = 0) -> 
                 insidetextanchor="middle",
                 textposition="inside",
                 textangle=0,
-                textfont={"size": 10, "color": MUTED if kind == "dropped" else ON_COLOUR},
+                textfont={"size": 10, "color": MUTED if kind == "dropped" else on(str(style["color"]))},
                 customdata=[bar.hover for bar in own],
                 hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             )
@@ -251,21 +251,23 @@ def _flag(fig: go.Figure, timing: RecoveryTiming, zero: float) -> None:
         ("all linked", timing.linked_t, GREEN), ("first microbatch through", timing.finished_t, INK),
     ]  # fmt: skip
     known = [(name, t, colour) for name, t, colour in moments if t is not None]
+    begin, end = fig.layout.xaxis.range
     plot = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
     for place, (name, t, colour) in enumerate(known):
         ms, top = 1000 * (t - zero), 1 + (8 + 16 * (len(known) - 1 - place)) / plot
         fig.add_shape(
             type="line", x0=ms, x1=ms, y0=0, y1=top, xref="x", yref="paper", line={"color": colour, "width": 1.4}
         )
+        late = ms - begin > 0.6 * (end - begin)  # to its right a flag would not fit on a narrow screen
         fig.add_annotation(
             x=ms,
             y=top,
             xref="x",
             yref="paper",
-            xanchor="left",
+            xanchor="right" if late else "left",
             yanchor="middle",
             showarrow=False,
-            xshift=3,
+            xshift=-3 if late else 3,
             text=f"{name} <b>{ms:.0f} ms</b>",
             font={"size": 11.5, "color": colour},
             bgcolor=VEIL,

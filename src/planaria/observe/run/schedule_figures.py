@@ -15,7 +15,6 @@ from planaria.observe.theme import (
     GREY,
     INK,
     MUTED,
-    ON_COLOUR,
     ORANGE,
     PAPER,
     RED,
@@ -25,6 +24,7 @@ from planaria.observe.theme import (
     figure,
     label,
     lanes,
+    on,
 )
 from planaria.observe.words import amount
 from planaria.planner.guidelines import Passes, planned_passes
@@ -213,7 +213,7 @@ def gantt_figure(step: Step) -> go.Figure:
             insidetextanchor="middle",
             textposition="inside",
             textangle=0,
-            textfont={"size": 10, "color": ON_COLOUR},
+            textfont={"size": 10, "color": on(colour)},
             customdata=[_told(step, done) for done in own],
             hovertemplate="%{customdata}<extra></extra>",
         )

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from planaria.compare.race_results import Compared, Failures, Scored
-from planaria.observe.theme import INK, MUTED, ON_COLOUR, RED, RULE, SERIES, figure, label, lanes, stroke, whole
+from planaria.observe.theme import INK, MUTED, RED, RULE, SERIES, VEIL, figure, label, lanes, on, stroke, whole
 from planaria.observe.trials.spread_figures import add_band, whiskers
 from planaria.observe.words import amount, counted
 from planaria.trials.spread import Spread
@@ -96,7 +96,7 @@ def hours_figure(found: Compared, of: str = "hours", unit: str = "hours") -> go.
         ],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": ON_COLOUR},
+        textfont={"color": [on(shade[arm.name]) for arm in arms if label(arm.name) in spreads]},
         hovertemplate=f"%{{y}}: %{{x:.2f}} {unit}<extra></extra>",
     )
     for arm in arms:
@@ -188,7 +188,7 @@ def _add_names(
         fig.add_annotation(
             x=x[place], y=y[place], ax=30, ay=-(height - y[place]) / spans[1] * 400, xanchor="left", standoff=4,
             text=label(arms[place].name) + f'<span style="color:{MUTED}">{memory}</span>',
-            arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5},
+            arrowcolor=RULE, arrowhead=0, arrowwidth=1, font={"size": 12.5}, bgcolor=VEIL, borderpad=1,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from planaria.compare.race_results import Compared
 from planaria.compare.winners import hours_at, winners
-from planaria.observe.theme import INK, ON_COLOUR, figure, label
+from planaria.observe.theme import INK, ON_DEEP, figure, label, on
 from planaria.observe.trials.comparison_figures import colours
 
 HOURLY = [float(rate) for rate in np.geomspace(0.01, 0.5, 71)]
@@ -50,7 +50,7 @@ def winners_figure(found: Compared) -> go.Figure:
         hovertemplate="%{x:.1f} % an hour, redundant step × %{y:.2f}<br>%{text}<extra></extra>",
     )  # fmt: skip
     for name in names:
-        _add_region(fig, table, hours, name)
+        _add_region(fig, table, hours, name, shade[name])
     _mark_raced(fig, found, redundant)
     shown = [1, 2, 5, 10, 20, 50]
     fig.update_xaxes(type="log", tickvals=shown, ticktext=[f"{tick} %" for tick in shown], showgrid=False)
@@ -72,7 +72,7 @@ def _hours(found: Compared, name: str, redundant: bool) -> list[list[float]]:
 
 
 def _add_region(
-    fig: go.Figure, table: Sequence[Sequence[str]], hours: Mapping[str, list[list[float]]], name: str
+    fig: go.Figure, table: Sequence[Sequence[str]], hours: Mapping[str, list[list[float]]], name: str, colour: str
 ) -> None:
     """The border of the region that an arm wins, and its name in its middle."""
     others = [np.array(rows) for other, rows in hours.items() if other != name]
@@ -84,7 +84,7 @@ def _add_region(
             y=COSTS,
             z=lead.tolist(),
             contours={"coloring": "none", "start": 0, "end": 0, "size": 1},
-            line={"color": ON_COLOUR, "width": 2.5},
+            line={"color": ON_DEEP, "width": 2.5},
             showscale=False,
             showlegend=False,
             hoverinfo="skip",
@@ -95,7 +95,7 @@ def _add_region(
     row, column = cells[np.argmin(np.hypot(*(cells - cells.mean(axis=0)).T))]
     fig.add_annotation(
         x=math.log10(100 * HOURLY[column]), y=COSTS[row], text=f"<b>{label(name)}</b>", showarrow=False,
-        font={"color": ON_COLOUR, "size": 14},
+        font={"color": on(colour), "size": 14},
     )  # fmt: skip
 
 
@@ -112,6 +112,6 @@ def _mark_raced(fig: go.Figure, found: Compared, redundant: str | None) -> None:
         y=costs,
         mode="markers",
         showlegend=False,
-        marker={"symbol": "star", "size": 15, "color": ON_COLOUR, "line": {"color": INK, "width": 1.5}},
+        marker={"symbol": "star", "size": 15, "color": ON_DEEP, "line": {"color": INK, "width": 1.5}},
         hovertemplate="redundant step × %{y:.3f}, as raced<extra></extra>",
     )
