@@ -61,7 +61,10 @@
     for (const [name, { data, layout }] of Object.entries(figures.drawn)) {
       const colours = dark() ? figures.dark : {};
       const shown = { ...recoloured(layout, colours), modebar: figures.bar[dark() ? 1 : 0] };
-      if (innerWidth < NARROW) shown.margin = { ...shown.margin, l: 4, r: 8 };
+      if (innerWidth < NARROW) { // legends have two columns there instead of a line
+        shown.margin = { ...shown.margin, l: 4, r: 8 };
+        shown.height += 11 * data.filter((trace) => trace.name && trace.showlegend !== false).length;
+      }
       Plotly.react(document.getElementById(name), recoloured(data, colours), shown, config);
     }
   }
