@@ -152,6 +152,8 @@ def _trace(given: argparse.Namespace) -> int:
 
     if given.to is not None:
         raise UserError(f"--to {given.to}: goes with the report; give the trace's file behind --perfetto")
+    if given.csv is not None:
+        raise UserError(f"--csv {given.csv}: goes with the report; leave out --perfetto")
     print(write_trace(given.run, None if given.perfetto is True else Path(given.perfetto)))
     return 0
 

@@ -118,14 +118,14 @@ def section(record: RunRecord) -> Iterator[str]:
              ms(f.blamed.seconds), ms(f.blamed.past), ms(f.blamed.usual) if f.blamed.usual else "–"]
             for f in found.findings
         ]  # fmt: skip
-        parts.append(page.table(HEAD, rows, numbers_from=3))
+        parts.append(page.table("slow", HEAD, rows, numbers_from=3))
     if found.deeds:
         rows = [
             [f"{m.relieve.step}", f"{naming.name([m.relieve.node])} handed over by {m.relieve.worker}",
              ms(m.relieve.step_s), ms(m.relieve.predicted_s), "–" if m.measured_s is None else ms(m.measured_s)]
             for m in found.deeds
         ]  # fmt: skip
-        parts += [page.subheading("What was done about it"), page.table(DEEDS, rows, numbers_from=2)]
+        parts += [page.subheading("What was done about it"), page.table("relieved", DEEDS, rows, numbers_from=2)]
     text = (
         "What was found to be slow, by what workers measure: a worker by its passes, compared with its own first steps "
         "and its peers; a link by how long activations take from being handed over until they are there. The matrix "

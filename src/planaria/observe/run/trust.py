@@ -117,7 +117,7 @@ def section(record: RunRecord) -> Iterator[str]:
     if trust.counted:
         text = (
             f"How much the offers of each replica counted in what the others made of all (exchange.robust = "
-            f"{record.config.exchange.robust!r}), stage by stage, as the first replica's nodes saw it. White: nothing. "
+            f"{record.config.exchange.robust!r}), stage by stage, as the first replica's nodes saw it. Blank: nothing. "
             "Red: refused. " + (f"A column is the mean of {trust.width} rounds." if trust.width > 1 else "")
         )
         parts.append(page.chart(trust_figure(trust), "trust"))
@@ -125,7 +125,7 @@ def section(record: RunRecord) -> Iterator[str]:
         parts += [
             page.subheading("By other rules"),
             page.note(BY_OTHERS),
-            page.table(*_by_others(trust), numbers_from=2),
+            page.table("by-other-rules", *_by_others(trust), numbers_from=2),
         ]
     if trust.refused:
         head = ["replica", "stage", "what was wrong", "rounds", "first", "last", "refused by"]
