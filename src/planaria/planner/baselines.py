@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import fmean
@@ -24,24 +24,30 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 )
 
 
-def baselines(problem: Problem, solution: Solution, seed: int, budget: Budget) -> dict[str, float]:
+Step = Callable[[Problem, Solution], int]
+"""the simulated step of a plan, nanoseconds"""
+
+
+def baselines(
+    problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns
+) -> dict[str, float]:
     """Seconds of a step by name; ``budget`` is what the planner may spend on a full pipeline of its own."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     full = replace(problem, visits=len(problem.sizes) - 1)
     rows = straight_rows(full, stages)
     return {
-        ROWS: step_ns(full, along_rows(full, solution, rows)) / 1e9,
-        COLUMNS: step_ns(full, along_columns(full, solution, rows)) / 1e9,
-        RANDOM: random_skipping(problem, solution, seed),
-        PLANNED: search(full, seed, budget).step_s,
+        ROWS: step(full, along_rows(full, solution, rows)) / 1e9,
+        COLUMNS: step(full, along_columns(full, solution, rows)) / 1e9,
+        RANDOM: random_skipping(problem, solution, seed, step),
+        PLANNED: step(full, search(full, seed, budget).solution) / 1e9,
     }
 
 
-def random_skipping(problem: Problem, solution: Solution, seed: int) -> float:
+def random_skipping(problem: Problem, solution: Solution, seed: int, step: Step = step_ns) -> float:
     """Mean seconds over draws of random routes on the arrangement of ``solution``."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]
-    return fmean(step_ns(problem, routes) for routes in drawn) / 1e9
+    return fmean(step(problem, routes) for routes in drawn) / 1e9
 
 
 def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[list[int]]:
