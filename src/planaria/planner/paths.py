@@ -145,12 +145,16 @@ class _Board:
 
     def _pairs(self) -> Iterator[tuple[tuple[int, Path], tuple[int, Path]]]:
         """A flow over the largest load to another path, and one that is on that path's links to another of its own."""
-        order = self._hottest_first()
-        hottest = [n for n in order if self._hottest(n) == self._hottest(order[0])]
-        for n in hottest:
+        order, users = self._hottest_first(), dict[str, set[int]]()
+        for m, used in enumerate(self.at):
+            for link in used.links if used is not None else ():
+                users.setdefault(link, set()).add(m)
+        for n in order:
+            if self._hottest(n) < self._hottest(order[0]):
+                return
             for path in self.ways[n]:
-                wanted = set() if path == self.at[n] else set(path.links)
-                there = [m for m, used in enumerate(self.at) if m != n and used and wanted.intersection(used.links)]
+                links = () if path == self.at[n] else path.links
+                there = sorted(set[int]().union(*(users.get(link, ()) for link in links)) - {n})
                 yield from (((n, path), (m, to)) for m in there for to in self.ways[m] if to != self.at[m])
 
     def _lowers(self, *moves: tuple[int, Path]) -> bool:
