@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,12 @@ from planaria.errors import UserError
 from planaria.network.costs import message_bytes
 from planaria.network.topology import Topology, read
 from planaria.planner.bound import certificate
-from planaria.planner.over_paths import OverPaths
+from planaria.planner.over_paths import ROUNDS, OverPaths
 from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Search, schedule_of
 from planaria.planner.schedule import read as read_schedule
 from planaria.planner.schedule import write as write_schedule
-from planaria.planner.search import step_ns
+from planaria.planner.search import Budget, Found, search, step_ns
 from planaria.planner.start import random_routes
 
 LINKS = """
@@ -111,6 +112,27 @@ def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path
     told = over.told(routed)
     assert 0 < told.least_s <= told.largest_s == routed.largest_s
     assert over.hashed_s(problem, solution) >= 0.99 * step_ns(over.priced(problem, routed), solution) / 1e9
+
+
+def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -> None:
+    found = topology(tmp_path, north=20, south=20)
+    problem, told = problem_of(CONFIG, found), list[Found]()
+    over = OverPaths(found, SIZE)
+    best = over.search(problem, 3, Budget(moves=1600), told.append)
+    assert best == told[-1] and best.moves == 1600 and len(told) == ROUNDS
+    assert best.step_s == min(one.step_s for one in told) == over.step_ns(problem, best.solution) / 1e9
+    blind = search(problem, 3, Budget(moves=1600 / ROUNDS))
+    assert best.step_s <= over.step_ns(problem, blind.solution) / 1e9
+    assert best.step_s >= certificate(problem).step_s
+
+
+def test_where_all_nodes_are_at_one_site_nothing_is_shared(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    alone = replace(found, nodes=tuple(replace(node, site="A") for node in found.nodes))
+    problem, over = problem_of(CONFIG, alone), OverPaths(alone, SIZE)
+    best = over.search(problem, 3, Budget(moves=80))
+    assert over.routed(problem, best.solution).edges == ()
+    assert best.step_s == step_ns(problem, best.solution) / 1e9
 
 
 def test_a_schedule_keeps_the_paths_and_is_simulated_alike(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def carry(key: Path, host: str, port: int) -> int:
     try:
         listener, relay = relay_at(host, port, secret)
     except UserError:
-        raise UserError(f"--host {host} --port {port}: cannot listen there; choose another port, or 0") from None
+        mend = "give an address of this machine and a free port (0: any)"
+        raise UserError(f"--host {host} --port {port}: cannot listen there; {mend}") from None
     print(f"relay         {listener.address}", flush=True)
     try:
         with interrupted():

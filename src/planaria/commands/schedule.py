@@ -40,8 +40,9 @@ def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | 
     bound = certificate(problem)
     share = BASELINE_SHARE
     with SearchProgress(spend, bound.step_s, quiet) as progress:
-        found = search(problem, config.seed, _part(spend, 1 - share), progress.told)
-    compared = baselines(problem, found.solution, config.seed, _part(spend, share), over.step_ns if over else step_ns)
+        find, step = (over.search, over.step_ns) if over else (search, step_ns)
+        found = find(problem, config.seed, _part(spend, 1 - share), progress.told)
+    compared = baselines(problem, found.solution, config.seed, _part(spend, share), step, find)
     made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
     schedule = _schedule(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"

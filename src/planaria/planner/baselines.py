@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from planaria.planner.problem import BLOCK, Problem, Solution
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.search import Budget, Found, search, step_ns
 from planaria.planner.start import random_routes
 
 DRAWS = 10
@@ -28,8 +28,12 @@ Step = Callable[[Problem, Solution], int]
 """the simulated step of a plan, nanoseconds"""
 
 
+Find = Callable[[Problem, int, Budget], Found]
+"""the search for a plan, with its step as it is simulated by the same rules"""
+
+
 def baselines(
-    problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns
+    problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns, find: Find = search
 ) -> dict[str, float]:
     """Seconds of a step by name; ``budget`` is what the planner may spend on a full pipeline of its own."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
@@ -39,7 +43,7 @@ def baselines(
         ROWS: step(full, along_rows(full, solution, rows)) / 1e9,
         COLUMNS: step(full, along_columns(full, solution, rows)) / 1e9,
         RANDOM: random_skipping(problem, solution, seed, step),
-        PLANNED: step(full, search(full, seed, budget).solution) / 1e9,
+        PLANNED: find(full, seed, budget).step_s,
     }
 
 

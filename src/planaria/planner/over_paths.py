@@ -1,8 +1,10 @@
 """A plan's edges where sites are joined by several paths: which takes which, at what rate, and what a step takes then.
 
-The search for an arrangement prices every pair of sites by its best path with nobody else on it. Here the plan's edges
-become flows, get their paths, and each keeps the max-min fair rate that it has when all of them send at once: a
-promise that the links can keep in any order of work, so the step is rather too long than too short.
+The plan's edges become flows, get their paths, and each keeps the max-min fair rate that it has when all of them send
+at once: a promise that the links can keep in any order of work, so the step is rather too long than too short.
+
+A search for an arrangement prices pairs of sites, at first by the best path with nobody else on it; then again by what
+the edges of the plans before had there. The best of these plans, on its paths, is taken.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from planaria.planner.path_rivals import hashed
 from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted
 from planaria.planner.problem import LONGEST_S, Problem, Solution
 from planaria.planner.schedule import Carried, SeveralPaths
-from planaria.planner.search import step_ns
+from planaria.planner.search import Budget, Found, Watch, search, step_ns
 
 MOST_NODES = 1 << 10
 """with several paths, every pair of nodes has times of its own"""
 SEEDS = 20
 """hashings that are averaged"""
+ROUNDS = 8
+"""searches, each with prices that the ones before have led to"""
 HASHED = "this plan, paths by hashing"
 
 Choose = Callable[[Sequence[Flow], Ways], Assignment]
@@ -102,6 +106,36 @@ class OverPaths:
             link[a, b] = round(seconds * 1e9)
             transmit[a, b] = round(taken * 1e9) * topology.queueing
         return replace(problem, sites=problem.names, site=np.arange(problem.nodes), link=link, transmit=transmit)
+
+    def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
+        """The best plan, on its paths, of several searches that share the ``budget``; ``watch`` is told after each."""
+        part, tried, best = Budget(budget.seconds / ROUNDS, budget.moves / ROUNDS), problem, None
+        moves, seconds = 0, 0.0
+        for _ in range(ROUNDS):
+            found = search(tried, seed, part)
+            moves, seconds = moves + found.moves, seconds + found.seconds
+            routed = self.routed(problem, found.solution)
+            step_s = step_ns(self.priced(problem, routed), found.solution) / 1e9
+            if best is None or step_s < best.step_s:
+                best = replace(found, step_s=step_s)
+            best = replace(best, moves=moves, seconds=seconds)
+            watch(best)
+            tried = self._dearer(problem, tried, routed)
+        assert best is not None
+        return best
+
+    def _dearer(self, problem: Problem, tried: Problem, routed: Routed) -> Problem:
+        """Prices half way from those ``tried`` to what the edges between two sites have on average: all the way, a
+        search would flee from one link to another and back."""
+        link, transmit = problem.link.astype(float), problem.transmit.astype(float)
+        priced, site = self.priced(problem, routed), problem.site
+        edges = np.array(routed.edges, np.int64).reshape(-1, 2)
+        for a, b in set(zip(site[edges[:, 0]].tolist(), site[edges[:, 1]].tolist(), strict=True)):
+            between = edges[(site[edges[:, 0]] == a) & (site[edges[:, 1]] == b)]
+            link[a, b] = priced.link[between[:, 0], between[:, 1]].mean()
+            transmit[a, b] = priced.transmit[between[:, 0], between[:, 1]].mean()
+        halves = ((tried.link + link) / 2, (tried.transmit + transmit) / 2)
+        return replace(problem, link=np.rint(halves[0]).astype(np.int64), transmit=np.rint(halves[1]).astype(np.int64))
 
     def step_ns(self, problem: Problem, solution: Solution, choose: Choose = plan) -> int:
         """The simulated step of a plan, nanoseconds."""
