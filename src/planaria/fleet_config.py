@@ -11,6 +11,16 @@ from planaria.bounds import Natural, Positive, Seconds
 from planaria.section import Section
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+RelayName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+
+
+class RelayConfig(Section):
+    """A relay that a run's edges may go over: ``planaria relay``, started there before the run."""
+
+    at: str
+    """HOST:PORT where it listens"""
+    bandwidth_mbit: bounds.Mbits = 1000.0
+    """of all that it carries, in Mbit/s: edges are shared out among relays by this"""
 
 
 class FleetConfig(Section):
@@ -53,3 +63,5 @@ class FleetConfig(Section):
     """first and last port at which this machine's workers listen, such as [7002, 7050]; any free ones unless given"""
     key: str | None = None
     """file of the key that machines prove to join; made if it is not there. Every start makes a new key unless given"""
+    relays: dict[RelayName, RelayConfig] = Field(default_factory=dict)
+    """by name: the edges of training steps go over these, each over one"""

@@ -23,6 +23,10 @@ from planaria.errors import UserError
         ({"ports": [7010, 7002]}, "the first and the last"),
         ({"ports": [7002, 7004]}, "3 ports for 6 workers"),
         ({"ports": [7002, 7010], "port": 7005}, "the controller's"),
+        ({"key": "k", "relays": {"north": {"at": "somewhere"}}}, "fleet.relays.north.at = 'somewhere': give HOST:PORT"),
+        ({"key": "k", "relays": {"north": {"at": "host:70000"}}}, "give HOST:PORT"),
+        ({"key": "k", "relays": {"a": {"at": "host:7"}, "b": {"at": "host:7"}}}, "is that of fleet.relays.a too"),
+        ({"relays": {"north": {"at": "host:7001"}}}, "give fleet.key"),
     ],
 )
 def test_a_setting_that_cannot_be(fleet: dict[str, Any], said: str) -> None:
@@ -37,6 +41,7 @@ def test_a_setting_that_cannot_be(fleet: dict[str, Any], said: str) -> None:
         {"host": "0.0.0.0", "advertise": "203.0.113.5", "port": 7001, "ports": [7002, 7007]},
         {"advertise": "home.example.org", "own": 0},
         {"host": "::1", "advertise": "2001:db8::1"},
+        {"key": "k", "relays": {"north": {"at": "[::1]:7001"}, "south": {"at": "home.example.org:7001"}}},
     ],
 )
 def test_settings_that_can_be(fleet: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from planaria.engine.survey import Leader
 from planaria.engine.surveyor import Failed
 from planaria.errors import RunStopped
 from planaria.fleet.base import Gone, Said
-from planaria.network.topology import MBIT, read
+from planaria.network.costs import MBIT
+from planaria.network.topology import read
 from planaria.observe.live.bars import SurveyProgress
 from planaria.record.events import Fact
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from planaria.config import NetworkConfig
 from planaria.network import measuring
+from planaria.network.costs import MBIT
 from planaria.network.measuring import Link, Samples, Spread
-from planaria.network.topology import MBIT, Node, Topology, read
+from planaria.network.topology import Node, Topology, read
 
 TIMES = st.floats(1e-4, 1.0)
 SPEEDS = st.floats(1e3, 1e10)

@@ -44,7 +44,9 @@ def _add_comparisons(commands: Any) -> None:
 
 
 def _add_networks(commands: Any) -> None:
-    topology = commands.add_parser("topology", help="measure a network for `planaria plan`", allow_abbrev=False)
+    topology = commands.add_parser(
+        "topology", help="measure a network for `planaria plan`, or look at its paths", allow_abbrev=False
+    )
     whats = topology.add_subparsers(dest="what", required=True, metavar="WHAT")
     measure = command(whats, "measure", "measure latency and bandwidth between nodes, and write a topology", _measure)
     add_recipe(measure, "; its network.topology names the nodes, if given")
@@ -54,6 +56,11 @@ def _add_networks(commands: Any) -> None:
     )
     measure.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(measure, RunConfig)
+    paths = command(whats, "paths", "hold a schedule's paths against the topology as it is now; move what must", _paths)
+    add_recipe(paths, "; its routing.schedule was planned on [[link]] entries of its network.topology")
+    paths.add_argument("--moves", type=int, default=0, metavar="N", help="improving moves beside (default %(default)s)")
+    paths.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
+    add_fields(paths, RunConfig)
 
 
 def _compare(given: argparse.Namespace) -> int:
@@ -86,6 +93,12 @@ def _advise(given: argparse.Namespace) -> int:
     from planaria.commands.advise import advise
 
     return advise(given.recipe, flagged(given), given.delays, given.compress)
+
+
+def _paths(given: argparse.Namespace) -> int:
+    from planaria.commands.paths import move_paths
+
+    return move_paths(recipe.load(given.recipe, flagged(given), "train"), given.recipe, given.moves, given.to)
 
 
 def _measure(given: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Commands that train one model: train, join, plan."""
+"""Commands that train one model: train, join, relay, plan."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def add(commands: Any) -> None:
     join.add_argument("--no-inbound", action="store_true", help="nobody can open connections to this machine")
     join.add_argument("--cache", type=Path, metavar="DIR", help="for files of a run whose folder it does not see")
 
+    _add_relay(commands)
     plan = command(
         commands,
         "plan",
@@ -62,6 +63,15 @@ def add(commands: Any) -> None:
     plan.add_argument("--to", type=Path, metavar="FILE", help="schedule file to write, with an HTML page beside it")
     plan.add_argument("--quiet", action="store_true", help="no progress display")
     add_fields(plan, RunConfig)
+
+
+def _add_relay(commands: Any) -> None:
+    relay = command(commands, "relay", "carry edges of a run whose workers meet here, until Ctrl-C", _relay)
+    relay.add_argument(
+        "--key-file", type=Path, required=True, metavar="FILE", help="the run's fleet.key; made if it is not there"
+    )
+    relay.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    relay.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (default: any free one)")
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -89,6 +99,12 @@ def _join(given: argparse.Namespace) -> int:
     reach = Reach(advertise=given.advertise, reachable=not given.no_inbound, ports=ports)
     lend(given.run, given.key_file, given.workers, given.patience, reach, given.cache)
     return 0
+
+
+def _relay(given: argparse.Namespace) -> int:
+    from planaria.commands.relay import carry
+
+    return carry(given.key_file, given.host, given.port)
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -10,15 +10,18 @@ from planaria.compiled import COMPILED
 from planaria.config import RunConfig
 from planaria.engine.prepare import beside
 from planaria.errors import UserError
+from planaria.network.costs import message_bytes
 from planaria.network.topology import Topology, read
 from planaria.observe.live.bars import SearchProgress
+from planaria.observe.run.path_table import summary, table
 from planaria.observe.run.schedule_page import write_page
 from planaria.observe.tables import Table, show
 from planaria.planner.baselines import baselines
 from planaria.planner.bound import certificate
-from planaria.planner.problem import Problem, problem_of
+from planaria.planner.over_paths import HASHED, OverPaths
+from planaria.planner.problem import Problem, Solution, problem_of
 from planaria.planner.schedule import Bound, Schedule, Search, schedule_of, write
-from planaria.planner.search import Budget, search
+from planaria.planner.search import Budget, search, step_ns
 
 LARGEST = 1e9
 """number of a budget, whatever its unit"""
@@ -31,14 +34,17 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | None, quiet: bool) -> int:
     """Plan the recipe's routes and write ``to`` (JSON, and a page of the same name beside it); the exit code."""
     spend = parse_budget(budget)
-    problem = problem_of(config, topology_of(config, recipe))
+    topology = topology_of(config, recipe)
+    problem = problem_of(config, topology)
+    over = None if topology.ways is None else OverPaths(topology, message_bytes(config.model, config.pipeline))
     bound = certificate(problem)
     share = BASELINE_SHARE
     with SearchProgress(spend, bound.step_s, quiet) as progress:
-        found = search(problem, config.seed, _part(spend, 1 - share), progress.told)
-    compared = baselines(problem, found.solution, config.seed, _part(spend, share))
+        find, step = (over.search, over.step_ns) if over else (search, step_ns)
+        found = find(problem, config.seed, _part(spend, 1 - share), progress.told)
+    compared = baselines(problem, found.solution, config.seed, _part(spend, share), step, find)
     made = Search(seed=config.seed, moves=found.moves, seconds=round(found.seconds, 3))
-    schedule = schedule_of(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made)
+    schedule = _schedule(problem, found.solution, found.step_s, Bound(**bound._asdict()), compared, made, over)
     file = to or Path(config.out) / f"{config.name}.schedule.json"
     write(schedule, file)
     page = write_page(schedule, file.with_suffix(".html"))
@@ -47,6 +53,24 @@ def plan_routes(config: RunConfig, recipe: Path | None, budget: str, to: Path | 
     if not COMPILED:
         print("slow          numba is not installed: pip install -e '.[planner]' searches much faster")
     return 0
+
+
+def _schedule(
+    problem: Problem,
+    solution: Solution,
+    step_s: float,
+    bound: Bound,
+    compared: dict[str, float],
+    made: Search,
+    over: OverPaths | None,
+) -> Schedule:
+    """The schedule of a plan; where sites are joined by several paths, with the times that its edges have on theirs."""
+    if over is None:
+        return schedule_of(problem, solution, step_s, bound, compared, made)
+    routed = over.routed(problem, solution)
+    priced = over.priced(problem, routed)
+    others = compared | {HASHED: over.hashed_s(problem, solution)}
+    return schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, others, made, over.told(routed))
 
 
 def topology_of(config: RunConfig, recipe: Path | None) -> Topology:
@@ -85,6 +109,9 @@ def _show(problem: Problem, schedule: Schedule) -> None:
     title = f"one step: {problem.count} microbatches, {problem.visits} of {len(problem.sizes) - 1} stages"
     show([Table(title, ["", "seconds", "this plan ÷ it"], rows)])
     search = schedule.search
+    if schedule.paths is not None:
+        show([table(schedule, schedule.paths)])
+        print(f"paths         {summary(schedule.paths)}")
     print(f"search        seed {search.seed}, {search.moves} moves in {search.seconds:.1f} s")
 
 

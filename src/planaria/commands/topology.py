@@ -11,8 +11,9 @@ from planaria.commands.schedule import topology_of
 from planaria.config import RunConfig
 from planaria.engine.survey import survey
 from planaria.errors import UserError
+from planaria.network.costs import MBIT
 from planaria.network.measuring import Link, Pair, Spread, between_sites, emulated, files
-from planaria.network.topology import MBIT, Node, NodeGroup, Topology
+from planaria.network.topology import Node, NodeGroup, Topology
 from planaria.observe.live.bars import SurveyProgress
 from planaria.observe.tables import Table, show
 
@@ -53,6 +54,11 @@ def _nodes(config: RunConfig, recipe: Path | None, count: int | None) -> tuple[T
         number, named = len(topology.nodes), f"network.topology: {len(topology.nodes)} nodes"
         if count is not None:
             raise UserError(f"--nodes {count}: network.topology names the nodes already; leave one of them out")
+        if topology.ways is not None:
+            raise UserError(
+                "network.topology: measured is one connection between two nodes, and [[link]] lists several ways; "
+                "name a topology without [[link]], and list the ways in what is measured"
+            )
     elif count is not None:
         number, named = count, f"--nodes {count}"
     if not 2 <= number <= MOST_NODES:

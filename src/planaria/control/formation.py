@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from planaria.control.lending import can_be_copied, lenders
 from planaria.control.links import link
+from planaria.control.relays import over_relays
 from planaria.control.saving import on_its_way
 from planaria.control.spares import filled, has_room, taken_over
 from planaria.control.staffing import final, more_to_come
@@ -205,6 +206,8 @@ def _formation(
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}
     at = {node: run.workers[worker].at for node, worker in holders.items()}
+    pairs = replica.pairs_of(holders)
+    over = over_relays(replica, pairs, kept, routes)
     return d.Form(
         replica=replica.number,
         generation=generation,
@@ -214,8 +217,8 @@ def _formation(
             d.Member(node=n, stage=stage[n], worker=holders[n], source=sources[n], at=at[n]) for n in sorted(holders)
         ],
         links=[
-            link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b])
-            for a, b in sorted(replica.pairs_of(holders))
+            link(kept.get((a, b), f"g{generation}:{a}-{b}"), a, at[a], b, at[b], over.get((a, b), ""))
+            for a, b in sorted(pairs)
         ],
         routes=routes if replica.settings.arrangement else [],
         rounds=standing.rounds,

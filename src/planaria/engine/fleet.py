@@ -17,6 +17,7 @@ from planaria.engine import worker
 from planaria.engine.injector import TraceChaos
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import needs
+from planaria.engine.network_checks import require_answers
 from planaria.engine.origin import START, Origin, run_started
 from planaria.engine.outliving import prepare_memory
 from planaria.engine.prepare import Prepared
@@ -73,6 +74,7 @@ def opened(config: RunConfig, data: Data, folder: Path, workers: int, offset: in
     with ground(config.fleet, workers) as place:
         reach = Reach(advertise=config.fleet.advertise, ports=config.fleet.ports)
         key, sign = _key(config), secrets.token_hex(16)
+        require_answers(config.fleet, key)
         setup = Setup(config, folder, data.folder, place.host, key, offset, reach, sign=sign)
         with closing(_open(place, setup, data.folders, workers)) as fleet:
             yield fleet

@@ -46,7 +46,8 @@ class Links:
                 self._sent.pop(peer, None)  # its successor counts from zero
         for peer, link in wanted.items():
             if peer not in self.edges:
-                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, self._most_bytes(node, peer))
+                most, over = self._most_bytes(node, peer), self._setup.config.fleet.relays.get(link.over)
+                self.edges[peer] = self._open(link.id, link.at_for(node), node, peer, most, over.at if over else "")
         self.end_transfers()
         for member in form.members:
             for donor in _donors(member.source):
@@ -156,7 +157,7 @@ class Links:
         copies = 3 + (len(exchange(config.exchange).parts) if config.exchange.replicas > 1 else 0)
         return copies * FP32_BYTES * stage_parameters(config.model, config.pipeline.stages, stage) + HEADROOM
 
-    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int) -> Edge:
+    def _open(self, link_id: str, at: str, node: int, peer: int, max_bytes: int, over: str = "") -> Edge:
         config = self._setup.config
         emulated = config.network.emulate and BEFORE not in (node, peer)
         latency_s, bandwidth = self._itinerary.link(peer, node) if emulated else (0.0, None)
@@ -168,6 +169,7 @@ class Links:
             open_timeout_s=config.fleet.timeout_s,
             latency_s=latency_s,
             bandwidth=bandwidth,
+            over=over,
         )
         edge = Edge(spec, self.port, self._inbox)
         self._hold(edge)

@@ -7,6 +7,7 @@ import re
 from planaria.config import FleetConfig
 from planaria.errors import UserError
 from planaria.record.started import RunStarted
+from planaria.transport.listener import answers
 
 _EVERYWHERE = ("0.0.0.0", "::")
 
@@ -29,6 +30,7 @@ def require_network(fleet: FleetConfig, started: RunStarted) -> None:
         )
     if fleet.own == 0 and fleet.kind == "ray":
         raise UserError("fleet.own = 0: without workers on the Ray cluster, leave fleet.kind = 'ray' out")
+    _require_relays(fleet)
     if fleet.ports is None:
         return
     first, last = fleet.ports
@@ -41,3 +43,31 @@ def require_network(fleet: FleetConfig, started: RunStarted) -> None:
         )
     if first <= fleet.port <= last:
         raise UserError(f"fleet.ports = [{first}, {last}]: fleet.port = {fleet.port} is the controller's; leave it out")
+
+
+def _require_relays(fleet: FleetConfig) -> None:
+    """That there is an address for each, and a key that they can know."""
+    seen: dict[str, str] = {}
+    for name, relay in fleet.relays.items():
+        where = f"fleet.relays.{name}.at = {relay.at!r}"
+        known = re.fullmatch(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", relay.at)
+        if known is None or not 1 <= int(known[2]) <= 65535:
+            raise UserError(f"{where}: give HOST:PORT, as `planaria relay` prints it")
+        if relay.at in seen:
+            raise UserError(f"{where}: is that of fleet.relays.{seen[relay.at]} too; leave one of them out")
+        seen[relay.at] = name
+    if fleet.relays and fleet.key is None:
+        raise UserError(
+            "fleet.relays: relays carry for those that prove the run's key, and every start makes a new one; give "
+            "fleet.key, the file that `planaria relay --key-file` has"
+        )
+
+
+def require_answers(fleet: FleetConfig, key: bytes) -> None:
+    """:raises UserError: naming a relay that is not there."""
+    for name, relay in fleet.relays.items():
+        if not answers(relay.at, key):
+            raise UserError(
+                f"fleet.relays.{name}.at = {relay.at!r}: nobody with the run's key answers; start `planaria relay "
+                "--key-file FILE` there, with a copy of what fleet.key names"
+            )

@@ -12,6 +12,7 @@ from planaria.control.cadence import PROBE
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.needs import needs, work
 from planaria.exchange import exchange
+from planaria.network.costs import MBIT
 from planaria.record.events import Recut, RunStarted, Standing
 from planaria.recovery import recovery
 from planaria.routing import change, routes
@@ -105,6 +106,7 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
         pairs=sorted({*met, *(pair for copy in copies for pair in copy.pairs)}),
         recovery=config.recovery,
         diagnose=config.fleet.diagnose,
+        relays={name: relay.bandwidth_mbit * MBIT for name, relay in config.fleet.relays.items()},
         work=work(config) if config.pipeline.unlike else [],
         memory_needs=list(needs(config).stages) if config.pipeline.unlike else [],
     )

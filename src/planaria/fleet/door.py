@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -48,18 +49,21 @@ def read_key(file: Path) -> bytes:
 
 
 def kept_key(file: Path, key: bytes) -> bytes:
-    """The key in ``file``, which gets ``key`` if it is not there.
+    """The key in ``file``, which gets ``key`` if it is not there; of several who make it at once, one makes it.
 
     :raises UserError: when it cannot be read or made, or holds no key.
     """
+    if file.exists():
+        return read_key(file)
     try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as whole:  # its owner's alone
+            whole.write(key.hex().encode() + b"\n")
+            whole.flush()
+            os.link(whole.name, file)  # unlike a renaming, never over one that is there
     except FileExistsError:
         return read_key(file)
     except OSError as error:
         raise UserError(f"fleet.key = {str(file)!r}: cannot be made ({error.strerror}); name another file") from None
-    os.write(handle, key.hex().encode() + b"\n")
-    os.close(handle)
     return key
 
 

@@ -11,6 +11,8 @@ from planaria.config import ModelConfig, NetworkConfig, PipelineConfig
 from planaria.errors import UserError
 
 FP32_BYTES = 4
+MBIT = 1e6 / 8
+"""bytes per second of one Mbit/s"""
 WIRE_BYTES = {"fp32": FP32_BYTES, "bf16": 2}
 """of one number of an activation, by ``pipeline.wire``"""
 

@@ -12,7 +12,8 @@ import tomli_w
 from pydantic import Field
 
 from planaria.config import NetworkConfig, Section
-from planaria.network.topology import MBIT, Node, Topology
+from planaria.network.costs import MBIT
+from planaria.network.topology import Node, Topology
 
 FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 4096, 1024, 8 << 20
 """the first message that feels how fast a link is; the smallest and largest that its speed is then taken from"""

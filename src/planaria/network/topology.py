@@ -16,17 +16,14 @@ from planaria.bounds import Positive, Seconds
 from planaria.config import Section
 from planaria.errors import UserError, nearest
 from planaria.network import cities
+from planaria.network.costs import MBIT
+from planaria.network.multipath import MOST_ENTRIES, LinkEntry, Links, Ways, ways
 
 MAX_BYTES = 64 << 20
 MOST_NODES = 1 << 12
 MOST_SITES = 1 << 10
 LEAST_MBIT = 1e-3
 """slowest link: with less no message arrives within a run"""
-MBIT = 1e6 / 8
-"""bytes per second of one Mbit/s"""
-
-Links = dict[tuple[str, str], tuple[float, float]]
-"""(site, other site), in either order → (latency in seconds, bandwidth in bytes per second)"""
 
 MATRICES = {"twelve_cities": cities.links}
 
@@ -68,8 +65,10 @@ class NodeGroup(Section):
 
 
 class TopologyFile(Section):
-    matrix: str | MatrixFiles
-    """the name of a built-in matrix, or files"""
+    matrix: str | MatrixFiles | None = None
+    """the name of a built-in matrix, or files; may be left out where ``link`` joins all sites"""
+    link: Annotated[list[LinkEntry], Field(max_length=MOST_ENTRIES)] = Field(default_factory=list)
+    """where sites are joined by several ways"""
     overhead_s: Seconds = 0.0
     """seconds that every message takes besides its way"""
     queueing: bool = True
@@ -98,6 +97,8 @@ class Topology:
     queueing: bool = True
     scale: float = 1.0
     """all times on links are multiplied by this"""
+    ways: Ways | None = None
+    """where ``[[link]]`` lists several: the paths between all sites, over links that all nodes share"""
 
     def latency_s(self, a: str, b: str) -> float:
         """Seconds before the first byte sent from site ``a`` is at site ``b``."""
@@ -105,14 +106,22 @@ class Topology:
 
     def transmit_s(self, a: str, b: str, size: int) -> float:
         """Seconds that a message of ``size`` bytes takes up the bandwidth between two nodes at these sites."""
-        return self.scale * size / self.link(a, b)[1]
+        return self.scale * size / self.link(a, b, size)[1]
 
     def carry_s(self, a: str, b: str, size: int) -> float:
         """Seconds from sending a message of ``size`` bytes over an idle link until it has arrived whole."""
-        return self.latency_s(a, b) + self.transmit_s(a, b, size)
+        latency, bandwidth = self.link(a, b, size)
+        return self.scale * (latency + self.overhead_s) + self.scale * size / bandwidth
 
-    def link(self, a: str, b: str) -> tuple[float, float]:
-        """Latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``."""
+    def link(self, a: str, b: str, size: int = 0) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second from site ``a`` to site ``b``.
+
+        Of several paths, that of the one by which a message of ``size`` bytes is there first, if nothing else uses it.
+        """
+        if self.ways is not None and a != b:
+            known = self.ways
+            found = ((path.latency_s, known.bandwidth(path)) for path in known.living(a, b))
+            return min(found, key=lambda path: (path[0] + size / path[1], -path[1]))
         return self.links[a, b] if (a, b) in self.links else self.links[b, a]
 
 
@@ -122,14 +131,19 @@ def read(path: Path, scale: float = 1.0) -> Topology:
     :raises UserError: naming the file, the key or the pair of sites, and what to write instead.
     """
     parsed = _parse(path)
-    if isinstance(parsed.matrix, MatrixFiles):
+    links: Links = {}
+    if parsed.matrix is None:
+        if not parsed.link:
+            raise UserError(f"{path}: matrix: not given; name one, or join all sites by [[link]] entries")
+    elif isinstance(parsed.matrix, MatrixFiles):
         links = _from_csv(path, parsed.matrix)
     elif parsed.matrix in MATRICES:
         links = MATRICES[parsed.matrix]()
     else:
         raise UserError(f"{path}: matrix = {parsed.matrix!r}: no such matrix; {nearest(parsed.matrix, MATRICES)}")
-    sites = {site for pair in links for site in pair}
-    if parsed.relay is not None:
+    sites = {site for pair in links for site in pair} or {group.site for group in parsed.nodes}
+    sites |= {site for entry in parsed.link for site in entry.sites}
+    if parsed.relay is not None and parsed.matrix is not None:
         links |= _relayed(path, links, parsed.relay, sites)
     same = (parsed.same_site.latency_ms / 1000, parsed.same_site.bandwidth_mbit * MBIT)
     for site in sites:
@@ -146,7 +160,15 @@ def read(path: Path, scale: float = 1.0) -> Topology:
             seen[group.site] += 1
             name = f"{group.site} {seen[group.site]}"
             nodes.append(Node(name, group.site, group.speed, group.memory, group.role))
-    return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale)
+    several = _several(path, parsed, links) if parsed.link else None
+    return Topology(tuple(nodes), links, parsed.overhead_s, parsed.queueing, scale, several)
+
+
+def _several(path: Path, parsed: TopologyFile, links: Links) -> Ways:
+    """What ``[[link]]`` lists, between the sites of nodes."""
+    between = {pair: link for pair, link in links.items() if pair[0] != pair[1]}
+    at = None if parsed.relay is None else parsed.relay.site
+    return ways(path, parsed.link, between, at, {group.site for group in parsed.nodes})
 
 
 def _parse(path: Path) -> TopologyFile:

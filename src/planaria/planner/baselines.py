@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import fmean
@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from planaria.planner.problem import BLOCK, Problem, Solution
-from planaria.planner.search import Budget, search, step_ns
+from planaria.planner.search import Budget, Found, search, step_ns
 from planaria.planner.start import random_routes
 
 DRAWS = 10
@@ -24,24 +24,34 @@ ROWS, COLUMNS, RANDOM, PLANNED = (
 )
 
 
-def baselines(problem: Problem, solution: Solution, seed: int, budget: Budget) -> dict[str, float]:
+Step = Callable[[Problem, Solution], int]
+"""the simulated step of a plan, nanoseconds"""
+
+
+Find = Callable[[Problem, int, Budget], Found]
+"""the search for a plan, with its step as it is simulated by the same rules"""
+
+
+def baselines(
+    problem: Problem, solution: Solution, seed: int, budget: Budget, step: Step = step_ns, find: Find = search
+) -> dict[str, float]:
     """Seconds of a step by name; ``budget`` is what the planner may spend on a full pipeline of its own."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     full = replace(problem, visits=len(problem.sizes) - 1)
     rows = straight_rows(full, stages)
     return {
-        ROWS: step_ns(full, along_rows(full, solution, rows)) / 1e9,
-        COLUMNS: step_ns(full, along_columns(full, solution, rows)) / 1e9,
-        RANDOM: random_skipping(problem, solution, seed),
-        PLANNED: search(full, seed, budget).step_s,
+        ROWS: step(full, along_rows(full, solution, rows)) / 1e9,
+        COLUMNS: step(full, along_columns(full, solution, rows)) / 1e9,
+        RANDOM: random_skipping(problem, solution, seed, step),
+        PLANNED: find(full, seed, budget).step_s,
     }
 
 
-def random_skipping(problem: Problem, solution: Solution, seed: int) -> float:
+def random_skipping(problem: Problem, solution: Solution, seed: int, step: Step = step_ns) -> float:
     """Mean seconds over draws of random routes on the arrangement of ``solution``."""
     stages = [solution.members(stage) for stage in range(len(problem.sizes))]
     drawn = [random_routes(problem, stages, random.Random(f"{seed} {n}"), problem.swaps) for n in range(DRAWS)]
-    return fmean(step_ns(problem, routes) for routes in drawn) / 1e9
+    return fmean(step(problem, routes) for routes in drawn) / 1e9
 
 
 def straight_rows(problem: Problem, stages: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -60,6 +60,33 @@ class Bound(Section):
     binds: str
 
 
+class Carried(Section):
+    """What one edge sends in a step, and over which path."""
+
+    source: Natural
+    target: Natural
+    """nodes"""
+    path: str
+    size: Positive
+    """bytes"""
+    rate: Annotated[float, Field(gt=0)]
+    """bytes per second that are its own when all edges send at once"""
+
+
+class SeveralPaths(Section):
+    """The choice of paths, where sites are joined by several."""
+
+    links: dict[str, Annotated[float, Field(gt=0)]]
+    """what each link carries, in bytes per second"""
+    edges: list[Carried]
+    largest_s: Seconds
+    """of the busiest link, what it carries in a step"""
+    least_s: Seconds
+    """no choice of paths has less"""
+    cut: list[str]
+    """the links that say so"""
+
+
 class Schedule(Section):
     format: Literal["planaria schedule"] = "planaria schedule"
     version: Literal[1] = 1
@@ -80,6 +107,8 @@ class Schedule(Section):
     compared: dict[str, Seconds]
     """simulated steps of other ways, on the same nodes and as many microbatches"""
     search: Search
+    paths: SeveralPaths | None = None
+    """then every node is a site of its own, and link_s and transmit_s are those of the edges' paths"""
 
     @property
     def problem(self) -> Problem:
@@ -112,7 +141,13 @@ class Schedule(Section):
 
 
 def schedule_of(
-    problem: Problem, solution: Solution, step_s: float, bound: Bound, compared: dict[str, float], search: Search
+    problem: Problem,
+    solution: Solution,
+    step_s: float,
+    bound: Bound,
+    compared: dict[str, float],
+    search: Search,
+    paths: SeveralPaths | None = None,
 ) -> Schedule:
     seconds = {name: (getattr(problem, name) / 1e9).tolist() for name in ("forward", "backward", "link", "transmit")}
     return Schedule(
@@ -143,13 +178,15 @@ def schedule_of(
         bound=bound,
         compared=compared,
         search=search,
+        paths=paths,
     )
 
 
 def write(schedule: Schedule, path: Path) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(path, schedule.model_dump_json(indent=1))
+    absent = {"paths"} if schedule.paths is None else None
+    atomic.write_text(path, schedule.model_dump_json(indent=1, exclude=absent))
 
 
 def read(path: Path) -> Schedule:
@@ -178,6 +215,9 @@ def _out_of_range(found: Schedule) -> str:
         for node in members:
             if node not in nodes:
                 return f"stages.{s}: node {node}: there are {len(nodes)} nodes"
+    for i, edge in enumerate(found.paths.edges if found.paths else ()):
+        if edge.source not in nodes or edge.target not in nodes:
+            return f"paths.edges.{i}: {edge.source} → {edge.target}: there are {len(nodes)} nodes"
     listed = sorted(node for members in found.stages for node in members)
     if listed != list(nodes):
         return f"stages: every one of the {len(nodes)} nodes must be in exactly one stage"

@@ -118,7 +118,7 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
     meeting = replica.meeting
     links = {pair: link for pair, link in replica.links.items() if pair not in replica.suspects}
     if links.keys() != replica.links.keys():  # workers drop what they have heard in a round when they form
-        replica = replace(out_of_round(replica), links=freeze(links))
+        replica = replace(out_of_round(replica), links=freeze(links), shunned=_shunned(replica))
     handing = {node: w for node, w in replica.leavers.items() if (d.BEFORE, node) not in replica.suspects}
     replica = replace(replica, leavers=freeze(handing))
     # An edge that lent a state may be blamed when that has long come: then nothing is lost.
@@ -127,6 +127,14 @@ def _(fact: e.GraceExpired, run: RunState) -> RunState:
         replica = replace(replica, phase="idle", waiting=NOBODY)
     run = with_replica(run, replica)
     return run if replica.meeting else call_off(run, meeting)
+
+
+def _shunned(replica: ReplicaState) -> frozenset[str]:
+    """The relays that the replica does without, when edges over some of them are to blame: if that would be all, only
+    these, and none if these are all."""
+    blamed = frozenset(replica.over[pair] for pair in replica.suspects if pair in replica.over)
+    relays = replica.settings.relays.keys()
+    return next((few for few in (replica.shunned | blamed, blamed) if few != relays), frozenset())
 
 
 def _still_known(replica: ReplicaState) -> Mapping[int, d.Source]:

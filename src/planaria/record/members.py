@@ -83,6 +83,8 @@ class Link(Fact):
     at: str = ""
     """where the end that calls finds the other"""
     calls: Literal["low", "high"] = "high"
+    over: str = ""
+    """name of the relay where the ends meet; empty: they reach each other directly, or at the controller"""
 
     def at_for(self, node: int) -> str:
         """Where ``node``, one of the ends, is to call; empty: it waits to be called."""

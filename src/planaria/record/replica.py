@@ -72,6 +72,10 @@ class ReplicaState:
     detour: Replanned | None = None
     """the last plan for nodes that were left"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
+    over: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
+    """edges that go over a relay → its name"""
+    shunned: frozenset[str] = frozenset()
+    """relays over which an edge has broken and nobody was dead: others are taken while there are any"""
     suspects: frozenset[Pair] = frozenset()
     stalled: tuple[tuple[int, int, float], ...] = ()
     """(node, the node whose message it has not got, seconds that it waited), in the order in which they told"""

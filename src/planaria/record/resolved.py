@@ -109,6 +109,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         lenders=freeze({donor: run.holders[donor] for donor in sorted(donors - replica.arrangement.stage.keys())}),
         leavers=freeze(leavers),
         links=freeze({(link.low, link.high): link.id for link in form.links}),
+        over=freeze({(link.low, link.high): link.over for link in form.links if link.over}),
         suspects=frozenset(),
         stalled=(),
         waiting=Waiting(m.worker for m in form.members),

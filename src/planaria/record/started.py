@@ -128,6 +128,8 @@ class RunStarted(Fact):
     """what is done about slow workers and links (``fleet.diagnose``)"""
     work: list[float] = []
     """of a pass of stages 0..S, in passes of a decoder layer; empty where all block stages have as many layers"""
+    relays: dict[str, float] = {}
+    """by name, bytes per second of what edges may go over; none: ends call each other"""
     memory_needs: list[int] = []
     """bytes that stages 0..S take of a CUDA device, at least; empty where all have as many layers, and on CPUs"""
 

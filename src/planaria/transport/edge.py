@@ -56,6 +56,8 @@ class EdgeSpec:
     open_timeout_s: float
     latency_s: float = 0.0
     bandwidth: float | None = None
+    over: str = ""
+    """HOST:PORT of the relay where the ends meet; empty: they reach each other as their addresses say"""
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,7 @@ class Edge:
         start, spec = time.monotonic(), self.spec
         try:
             # What was sent before it was given up (a state that is lent) must go out all the same.
-            if spec.at:
-                channel = self._port.call(spec.at, spec.link_id, spec.open_timeout_s, self._needless)
-            else:
-                channel = self._port.meet(spec.link_id, spec.open_timeout_s, self._needless)
+            channel = self._port.reach(spec.at, spec.over, spec.link_id, spec.open_timeout_s, self._needless)
         except Unmet as error:
             if not self._abandoned:
                 self._inbox.put(Broken(self, f"could not be opened: {error}"))

@@ -59,6 +59,16 @@ class Port:
                 tls.close()
             self._callers.clear()
 
+    def reach(self, at: str, over: str, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
+        """The connection of the edge ``name``: by calling ``at``, or, if that is empty, by waiting to be called; with
+        ``over``, HOST:PORT of a relay, there and nowhere else. None once it is ``given_up``.
+
+        :raises Unmet: when the other end has not been met in ``seconds``.
+        """
+        if over:
+            return self.meet_at(over, name, "calls" if at else "waits", seconds, given_up)
+        return self.call(at, name, seconds, given_up) if at else self.meet(name, seconds, given_up)
+
     def meet(self, name: str, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
         """Wait for the call for the edge ``name``; None once it is ``given_up`` (then see :meth:`look_up`).
 
@@ -137,6 +147,29 @@ class Port:
         """The ways to an end, those last that were tried in vain a short while ago."""
         late = time.monotonic() - _IN_VAIN_S
         return tuple(sorted(possible, key=lambda way: self._in_vain.get(way, late) > late))
+
+    def meet_at(self, relay: str, name: str, end: End, seconds: float, given_up: Callable[[], bool]) -> Channel | None:
+        """Meet the other end of the edge ``name`` at this ``relay`` (HOST:PORT) alone; None once it is ``given_up``.
+
+        :raises Unmet: when the relay has not answered for a short while, or the other end has not come in ``seconds``.
+        """
+        began, pause = time.monotonic(), _FIRST_WAIT_S
+        until = began + seconds
+        while not given_up():
+            called = time.monotonic()
+            try:
+                if called < self._shut_until:
+                    raise ConnectionError("cut off")
+                return self._try(relay, greeting(name, end), min(until, called + _TURN_S), until, given_up)
+            except StrangerError as error:
+                raise Unmet(f"the relay {relay}: {error}") from None
+            except OSError as error:
+                # One that has carried nothing for so long is dead; the controller knows others.
+                if time.monotonic() + pause > min(until, max(began, self._shut_until) + _TURN_S):
+                    raise Unmet(f"the relay {relay} did not answer ({error.strerror or error})") from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT_S)
+        return None
 
     def _relayed(self, name: str, end: End, until: float, given_up: Callable[[], bool]) -> Channel | None:
         """A connection to the other end through the relay, if both are there in time; None once it is given up.

@@ -15,7 +15,8 @@ import time
 from typing import Literal
 
 from planaria.transport.channel import Channel, Closed, channel
-from planaria.transport.listener import GREETING_S, hung_up
+from planaria.transport.listener import GREETING_S, Listener, hung_up
+from planaria.transport.secure import prepare
 
 CALLED_FOR = -1
 """in place of an incarnation: no worker calls the controller, but an end of an edge wants to be connected"""
@@ -75,6 +76,28 @@ class Relay:
         for key, (tls, since) in list(self._waiting.items()):
             if hung_up(tls) or time.monotonic() - since > _WAITS_S:
                 self._waiting.pop(key)[0].close()
+
+
+def relay_at(host: str, port: int, key: bytes) -> tuple[Listener, Relay]:
+    """A relay that listens at ``host``:``port`` for nothing but ends of edges that prove ``key``.
+
+    :raises UserError: when it cannot listen there.
+    """
+    relay = Relay()
+
+    def heard(greeting: bytes, tls: ssl.SSLSocket) -> None:
+        try:
+            wanted, called_for, _ = json.loads(greeting)
+        except (ValueError, TypeError, RecursionError):
+            tls.close()
+            return
+        if called_for != CALLED_FOR:
+            tls.close()
+            return
+        relay.meet(str(wanted), tls)
+
+    prepare(key)
+    return Listener(host, port, key, heard), relay
 
 
 def _connect(*ends: ssl.SSLSocket) -> None:

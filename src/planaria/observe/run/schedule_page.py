@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planaria.observe import page
+from planaria.observe.run.path_table import summary, table
 from planaria.observe.run.schedule_figures import (
     DRAWN,
     Pass,
@@ -44,6 +45,7 @@ def body(schedule: Schedule, step: Step) -> Iterator[str]:
     yield _compared(schedule)
     yield page.section("The planned step", _gantt_caption(step), page.chart(gantt_figure(step), "step"))
     yield from _use(schedule, step)
+    yield from _paths(schedule)
     yield from _ways(schedule, step)
     yield page.footer("Written by planaria plan; the schedule beside this page has every number, as JSON.")
 
@@ -139,6 +141,16 @@ def _use(schedule: Schedule, step: Step) -> Iterator[str]:
         "Seconds of one message, from sending it at a site (down) until it is at another (across).",
         page.chart(sites_figure(schedule.sites, schedule.link_s, delays, DELAYED), "delays"),
     )
+
+
+def _paths(schedule: Schedule) -> Iterator[str]:
+    if schedule.paths is not None:
+        yield page.section(
+            "Paths",
+            "Where sites are joined by several paths, each edge of the plan has one of them. Rates are what an edge "
+            f"has when all send at once, shared max-min fairly. In all {summary(schedule.paths)}.",
+            table(schedule, schedule.paths).html(),
+        )
 
 
 def _ways(schedule: Schedule, step: Step) -> Iterator[str]:

@@ -1,0 +1,186 @@
+"""A plan's edges where sites are joined by several paths: which takes which, at what rate, and what a step takes then.
+
+The plan's edges become flows, get their paths, and each keeps the max-min fair rate that it has when all of them send
+at once: a promise that the links can keep in any order of work, so the step is rather too long than too short.
+
+A search for an arrangement prices pairs of sites, at first by the best path with nobody else on it; then again by what
+the edges of the plans before had there. The best of these plans, on its paths, is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+
+from planaria.errors import UserError
+from planaria.network.fairness import max_min_rates
+from planaria.network.multipath import Path, Ways
+from planaria.network.topology import Topology
+from planaria.planner.cuts import tightest_cut
+from planaria.planner.path_rivals import hashed
+from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted
+from planaria.planner.problem import LONGEST_S, Problem, Solution
+from planaria.planner.schedule import Carried, SeveralPaths
+from planaria.planner.search import Budget, Found, Watch, search, step_ns
+
+MOST_NODES = 1 << 10
+"""with several paths, every pair of nodes has times of its own"""
+SEEDS = 20
+"""hashings that are averaged"""
+ROUNDS = 8
+"""searches, each with prices that the ones before have led to"""
+HASHED = "this plan, paths by hashing"
+
+Choose = Callable[[Sequence[Flow], Ways], Assignment]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A plan's edges on their paths."""
+
+    edges: tuple[tuple[int, int], ...]
+    """(node, node) between different sites, in the order of what follows"""
+    flows: tuple[Flow, ...]
+    assignment: Assignment
+    rates: tuple[float, ...]
+    """bytes per second"""
+    largest_s: float
+    """seconds that the busiest link takes for what it carries in a step"""
+
+
+class OverPaths:
+    """A topology whose sites are joined by several paths, for messages of ``size`` bytes."""
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        """:raises UserError: when there are too many nodes."""
+        assert topology.ways is not None
+        if (count := len(topology.nodes)) > MOST_NODES:
+            raise UserError(f"network.topology: {count} nodes; with [[link]] entries there can be {MOST_NODES}")
+        self._size, self._topology = size, topology
+        ways = topology.ways
+        self.ways = Ways(ways.paths, {link: rate / topology.scale for link, rate in ways.capacity.items()})
+        """capacities with the topology's scale"""
+
+    def edges(self, problem: Problem, solution: Solution) -> dict[tuple[int, int], Flow]:
+        """What each edge of a plan between different sites carries in a step, there with activations and back with
+        gradients."""
+        site = [problem.sites[s] for s in problem.site.tolist()]
+        messages = Counter(
+            edge
+            for route in solution.routes
+            for a, b in pairwise(route)
+            for edge in ((a, b), (b, a))
+            if site[a] != site[b]
+        )
+        return {(a, b): Flow(site[a], site[b], messages[a, b] * self._size) for a, b in sorted(messages)}
+
+    def routed(self, problem: Problem, solution: Solution, choose: Choose = plan) -> Routed:
+        """The edges of a plan on the paths that ``choose`` gives them."""
+        carried = self.edges(problem, solution)
+        edges, flows = tuple(carried), tuple(carried.values())
+        chosen = choose(flows, self.ways)
+        rates = tuple(max_min_rates([path.links for path in chosen], self.ways.capacity))
+        return Routed(edges, flows, chosen, rates, largest_load(flows, self.ways, chosen))
+
+    def priced(self, problem: Problem, routed: Routed) -> Problem:
+        """The problem with every node as a site of its own, and each edge at the latency and rate of its path.
+
+        :raises UserError: when a message takes too long.
+        """
+        link = problem.link[np.ix_(problem.site, problem.site)]
+        transmit = problem.transmit[np.ix_(problem.site, problem.site)]
+        topology = self._topology
+        for (a, b), path, rate in zip(routed.edges, routed.assignment, routed.rates, strict=True):
+            taken = self._size / rate
+            seconds = topology.scale * (path.latency_s + topology.overhead_s) + taken
+            if seconds > LONGEST_S:
+                raise UserError(
+                    f"network.topology: link {path.id!r}: {problem.names[a]} – {problem.names[b]}: a microbatch's "
+                    f"{self._size} bytes take {seconds:.3g} s, more than {LONGEST_S:g} s; raise its bandwidth"
+                )
+            link[a, b] = round(seconds * 1e9)
+            transmit[a, b] = round(taken * 1e9) * topology.queueing
+        return replace(problem, sites=problem.names, site=np.arange(problem.nodes), link=link, transmit=transmit)
+
+    def search(self, problem: Problem, seed: int, budget: Budget, watch: Watch = lambda found: None) -> Found:
+        """The best plan, on its paths, of several searches that share the ``budget``; ``watch`` is told after each."""
+        part, tried, best = Budget(budget.seconds / ROUNDS, budget.moves / ROUNDS), problem, None
+        moves, seconds = 0, 0.0
+        for _ in range(ROUNDS):
+            found = search(tried, seed, part)
+            moves, seconds = moves + found.moves, seconds + found.seconds
+            routed = self.routed(problem, found.solution)
+            step_s = step_ns(self.priced(problem, routed), found.solution) / 1e9
+            if best is None or step_s < best.step_s:
+                best = replace(found, step_s=step_s)
+            best = replace(best, moves=moves, seconds=seconds)
+            watch(best)
+            tried = self._dearer(problem, tried, routed)
+        assert best is not None
+        return best
+
+    def _dearer(self, problem: Problem, tried: Problem, routed: Routed) -> Problem:
+        """Prices half way from those ``tried`` to what the edges between two sites have on average: all the way, a
+        search would flee from one link to another and back."""
+        link, transmit = problem.link.astype(float), problem.transmit.astype(float)
+        priced, site = self.priced(problem, routed), problem.site
+        edges = np.array(routed.edges, np.int64).reshape(-1, 2)
+        for a, b in set(zip(site[edges[:, 0]].tolist(), site[edges[:, 1]].tolist(), strict=True)):
+            between = edges[(site[edges[:, 0]] == a) & (site[edges[:, 1]] == b)]
+            link[a, b] = priced.link[between[:, 0], between[:, 1]].mean()
+            transmit[a, b] = priced.transmit[between[:, 0], between[:, 1]].mean()
+        halves = ((tried.link + link) / 2, (tried.transmit + transmit) / 2)
+        return replace(problem, link=np.rint(halves[0]).astype(np.int64), transmit=np.rint(halves[1]).astype(np.int64))
+
+    def step_ns(self, problem: Problem, solution: Solution, choose: Choose = plan) -> int:
+        """The simulated step of a plan, nanoseconds."""
+        return step_ns(self.priced(problem, self.routed(problem, solution, choose)), solution)
+
+    def hashed_s(self, problem: Problem, solution: Solution) -> float:
+        """Mean seconds of a step of the same plan whose edges are given paths by chance."""
+        steps = (
+            self.step_ns(problem, solution, lambda flows, ways, seed=seed: hashed(flows, ways, seed))  # type: ignore[misc]
+            for seed in range(SEEDS)
+        )
+        return fmean(steps) / 1e9
+
+    def moved(self, problem: Problem, solution: Solution, before: SeveralPaths, moves: int) -> Routed:
+        """The edges on the paths that they had ``before``, but for those whose links have changed since or are gone;
+        then so many improving moves."""
+        had = {(edge.source, edge.target): edge.path for edge in before.edges}
+        changed = {link for link, rate in self.ways.capacity.items() if before.links.get(link) != rate}
+
+        def choose(flows: Sequence[Flow], ways: Ways) -> Assignment:
+            edges = zip(self.edges(problem, solution), flows, strict=True)
+            kept = [_named(ways.living(flow.source, flow.target), had.get(edge)) for edge, flow in edges]
+            chosen = shifted(flows, ways, kept, changed)
+            for _ in range(moves):
+                chosen = improved(flows, ways, chosen) or chosen
+            return chosen
+
+        return self.routed(problem, solution, choose)
+
+    def told(self, routed: Routed) -> SeveralPaths:
+        """The choice as a schedule keeps it, with what no other choice for these edges can stay below."""
+        cut = tightest_cut(routed.flows, self.ways)
+        return SeveralPaths(
+            links=dict(self.ways.capacity),
+            edges=[
+                Carried(source=a, target=b, path=path.id, size=flow.size, rate=rate)
+                for (a, b), flow, path, rate in zip(
+                    routed.edges, routed.flows, routed.assignment, routed.rates, strict=True
+                )
+            ],
+            largest_s=routed.largest_s,
+            least_s=cut.seconds,
+            cut=list(cut.links),
+        )
+
+
+def _named(paths: Sequence[Path], name: str | None) -> Path | None:
+    return next((path for path in paths if path.id == name), None)

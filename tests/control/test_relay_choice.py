@@ -1,0 +1,104 @@
+"""Which edge goes over which relay: shared out by what they carry, moved only where a relay was to blame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from planaria.commands.plan import describe
+from planaria.config import FleetConfig, RunConfig
+from planaria.control.relays import over_relays
+from planaria.record.apply import apply
+from planaria.record.events import EdgeBroken, GraceExpired, RunStarted
+from planaria.record.fold import freeze
+from planaria.record.replica import ReplicaState
+from planaria.record.state import RunState
+
+ROUTES = [[0, 1, 2, 3, 4, 0]]
+PAIRS = {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)}
+
+
+def replica(relays: dict[str, float], **fields: object) -> ReplicaState:
+    started = RunStarted(
+        name="run",
+        seed=0,
+        stages=4,
+        steps=9,
+        first_step=0,
+        samples_per_step=4,
+        wall_time=0.0,
+        routes=ROUTES,
+        relays=relays,
+    )
+    return replace(ReplicaState.start(started), **fields)  # type: ignore[arg-type]
+
+
+def test_without_relays_edges_go_over_none() -> None:
+    assert over_relays(replica({}), PAIRS, set(), ROUTES) == {}
+
+
+def test_relays_share_edges_by_what_they_carry() -> None:
+    even = over_relays(replica({"a": 5.0, "b": 5.0}), PAIRS, set(), ROUTES)
+    assert even.keys() == PAIRS and sorted(Counter(even.values()).values()) == [2, 3]
+    uneven = over_relays(replica({"a": 4.0, "b": 1.0}), PAIRS, set(), ROUTES)
+    assert Counter(uneven.values()) == {"a": 4, "b": 1}
+
+
+def test_an_edge_counts_by_the_messages_that_cross_it() -> None:
+    routes = [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 3, 0]]
+    found = over_relays(replica({"a": 1.0, "b": 1.0}), {(0, 1), (1, 2), (0, 2), (1, 3), (0, 3)}, set(), routes)
+    crossed = Counter((min(hop), max(hop)) for r in routes for hop in pairwise(r))
+    loads = Counter[str]()
+    for pair, name in found.items():
+        loads[name] += crossed[pair]
+    assert sorted(loads.values()) == [4, 5]
+
+
+def test_edges_that_are_kept_stay_and_new_ones_avoid_shunned_relays() -> None:
+    over = {(0, 1): "a", (1, 2): "b", (2, 3): "c", (3, 4): "a", (0, 4): "b"}
+    before = replica({"a": 1.0, "b": 1.0, "c": 1.0}, over=freeze(over), shunned=frozenset("a"))
+    kept = {pair for pair, name in over.items() if name != "a"}
+    found = over_relays(before, PAIRS, kept, ROUTES)
+    assert all(found[pair] == over[pair] for pair in kept)
+    assert {found[pair] for pair in PAIRS - kept} <= {"b", "c"} and "c" in {found[pair] for pair in PAIRS - kept}
+
+
+@pytest.mark.parametrize(
+    ("shunned", "broken", "then"),
+    [
+        ("", [(0, 1)], "a"),
+        ("", [(0, 1), (1, 2)], ""),  # nobody is left: they may not have been to blame
+        ("a", [(1, 2)], "b"),  # that of before may be back
+        ("", [(3, 4)], ""),  # over no relay
+    ],
+)
+def test_the_relay_of_an_edge_that_is_to_blame_is_shunned_while_there_are_others(
+    shunned: str, broken: list[tuple[int, int]], then: str
+) -> None:
+    over = freeze({(0, 1): "a", (1, 2): "b"})
+    links = freeze(dict.fromkeys(PAIRS, "there"))
+    state = replica({"a": 1.0, "b": 1.0}, over=over, links=links, shunned=frozenset(shunned), phase="run")
+    state = replace(state, holders=freeze({n: f"w{n}" for n in range(5)}), origins=freeze({}))
+    run = RunState.start(state.settings)
+    run = replace(run, replicas=run.replicas.having(state))
+    for low, high in broken:
+        run = apply(EdgeBroken(worker=f"w{low}", generation=0, node=low, peer=high, detail="reset"), run)
+    run = apply(GraceExpired(replica=0, generation=0), run)
+    assert run.replicas[0].shunned == frozenset(then)
+    assert run.replicas[0].links.keys() == PAIRS - set(broken)
+
+
+def test_the_plan_of_a_recipe_says_which_edge_goes_over_which_relay() -> None:
+    relays = {"north": {"at": "127.0.0.1:1", "bandwidth_mbit": 100.0}, "south": {"at": "127.0.0.1:2"}}
+    config = RunConfig.model_validate(
+        {"engine": "fleet", "pipeline": {"stages": 4}, "fleet": {"key": "k", "relays": relays}}
+    )
+    said = describe(config).splitlines()
+    (north,), (south,) = ([line for line in said if line.startswith(f"relay {name} ")] for name in relays)
+    edges = [north.split("edges ")[1].split(":")[0], south.split("edges ")[1].split(":")[0]]
+    assert edges == ["none", "0–1, 0–4, 1–2, 2–3, 3–4"]
+    assert said[-1].startswith("no choice of relays less than ") and "(gap 0.0%)" in said[-1]
+    assert "relay" not in describe(config.model_copy(update={"fleet": FleetConfig()}))

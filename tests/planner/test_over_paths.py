@@ -1,0 +1,188 @@
+"""A plan's edges over several paths: shared capacities are kept, the step is the clock's, changes move little."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planaria.config import RunConfig
+from planaria.errors import UserError
+from planaria.network.costs import message_bytes
+from planaria.network.topology import Topology, read
+from planaria.planner.bound import certificate
+from planaria.planner.over_paths import ROUNDS, OverPaths
+from planaria.planner.problem import Problem, Solution, problem_of
+from planaria.planner.schedule import Bound, Search, schedule_of
+from planaria.planner.schedule import read as read_schedule
+from planaria.planner.schedule import write as write_schedule
+from planaria.planner.search import Budget, Found, search, step_ns
+from planaria.planner.start import random_routes
+
+LINKS = """
+[[link]]
+id = "north"
+sites = ["A", "B"]
+latency_ms = 5
+bandwidth_mbit = {north}
+[[link]]
+id = "south"
+sites = ["A", "B"]
+latency_ms = 5
+bandwidth_mbit = {south}
+[[nodes]]
+site = "A"
+count = 5
+[[nodes]]
+site = "B"
+count = 5
+"""
+CONFIG = RunConfig.model_validate(
+    {
+        "pipeline": {"stages": 4, "microbatches": 6, "microbatch_size": 2},
+        "routing": {"data_nodes": 2},
+        "network": {"forward_s": [0.0, 0.004, 0.004, 0.004, 0.004], "backward_s": [0.0, 0.006, 0.006, 0.006, 0.006]},
+    }
+)
+SIZE = message_bytes(CONFIG.model, CONFIG.pipeline)
+
+
+def topology(folder: Path, north: float = 100, south: float = 100, scale: float = 1.0) -> Topology:
+    (folder / "topology.toml").write_text(LINKS.format(north=north, south=south))
+    return read(folder / "topology.toml", scale)
+
+
+def planned(found: Topology) -> tuple[Problem, Solution]:
+    problem = problem_of(CONFIG, found)
+    stages = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]  # of every stage one node at each site
+    return problem, random_routes(problem, stages, random.Random(3), 0)
+
+
+def test_every_message_between_sites_is_counted_there_and_back(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    problem, solution = planned(found)
+    site = [node.site for node in found.nodes]
+    expected = Counter[tuple[int, int]]()
+    for route in solution.routes:
+        for n in range(len(route) - 1):
+            expected[route[n], route[n + 1]] += SIZE
+            expected[route[n + 1], route[n]] += SIZE
+    flows = OverPaths(found, SIZE).edges(problem, solution)
+    assert {edge: flow.size for edge, flow in flows.items()} == {
+        (a, b): size for (a, b), size in expected.items() if site[a] != site[b]
+    }
+    assert all((flow.source, flow.target) == (site[a], site[b]) for (a, b), flow in flows.items())
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_promised_rates_fit_the_links_and_the_clock_uses_them(tmp_path: Path, scale: float) -> None:
+    found = topology(tmp_path, scale=scale)
+    problem, solution = planned(found)
+    over = OverPaths(found, SIZE)
+    routed = over.routed(problem, solution)
+    used = Counter[str]()
+    for path, rate in zip(routed.assignment, routed.rates, strict=True):
+        for link in path.links:
+            used[link] += rate  # type: ignore[assignment]
+    assert all(used[link] <= room * (1 + 1e-9) for link, room in over.ways.capacity.items())
+    assert over.ways.capacity["north: A → B"] == pytest.approx(100e6 / 8 / scale)
+    priced = over.priced(problem, routed)
+    for (a, b), rate in zip(routed.edges, routed.rates, strict=True):
+        assert priced.prices.transmit(a, b) == pytest.approx(SIZE / rate * 1e9, abs=1)
+        assert priced.prices.carry(a, b) == pytest.approx((scale * 0.005 + SIZE / rate) * 1e9, abs=1)
+    same = [(a, b) for a in range(5) for b in range(5) if a != b]
+    assert all(priced.prices.carry(a, b) == problem.prices.carry(a, b) for a, b in same)
+    # With fewer bytes a second than an edge alone has, a step is not shorter; nor than what the busiest link carries.
+    assert certificate(problem).step_s * 1e9 <= step_ns(problem, solution) <= step_ns(priced, solution)
+    assert step_ns(priced, solution) >= routed.largest_s * 1e9
+
+
+def test_two_links_are_better_than_one_of_them_and_hashing_than_neither(tmp_path: Path) -> None:
+    both = topology(tmp_path)
+    problem, solution = planned(both)
+    over = OverPaths(both, SIZE)
+    routed = over.routed(problem, solution)
+    assert {path.id for path in routed.assignment} == {"north", "south"}
+    one = over.routed(problem, solution, lambda flows, ways: tuple(ways.living(f.source, f.target)[0] for f in flows))
+    assert routed.largest_s <= 0.6 * one.largest_s
+    told = over.told(routed)
+    assert 0 < told.least_s <= told.largest_s == routed.largest_s
+    assert over.hashed_s(problem, solution) >= 0.99 * step_ns(over.priced(problem, routed), solution) / 1e9
+
+
+def test_a_search_returns_the_best_of_its_plans_on_their_paths(tmp_path: Path) -> None:
+    found = topology(tmp_path, north=20, south=20)
+    problem, told = problem_of(CONFIG, found), list[Found]()
+    over = OverPaths(found, SIZE)
+    best = over.search(problem, 3, Budget(moves=1600), told.append)
+    assert best == told[-1] and best.moves == 1600 and len(told) == ROUNDS
+    assert best.step_s == min(one.step_s for one in told) == over.step_ns(problem, best.solution) / 1e9
+    blind = search(problem, 3, Budget(moves=1600 / ROUNDS))
+    assert best.step_s <= over.step_ns(problem, blind.solution) / 1e9
+    assert best.step_s >= certificate(problem).step_s
+
+
+def test_where_all_nodes_are_at_one_site_nothing_is_shared(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    alone = replace(found, nodes=tuple(replace(node, site="A") for node in found.nodes))
+    problem, over = problem_of(CONFIG, alone), OverPaths(alone, SIZE)
+    best = over.search(problem, 3, Budget(moves=80))
+    assert over.routed(problem, best.solution).edges == ()
+    assert best.step_s == step_ns(problem, best.solution) / 1e9
+
+
+def test_a_schedule_keeps_the_paths_and_is_simulated_alike(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    problem, solution = planned(found)
+    over = OverPaths(found, SIZE)
+    routed = over.routed(problem, solution)
+    priced = over.priced(problem, routed)
+    bound, made = Bound(**certificate(problem)._asdict()), Search(seed=3, moves=0, seconds=0.0)
+    schedule = schedule_of(priced, solution, step_ns(priced, solution) / 1e9, bound, {}, made, over.told(routed))
+    write_schedule(schedule, tmp_path / "schedule.json")
+    read_again = read_schedule(tmp_path / "schedule.json")
+    assert read_again == schedule
+    assert np.array_equal(read_again.problem.link, priced.link)
+    assert step_ns(read_again.problem, read_again.solution) == step_ns(priced, solution)
+    text = (tmp_path / "schedule.json").read_text().replace('"target": 0,', '"target": 10,', 1)
+    (tmp_path / "schedule.json").write_text(text)
+    with pytest.raises(UserError, match=r"schedule\.json: paths\.edges\.\d+: .* → 10: there are 10 nodes"):
+        read_schedule(tmp_path / "schedule.json")
+
+
+def test_a_slower_link_moves_its_own_edges_only(tmp_path: Path) -> None:
+    before = topology(tmp_path)
+    problem, solution = planned(before)
+    told = OverPaths(before, SIZE).told(OverPaths(before, SIZE).routed(problem, solution))
+    was = [edge.path for edge in told.edges]
+    same = OverPaths(before, SIZE).moved(problem, solution, told, 0)
+    assert [path.id for path in same.assignment] == was
+    over = OverPaths(topology(tmp_path, north=20), SIZE)
+    now = over.moved(problem, solution, told, 0)
+    pairs = list(zip(was, (path.id for path in now.assignment), strict=True))
+    assert ("south", "north") not in pairs and ("north", "south") in pairs
+    better = over.moved(problem, solution, told, 100)
+    assert better.largest_s <= now.largest_s
+
+
+def test_a_link_that_is_gone_leaves_its_edges_to_the_others(tmp_path: Path) -> None:
+    before = topology(tmp_path)
+    problem, solution = planned(before)
+    told = OverPaths(before, SIZE).told(OverPaths(before, SIZE).routed(problem, solution))
+    text = (tmp_path / "topology.toml").read_text().split("[[link]]")
+    (tmp_path / "topology.toml").write_text("[[link]]" + text[2])
+    now = OverPaths(read(tmp_path / "topology.toml"), SIZE).moved(problem, solution, told, 0)
+    assert {path.id for path in now.assignment} == {"south"}
+
+
+def test_a_link_too_slow_for_a_microbatch_is_named(tmp_path: Path) -> None:
+    found = topology(tmp_path)
+    problem, solution = planned(found)
+    slow = topology(tmp_path, north=0.001, south=0.001, scale=1e6)
+    over = OverPaths(slow, SIZE)
+    with pytest.raises(UserError, match=r"network\.topology: link '(north|south)': .*raise its bandwidth"):
+        over.priced(problem, over.routed(problem, solution))

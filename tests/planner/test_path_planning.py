@@ -1,0 +1,150 @@
+"""Chosen paths: no move would be better, changes move only what they concern, and the bound is one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from benchmarks.path_lab import leaf_spine, optimum, ring, small_instance, with_dead
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.errors import UserError
+from planaria.network.multipath import Path, Ways
+from planaria.planner import paths
+from planaria.planner.cuts import tightest_cut
+from planaria.planner.path_rivals import better_of_two, hashed, in_turn
+from planaria.planner.paths import Assignment, Flow, improved, largest_load, plan, shifted
+
+seeds = st.integers(0, 2**32)
+
+
+def carried(flows: list[Flow], ways: Ways, chosen: Assignment) -> list[float]:
+    """Loads of all links, largest first, counted anew."""
+    on = dict.fromkeys(ways.capacity, 0)
+    for flow, path in zip(flows, chosen, strict=True):
+        for link in path.links:
+            on[link] += flow.size
+    return sorted((size / ways.capacity[link] for link, size in on.items() if size), reverse=True)
+
+
+@given(seeds)
+def test_every_flow_gets_a_living_path_between_its_ends(seed: int) -> None:
+    flows, ways = small_instance(random.Random(seed))
+    chosen = plan(flows, ways)
+    for flow, path in zip(flows, chosen, strict=True):
+        assert path in ways.living(flow.source, flow.target)
+    assert largest_load(flows, ways, chosen) == max(carried(flows, ways, chosen))
+
+
+@given(seeds)
+def test_at_the_end_no_single_move_makes_the_largest_load_smaller(seed: int) -> None:
+    flows, ways = small_instance(random.Random(seed), most_flows=12, most_paths=6)
+    chosen = plan(flows, ways)
+    largest = max(carried(flows, ways, chosen))
+    for n, flow in enumerate(flows):
+        for path in ways.living(flow.source, flow.target):
+            assert max(carried(flows, ways, (*chosen[:n], path, *chosen[n + 1 :]))) >= largest
+    assert improved(flows, ways, chosen) is None
+
+
+@given(seeds)
+def test_the_bound_the_optimum_and_the_plan_are_in_this_order(seed: int) -> None:
+    flows, ways = small_instance(random.Random(seed), most_flows=6, most_paths=3)
+    best, planned = optimum(flows, ways), largest_load(flows, ways, plan(flows, ways))
+    assert tightest_cut(flows, ways).seconds <= best * (1 + 1e-9)
+    assert best <= planned <= 1.5 * best
+
+
+@given(seeds)
+def test_moves_from_a_hashed_start_make_loads_smaller_one_by_one(seed: int) -> None:
+    flows, ways = small_instance(random.Random(seed))
+    chosen = hashed(flows, ways, seed)
+    for _ in range(1000):
+        better = improved(flows, ways, chosen)
+        if better is None:
+            return
+        assert sum(a != b for a, b in zip(chosen, better, strict=True)) <= 2
+        assert carried(flows, ways, better) < carried(flows, ways, chosen)
+        chosen = better
+    pytest.fail("moves never end")
+
+
+@given(seeds, st.floats(0, 2))
+def test_a_change_moves_only_flows_that_it_concerns(seed: int, times: float) -> None:
+    flows, ways = small_instance(random.Random(seed))
+    before = plan(flows, ways)
+    link = before[0].links[0]
+    changed = replace(ways, capacity={**ways.capacity, link: ways.capacity[link] * times})
+    try:
+        after = shifted(flows, changed, before, {link})
+    except UserError:
+        assert times == 0
+        return
+    for old, new in zip(before, after, strict=True):
+        assert old == new or link in old.links
+        assert changed.bandwidth(new) > 0
+
+
+def test_equal_flows_from_leaf_to_leaf_have_a_spine_each() -> None:
+    flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
+    assert carried(flows, ways, plan(flows, ways)) == [1 / 200] * 128
+    assert tightest_cut(flows, ways).seconds == pytest.approx(1 / 200)
+
+
+def test_a_dead_uplink_moves_one_flow_and_no_choice_is_better() -> None:
+    flows, ways = ring(8, 8, 1), leaf_spine(8, 8, 200.0)
+    before, dead = plan(flows, ways), "leaf 0 → spine 0"
+    alive = with_dead(ways, dead)
+    after = shifted(flows, alive, before, {dead})
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+    assert largest_load(flows, alive, after) == tightest_cut(flows, alive).seconds == 2 / 200
+    assert tightest_cut(flows, alive).gap(2 / 200) == 0
+
+
+def test_two_flows_are_exchanged_where_no_single_move_helps() -> None:
+    """Sizes 3, 3, 2, 2, 2 over two like links: the largest first leave 7 and 5; 6 and 6 takes an exchange."""
+    links = tuple(Path(name, "a", "b", (name,)) for name in "xy")
+    ways = Ways({("a", "b"): links}, {"x": 1.0, "y": 1.0})
+    flows = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
+    x, y = links
+    start = (x, y, x, x, y)
+    assert carried(flows, ways, start) == [7, 5]
+    better = improved(flows, ways, start)
+    assert better is not None and carried(flows, ways, better) == [6, 6]
+    assert carried(flows, ways, plan(flows, ways)) == [6, 6]
+
+
+def test_a_flow_without_a_path_is_named() -> None:
+    flows, ways = ring(2, 1, 1), leaf_spine(2, 1, 200.0)
+    alive = with_dead(ways, "leaf 0 → spine 0")
+    for choose in (plan, lambda f, w: shifted(f, w, plan(f, ways), {"leaf 0 → spine 0"}), tightest_cut):
+        with pytest.raises(UserError, match=r"^leaf 0 – leaf 1: no path is left between them") as error:
+            choose(flows, alive)
+        assert "\n" not in str(error.value)
+
+
+def test_a_plan_of_many_flows_tries_a_bounded_number_of_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "MOST_SWAPS", 0)
+    links = tuple(Path(name, "a", "b", (name,)) for name in "xy")
+    ways = Ways({("a", "b"): links}, {"x": 1.0, "y": 1.0})
+    flows = [Flow("a", "b", size) for size in (3, 3, 2, 2, 2)]
+    assert carried(flows, ways, plan(flows, ways)) == [7, 5]
+
+
+@settings(max_examples=30)
+@given(seeds)
+def test_rivals_choose_living_paths(seed: int) -> None:
+    flows, ways = small_instance(random.Random(seed))
+    for chosen in (hashed(flows, ways, seed), better_of_two(flows, ways, seed), in_turn(flows, ways)):
+        assert all(p in ways.living(f.source, f.target) for f, p in zip(flows, chosen, strict=True))
+    assert hashed(flows, ways, seed) == hashed(flows, ways, seed)
+
+
+def test_taking_turns_goes_through_all_paths() -> None:
+    flows, ways = ring(2, 8, 1), leaf_spine(2, 4, 1.0)
+    ids = [path.id for path in in_turn(flows, ways)]
+    assert ids == [f"spine {n % 4}" for n in range(8)] * 2
+    assert all(a != b for a, b in pairwise(ids[:8]))
