@@ -1,0 +1,110 @@
+"""A run's story, told while its log grows: read in a thread, beside the server's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+
+from planaria.errors import UserError
+from planaria.observe.live_page.frames import Frame, Frames
+from planaria.observe.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
+from planaria.observe.live_page.story import Story
+from planaria.record.events import RunStarted
+from planaria.record.logs import EVENTS, IN_MEMORY, Followed
+from planaria.record.run_record import REPORTS
+
+AT_ONCE = 2_000
+"""facts that are folded before others may see what came of them"""
+
+
+class Telling:
+    """One run: its log, its story, and who waits for more of it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """:raises UserError: when ``folder`` is not a run's."""
+        self.folder, self.name = folder, name
+        self._log = Followed(folder)
+        self.story = Story(self._log.config)
+        self.frames = Frames()
+        self.frames.add(self.story.opening())
+        self.caught_up = False
+        """has all been read that was there when it was looked last?"""
+        self.began = False
+        self.trouble = ""
+        """why the log is read no further"""
+        self.over = False
+        """the server ends: there will be no more frames"""
+        self._news = asyncio.Condition()
+
+    async def follow(self) -> None:
+        """Reads on until it is cancelled, or the log is broken."""
+        while not self.trouble:
+            grew = await asyncio.to_thread(self.read)
+            if grew or not self.caught_up:
+                self.caught_up = True
+                await self.tell()
+            await asyncio.sleep(POLL_S)
+
+    async def tell(self) -> None:
+        """Wakes all who wait for more."""
+        async with self._news:
+            self._news.notify_all()
+
+    def read(self) -> bool:
+        """Folds all that is new; is anything?
+
+        What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds.
+        """
+        grew = False
+        try:
+            news = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
+            while some := list(islice(news, AT_ONCE)):
+                grew = True
+                for t, fact in some:
+                    self.began = self.began or isinstance(fact, RunStarted)
+                    if (frame := self.story.take(t, fact)) is not None:
+                        self.frames.add(frame)
+        except (UserError, OSError) as error:
+            self.trouble = str(error)
+            return True
+        return grew
+
+    async def since(self, number: int) -> AsyncIterator[list[Frame]]:
+        """The frames after that of this number, some at a time, as they come; now and then none."""
+        while True:
+            seen, some = self.frames.last, self.frames.after(number, BATCH)
+            if some:
+                number = some[-1].number
+                yield some
+                continue
+            if self.over or self.trouble:
+                return
+            try:
+                async with asyncio.timeout(QUIET_S), self._news:
+                    if self.frames.last == seen and not (
+                        self.over or self.trouble
+                    ):  # else something came before this one could wait
+                        await self._news.wait()
+            except TimeoutError:
+                yield []
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the log was last written to."""
+        try:
+            return max(0.0, time.time() - (self.folder / EVENTS).stat().st_mtime)
+        except OSError:
+            return float("inf")
+
+    def unready(self) -> str:
+        """Why nobody should wait for news of this run; empty if they may."""
+        if self.trouble:
+            return "its log is broken"
+        if not self.began:
+            return "it has not begun"
+        if over := self.story.state.get("over"):
+            return f"it is over: {over}"
+        return f"no news for more than {READY_S:g} s" if self.age_s > READY_S else ""
