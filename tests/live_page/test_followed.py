@@ -13,7 +13,7 @@ from planaria.record import events as e
 from planaria.record.logs import CHAOS, CONFIG, EVENTS, Followed, RunLog, read_run
 from planaria.record.run_record import StepMetric
 
-CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
+CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}, "pipeline": {"stages": 2}}'
 
 
 def folder(path: Path) -> Path:

@@ -111,7 +111,10 @@ def test_a_giant_address_or_head_is_refused(tmp_path: Path) -> None:
     with served([run_in(tmp_path / "run")]) as client:
         assert client.ask(f"/{'a' * limits.LONGEST_TARGET}").status == 414
         assert client.ask(f"/?{'a' * limits.LONGEST_TARGET}").status == 414
-        assert client.ask(f"/{'a' * 10 * limits.LARGEST_HEAD}").status in (400, 414, 431)
+        try:
+            assert client.ask(f"/{'a' * 10 * limits.LARGEST_HEAD}").status in (400, 414)
+        except ConnectionError:
+            pass  # the rest of it was not even read
         with socket.create_connection((client.host, client.port)) as line:
             line.settimeout(20)
             try:

@@ -57,6 +57,8 @@ class Page:
     @asynccontextmanager
     async def _following(self, _: Starlette) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(run.follow()) for run in self._runs]
+        for run, task in zip(self._runs, tasks, strict=True):
+            task.add_done_callback(run.gave_up)
         yield
         for task in tasks:
             task.cancel()

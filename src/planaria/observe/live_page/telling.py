@@ -38,6 +38,8 @@ class Telling:
         self.over = False
         """the server ends: there will be no more frames"""
         self._news = asyncio.Condition()
+        self._version = 0
+        """how often there was something new"""
 
     async def follow(self) -> None:
         """Reads on until it is cancelled, or the log is broken."""
@@ -48,8 +50,16 @@ class Telling:
                 await self.tell()
             await asyncio.sleep(POLL_S)
 
+    def gave_up(self, following: asyncio.Task[None]) -> None:
+        """Watchers are to know when it is followed no more by a mistake of this program's."""
+        error = None if following.cancelled() else following.exception()
+        if error is not None:
+            self.trouble = f"this page cannot follow it ({type(error).__name__}: {error})"
+            self._version += 1
+
     async def tell(self) -> None:
         """Wakes all who wait for more."""
+        self._version += 1
         async with self._news:
             self._news.notify_all()
 
@@ -73,23 +83,26 @@ class Telling:
         return grew
 
     async def since(self, number: int) -> AsyncIterator[list[Frame]]:
-        """The frames after that of this number, some at a time, as they come; now and then none."""
+        """The frames after that of this number, some at a time, as they come; none when something else is new, and now
+        and then."""
+        told = -1
         while True:
-            seen, some = self.frames.last, self.frames.after(number, BATCH)
+            version, some = self._version, self.frames.after(number, BATCH)
             if some:
                 number = some[-1].number
                 yield some
-                continue
-            if self.over or self.trouble:
-                return
-            try:
-                async with asyncio.timeout(QUIET_S), self._news:
-                    if self.frames.last == seen and not (
-                        self.over or self.trouble
-                    ):  # else something came before this one could wait
-                        await self._news.wait()
-            except TimeoutError:
+            elif version != told:
+                told = version
                 yield []
+            elif self.over or self.trouble:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(QUIET_S), self._news:
+                        if self._version == version:
+                            await self._news.wait()
+                except TimeoutError:
+                    told = -1
 
     @property
     def age_s(self) -> float:

@@ -17,16 +17,18 @@ class Ways:
     def of(self, run: RunStep) -> list[list[int]]:
         """A route for each microbatch of the step, from its first node and back to it.
 
-        A routing from outside planaria is not asked, for a log must not choose what is imported: then all different
-        routes that the log names stand for those of the step.
+        A routing from outside planaria is not asked, for a log must not choose what is imported; nor is the recipe where
+        an earlier part of the run had another number of stages. Then all different routes that the log names stand for
+        those of the step.
         """
         started, config = self._members.started, self._config
         if started is None:
             return []
-        if started.arrangement or config.routing.kind not in ROUTINGS.shipped or run.mode == "evaluate":
-            own = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
-            return own or [self._column(run.replica) + self._column(run.replica)[:1]]
         column = self._column(run.replica)
+        known = config.routing.kind in ROUTINGS.shipped and config.pipeline.stages == started.stages
+        if started.arrangement or not known or run.mode == "evaluate":
+            own = started.routes_of(run.replica) if run.mode == "train" or started.arrangement else []
+            return own or [column + column[:1]]
         gone = {stage for stage, node in enumerate(column) if node not in self._members.holders} - {0}
         there = gone if len(gone) < len(column) - 1 and self._members.holders else set()
         return [[column[stage] for stage in way] for way in without(routes(config, run.step), there)]
