@@ -73,7 +73,8 @@ class Tab:
     def until(self, script: str, patience_s: float = PATIENCE_S) -> Any:
         """Waits until an expression is true, and returns it; before a page is there, it may make no sense yet."""
         over = time.monotonic() + patience_s
-        while not (value := self.run(f"(() => {{ try {{ return {script} }} catch {{ return null }} }})()")):
+        asked = f"(() => {{ try {{ const v = {script}; return v instanceof Node || v; }} catch {{ return null }} }})()"
+        while not (value := self.run(asked)):
             assert time.monotonic() < over, f"never: {script}; {self.trouble}"
             time.sleep(0.05)
         return value

@@ -40,6 +40,7 @@ class Page:
     def __init__(self, runs: Sequence[Telling], strike: Strike | None) -> None:
         self._runs, self._strike = runs, strike
         self._streams = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     def app(self) -> Starlette:
         routes = [
@@ -56,22 +57,21 @@ class Page:
 
     @asynccontextmanager
     async def _following(self, _: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(run.follow()) for run in self._runs]
-        for run, task in zip(self._runs, tasks, strict=True):
+        self._tasks = [asyncio.create_task(run.follow()) for run in self._runs]
+        for run, task in zip(self._runs, self._tasks, strict=True):
             task.add_done_callback(run.gave_up)
         yield
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def end(self) -> None:
         """Tells watchers what is new, and that nothing more will come; waits for them, but not long."""
         for run in self._runs:
-            await asyncio.to_thread(run.read)
-            run.over = True
-            await run.tell()
+            run.closing = True
         try:
             async with asyncio.timeout(LEAVE_S):
+                await asyncio.wait(self._tasks)
                 while self._streams:
                     await asyncio.sleep(0.05)
         except TimeoutError:

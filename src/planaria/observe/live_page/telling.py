@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from itertools import islice
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from planaria.errors import UserError
@@ -13,7 +12,7 @@ from planaria.observe.live_page.frames import Frame, Frames
 from planaria.observe.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
 from planaria.observe.live_page.story import Story
 from planaria.record.events import RunStarted
-from planaria.record.logs import EVENTS, IN_MEMORY, Followed
+from planaria.record.logs import EVENTS, IN_MEMORY, Followed, News
 from planaria.record.run_record import REPORTS
 
 AT_ONCE = 2_000
@@ -31,24 +30,55 @@ class Telling:
         self.frames = Frames()
         self.frames.add(self.story.opening())
         self.caught_up = False
-        """has all been read that was there when it was looked last?"""
+        """has all been read that was there at first?"""
         self.began = False
         self.trouble = ""
         """why the log is read no further"""
+        self.closing = False
+        """is the server about to end?"""
         self.over = False
-        """the server ends: there will be no more frames"""
+        """there will be no more frames"""
+        self._reading: Iterator[tuple[float, News]] | None = None
+        """what is new in the log, as far as it is not folded yet"""
         self._news = asyncio.Condition()
         self._version = 0
         """how often there was something new"""
 
     async def follow(self) -> None:
-        """Reads on until it is cancelled, or the log is broken."""
+        """Reads on until the log is broken, or the server is about to end and all that there is has been read."""
         while not self.trouble:
-            grew = await asyncio.to_thread(self.read)
-            if grew or not self.caught_up:
-                self.caught_up = True
+            closing = self.closing
+            grew, more = await asyncio.to_thread(self._read)
+            if grew or self.caught_up is more:
+                self.caught_up = self.caught_up or not more
                 await self.tell()
-            await asyncio.sleep(POLL_S)
+            if closing and not more:
+                break
+            if not more:
+                await asyncio.sleep(POLL_S)
+        self.over = True
+        await self.tell()
+
+    def _read(self) -> tuple[bool, bool]:
+        """Folds the next facts, some at most: is anything new, and is there more to be read at once?
+
+        What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds.
+        """
+        if self._reading is None:
+            self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
+        folded = 0
+        try:
+            for _, (t, fact) in zip(range(AT_ONCE), self._reading, strict=False):
+                folded += 1
+                self.began = self.began or isinstance(fact, RunStarted)
+                if (frame := self.story.take(t, fact)) is not None:
+                    self.frames.add(frame)
+        except (UserError, OSError) as error:
+            self.trouble = str(error)
+            return True, False
+        if folded < AT_ONCE:
+            self._reading = None
+        return folded > 0, folded == AT_ONCE
 
     def gave_up(self, following: asyncio.Task[None]) -> None:
         """Watchers are to know when it is followed no more by a mistake of this program's."""
@@ -62,25 +92,6 @@ class Telling:
         self._version += 1
         async with self._news:
             self._news.notify_all()
-
-    def read(self) -> bool:
-        """Folds all that is new; is anything?
-
-        What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds.
-        """
-        grew = False
-        try:
-            news = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
-            while some := list(islice(news, AT_ONCE)):
-                grew = True
-                for t, fact in some:
-                    self.began = self.began or isinstance(fact, RunStarted)
-                    if (frame := self.story.take(t, fact)) is not None:
-                        self.frames.add(frame)
-        except (UserError, OSError) as error:
-            self.trouble = str(error)
-            return True
-        return grew
 
     async def since(self, number: int) -> AsyncIterator[list[Frame]]:
         """The frames after that of this number, some at a time, as they come; none when something else is new, and now

@@ -17,9 +17,9 @@ class Ways:
     def of(self, run: RunStep) -> list[list[int]]:
         """A route for each microbatch of the step, from its first node and back to it.
 
-        A routing from outside planaria is not asked, for a log must not choose what is imported; nor is the recipe where
-        an earlier part of the run had another number of stages. Then all different routes that the log names stand for
-        those of the step.
+        A routing from outside planaria is not asked, for a log must not choose what is imported; nor is the recipe
+        where an earlier part of the run had another number of stages. Then all different routes that the log names
+        stand for those of the step.
         """
         started, config = self._members.started, self._config
         if started is None:

@@ -21,6 +21,7 @@ async function begin() {
   document.title = `${page.players.map((player) => player.name).join(", ")} · planaria`;
   page.views = page.players.map(view);
   $("#rings").classList.toggle("several", page.players.length > 1);
+  $(".moment").hidden = page.players.length > 1; // each has its own sentence
   choices();
   page.players.forEach(listen);
   controls();

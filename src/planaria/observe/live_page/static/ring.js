@@ -71,7 +71,7 @@ export class Fleet {
       const band = (OUTER - INNER) / there.length, low = INNER + there.indexOf(node) * band;
       const angle = said.stage * turn;
       this._places.set(node, {
-        replica, angle, turn, inner: low + (there.length > 1 ? 1 : 0), outer: low + band - (there.length > 1 ? 1 : 0),
+        replica, angle, turn, alone: there.length === 1, inner: low + (there.length > 1 ? 1 : 0), outer: low + band - (there.length > 1 ? 1 : 0),
         from: angle - turn / 2 + gap / 2, to: angle + turn / 2 - gap / 2,
       });
     }
@@ -81,7 +81,7 @@ export class Fleet {
     const lines = ["what", "count", "of", "more"].map((name, i) => make("text", { class: name, y: [-30, 6, 26, 46][i] }));
     centre.append(...lines);
     const group = make("g", { transform: `translate(${x} ${y})` }, tracks, parts.edges, parts.nodes, parts.gifts, parts.dots, centre);
-    if (several) group.append(text(make("text", { class: "replica", y: -INNER + 50 }), `replica ${replica}`));
+    if (several) group.append(text(make("text", { class: "replica", y: -52 }), `replica ${replica}`));
     this._rings.append(group);
     return { group, ...parts, lines, own: own.map(([node]) => node), several };
   }
@@ -135,7 +135,9 @@ export class Fleet {
     set(hatch, { class: `hatch ${kind}` });
     const room = place.turn * (place.inner + place.outer) / 2, thick = place.outer - place.inner;
     const words = room > 92 && thick > 40 ? (said.stage ? `stage ${said.stage}` : "ends") : room > 24 ? String(said.stage) : "";
-    text(name, kind === "empty" ? "" : words);
+    const thin = thick <= 30; // one of several nodes of a stage: one line, which says who it is
+    set(name, { class: thin ? "name thin" : "name" });
+    text(name, kind === "empty" && !thin ? "" : thin ? (said.worker ?? "gone") : words);
     const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : births ? `↻${births > 1 ? births : ""}` : "";
     const called = kind === "empty" ? words : [said.worker ?? "", sign].join(" ").trim();
     text(who, room > 44 && thick > 30 ? called : "");
@@ -147,7 +149,7 @@ export class Fleet {
     const edges = Object.entries(state.links ?? {}).filter(([name]) => name.split("-").every((node) => own.has(node)));
     match(ring.edges, edges, () => make("path"), (path, [name, said]) => {
       const [a, b] = name.split("-").map((node) => this._places.get(node));
-      set(path, { d: edgePath(a, b), class: `edge ${said.state}` });
+      set(path, { d: a && b ? edgePath(a, b) : "", class: `edge ${said.state}` });
     });
   }
 
@@ -283,6 +285,7 @@ function label(node, said, worker, kind, struck, births) {
 }
 
 function edgePath(a, b) {
+  if (!a.alone || !b.alone) return ""; // too many to be seen; the table names them
   let turn = b.angle - a.angle;
   if (turn > Math.PI) turn -= 2 * Math.PI;
   if (turn < -Math.PI) turn += 2 * Math.PI;
