@@ -52,6 +52,8 @@ class Story:
         self._captions = Captions(self.members, config.pipeline.microbatches)
         self._recoveries = Recoveries()
         self._ways = Ways(config, self.members)
+        self._looks = 0
+        """how many routine facts may yet tell more of a recovery"""
         self._number = 0
         self._origin, self._end, self.latest = 0.0, 0.0, 0.0
         """the clock's time at which the present part of the run began, the seconds of all parts before, and the clock's
@@ -121,7 +123,7 @@ class Story:
     def _all(self, t: float, fact: e.Event | d.Decision) -> Json:
         """Everything that may be seen differently after a fact that does not come with every step."""
         after = self._scene.look() | {"replicas": self._replicas(t, fact), "rounds": self._meeting(fact)}
-        after |= self._recovered()
+        after |= self._recovered(routine=False)
         if isinstance(fact, e.RunStarted):
             after |= {"over": "", "run": self.state["run"] | _started(fact), "recoveries": {}}
         if isinstance(fact, d.Finish):
@@ -155,12 +157,18 @@ class Story:
             rounds = {name: said for name, said in rounds.items() if not gone & {*said["members"]}}
         return rounds
 
-    def _recovered(self) -> Json:
+    def _recovered(self, routine: bool = True) -> Json:
+        """Recoveries as far as they have come; nothing when a routine fact cannot tell more of one."""
+        if routine and not self._looks:
+            return {}
         found = {
             str(n): shown(timing, self.seconds)
             for n, timing in self._recoveries.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
+        self._looks = self._looks - 1 if routine else LOOKS
+        if all("ended" in one for one in found.values()):
+            self._looks = 0
         return {"recoveries": found}
 
     def _frame(self, t: float, seen: Json, told: Json | None = None, routine: bool = True) -> Frame | None:
@@ -179,6 +187,8 @@ class Story:
         return Frame(self._number, self.seconds(t), change, told, routine)
 
 
+LOOKS = 200
+"""routine facts after the last other one within which a recovery is over, or will not be told of"""
 WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run")
 """parts of the state of which a frame that is no routine says all: what it does not name is gone"""
 QUIET: set[type] = {
