@@ -29,9 +29,10 @@ def run(folder: Path) -> Path:
 def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in said(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run's folder" in said(capfd, "watch", str(tmp_path))
-    swarm = tmp_path / "swarm"
-    (swarm / "peers").mkdir(parents=True)
-    assert "a swarm's" in said(capfd, "watch", str(swarm))
+    for name, what in watch.OTHERS.items():
+        folder = tmp_path / f"with {name}"
+        (folder / name).mkdir(parents=True)
+        assert f"but {what}, which has no page" in said(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
     assert "8 runs at most, not 9" in said(capfd, "watch", *[good] * 9)
 

@@ -17,7 +17,7 @@ from planaria.record import events as e
 from planaria.record.apply import apply
 from planaria.record.state import RunState
 
-SEEDS = range(40)
+SEEDS = range(24)
 
 
 def config() -> RunConfig:

@@ -47,6 +47,8 @@ def start(
 ) -> int:
     """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
     config = configure(recipe_file, settings=flags)
+    if shown is not None and config.engine == "simulate":
+        raise UserError("--live: a simulation writes no log that could be shown; leave out --engine simulate")
     if auto and config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; leave out --resume auto")
     if dry_run or config.engine == "simulate":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planaria.errors import UserError
+from planaria.record.logs import EVENTS
 
 if TYPE_CHECKING:
     from planaria.observe.live_page.server import Strike
@@ -23,6 +24,13 @@ START_S = 30.0
 """the server of a run that begins is up within so many seconds, or the run goes on without"""
 END_S = 8.0
 """it has so long to tell its watchers the end"""
+OTHERS = {
+    "peers": "a swarm's",
+    "comparison.json": "a comparison's",
+    "drill.json": "a drill's",
+    "experts.json": "an ensemble's",
+}
+"""what is in folders that are no run's"""
 NICE = 10
 """how far the page of a run that is being trained stands back behind its workers"""
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
@@ -69,11 +77,9 @@ def require_server(word: str) -> None:
 
 def _require_run(folder: Path) -> None:
     """UserError when a folder holds something else than one run."""
-    kinds = {"peers": "a swarm's; its table is on the terminal, and in `planaria report`"}
-    kinds |= {"results.json": "a comparison's; give the runs in it one by one", "trials": "of several trials"}
-    for name, what in kinds.items():
-        if (folder / name).exists() and not (folder / "events.jsonl").exists():
-            raise UserError(f"{folder}: is not a run's folder but {what}")
+    for name, what in OTHERS.items():
+        if (folder / name).exists() and not (folder / EVENTS).exists():
+            raise UserError(f"{folder}: is not a run's folder but {what}, which has no page; see its report.html")
 
 
 def token_in(file: Path) -> str:

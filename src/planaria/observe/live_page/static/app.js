@@ -7,6 +7,7 @@ import { Player } from "./player.js";
 import { Fleet } from "./ring.js";
 import { make, match, set } from "./svg.js";
 
+const SILENT_S = 15;
 const TONES = { fault: "fault", loss: "loss", rebirth: "rebirth", rollback: "rollback" };
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const seconds = () => performance.now() / 1000;
@@ -63,6 +64,7 @@ function listen(player) {
   const source = new EventSource(`/api/runs/${player.id}/frames`);
   source.addEventListener("frames", (event) => {
     player.add(JSON.parse(event.data));
+    player.heard = seconds();
     if (player.present) page.clock.heard(player, seconds());
   });
   source.addEventListener("present", () => {
@@ -95,6 +97,14 @@ function opened() {
   if (wanted.has("rate")) { clock.rate = Number(wanted.get("rate")); clock.playing = true; }
   if (wanted.has("theme")) document.documentElement.dataset.theme = wanted.get("theme");
   if (wanted.has("legend")) legend(true);
+}
+
+/** Who looks at a run that goes on is to know when nothing is heard of it. */
+function silence(now) {
+  const badge = $("#link"), heard = Math.max(...page.players.map((player) => player.heard ?? 0));
+  if (badge.dataset.how !== "up" || !page.opened) return;
+  const words = now - heard > SILENT_S ? `no news for ${time(now - heard)}` : "live";
+  if (badge.textContent !== words) badge.textContent = words;
 }
 
 function connection(lost = "") {
@@ -234,7 +244,7 @@ function transport(clock, t) {
   const playing = clock.playing || clock.live, play = $("#play");
   play.firstElementChild.textContent = playing ? "❚❚" : "▶";
   play.setAttribute("aria-label", playing ? "Pause" : "Play");
-  $("#clock").textContent = `${time(t)} / ${time(clock.end)}`;
+  $("#clock").textContent = `${time(Math.min(t, clock.end))} / ${time(clock.end)}`;
   $("#clock").dataset.pace = clock.live || !clock.playing || clock.pace === clock.rate ? "" : `${clock.pace}×`;
   const live = $("#live");
   live.hidden = !clock.canBeLive;
@@ -243,6 +253,7 @@ function transport(clock, t) {
 }
 
 function panels(player, state, t) {
+  silence(seconds());
   const several = Object.keys(state.replicas ?? {}).length > 1;
   const found = player.recoveryAt(t);
   recovery($("#recovery"), found, t, several, player.recoveries.indexOf(found) + 1);
