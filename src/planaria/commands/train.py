@@ -32,7 +32,7 @@ class Shown:
     token_file: Path | None
     chaos: bool
 
-    def __call__(self, folder: Path) -> AbstractContextManager[None]:
+    def __call__(self, folder: Path) -> AbstractContextManager[object]:
         """While this lasts, the run in ``folder`` is."""
         return beside(folder, self.address, self.token_file, self.chaos, print)
 

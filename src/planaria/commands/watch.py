@@ -124,7 +124,7 @@ def _striker() -> Strike:
 @contextmanager
 def beside(
     folder: Path, address: Address, token_file: Path | None, chaos: bool, say: Callable[[str], None]
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the page of a run, in a process of its own, for as long as this lasts.
 
     A server that does not come up is given up with a line; the run goes on without.
@@ -144,7 +144,7 @@ def beside(
         said = _first_line(process)
         up = said.startswith("http")
         say(f"live page     {said}" if up else f"live page     none: {said or 'its server did not come up'}")
-        yield
+        yield process
     finally:
         _end(process)
         say(f"watch again   planaria watch {folder}")

@@ -12,7 +12,7 @@ FULL_DETAIL = 1_000
 MOST_LOST = 12
 """workers that were lost and not started anew, shown at most; the others are counted"""
 
-POLL_S = 0.1
+POLL_S = 0.2
 """between two looks at a log"""
 BATCH = 200
 """frames sent in one message"""

@@ -110,7 +110,7 @@ class Page:
         number = int(after) if re.fullmatch(r"-1|\d{1,12}", after) else -1
         return StreamingResponse(self._stream(run, number), media_type="text/event-stream")
 
-    async def _stream(self, run: Telling, number: int) -> AsyncIterator[str]:
+    async def _stream(self, run: Telling, number: int) -> AsyncIterator[str | bytes]:
         self._streams += 1
         try:
             yield "retry: 1000\n\n"
@@ -118,8 +118,7 @@ class Page:
             async for some in run.since(number):
                 if some:
                     number = some[-1].number
-                    said = ",".join(frame.text for frame in some)
-                    yield f"id: {number}\nevent: frames\ndata: [{said}]\n\n"
+                    yield run.message(some)
                 else:
                     yield ": still here\n\n"
                 if run.caught_up and not caught_up and number == run.frames.last:

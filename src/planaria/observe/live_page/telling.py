@@ -43,6 +43,7 @@ class Telling:
         self._news = asyncio.Condition()
         self._version = 0
         """how often there was something new"""
+        self._message = (-1, -1), b""
 
     async def follow(self) -> None:
         """Reads on until the log is broken, or the server is about to end and all that there is has been read."""
@@ -114,6 +115,14 @@ class Telling:
                             await self._news.wait()
                 except TimeoutError:
                     told = -1
+
+    def message(self, some: list[Frame]) -> bytes:
+        """Frames as an event of a stream. Whoever is up to date gets the same, so the last one is kept."""
+        about = some[0].number, some[-1].number
+        if self._message[0] != about:
+            said = ",".join(frame.text for frame in some)
+            self._message = about, f"id: {about[1]}\nevent: frames\ndata: [{said}]\n\n".encode()
+        return self._message[1]
 
     @property
     def age_s(self) -> float:
