@@ -35,6 +35,12 @@ def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: 
         assert f"but {what}, which has no page" in said(capfd, "watch", str(folder))
     good = str(run(tmp_path / "good"))
     assert "8 runs at most, not 9" in said(capfd, "watch", *[good] * 9)
+    assert "given twice" in said(capfd, "watch", good, f"{good}/../good")
+
+
+def test_runs_are_called_by_as_much_as_tells_them_apart() -> None:
+    assert watch.names_of([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert watch.names_of([Path("/x/run"), Path("/y/run")]) == ["/x/run", "/y/run"]
 
 
 @pytest.mark.parametrize("at", ["8080", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":80"])

@@ -57,7 +57,8 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     token = new_token() if token_file is None else token_in(token_file)
     if until_closed:
         os.nice(NICE)
-    page = Page([Telling(folder, folder.resolve().name) for folder in folders], _striker() if chaos else None)
+    told = [Telling(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    page = Page(told, _striker() if chaos else None)
 
     def announce(where: str) -> None:
         print(where if until_closed else f"live page     {where}", flush=True)
@@ -67,6 +68,18 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What to call these runs: the last words of their paths, or all of them where these are not enough.
+
+    :raises UserError: when a folder is given twice.
+    """
+    whole = [folder.resolve() for folder in folders]
+    if twice := next((folder for i, folder in enumerate(whole) if folder in whole[:i]), None):
+        raise UserError(f"{twice}: is given twice; name each run once")
+    short = [folder.name for folder in whole]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def require_server(word: str) -> None:
