@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -45,6 +46,8 @@ from planaria.registry import blame
 from planaria.shipped import find
 
 Say = Callable[[str], None]
+Beside = Callable[[Path], AbstractContextManager[object]]
+"""what is to go on beside a run while it is trained, given its folder"""
 MIRRORED = dict.fromkeys((*runs.KEPT, ID, STATE, digests.FILE), SCHEDULE_BYTES) | {EVENTS: 1 << 40}
 """of a run's folder, what goes into a store with its checkpoints, and how many bytes of each are fetched from there"""
 
@@ -57,6 +60,7 @@ class Listening:
     say: Say
     on_step: Callable[[Step], object] | None
     stop: Event | None
+    beside: Beside = nullcontext
 
     def stopped(self) -> bool:
         """Is the run to stop at a whole step?"""
@@ -76,6 +80,7 @@ def train(
     stop: Event | None = None,
     progress: bool = True,
     say: Say | None = None,
+    beside: Beside | None = None,
     settings: Settings | None = None,
     **short: object,
 ) -> Run:
@@ -94,11 +99,12 @@ def train(
         thread hears no signals.
     :param progress: show a bar on a terminal, and lines elsewhere.
     :param say: hears notes and results, line by line; ``print`` with ``progress``, and otherwise nobody, unless given.
+    :param beside: what goes on beside the run while it is trained: is given its folder, and entered once that is there.
     :param settings: dotted name → value, as in :func:`planaria.configure`; ``short`` are the same by their last word.
     :raises UserError: before any worker starts, when something that was given is wrong; later when the run failed.
     :raises RunStopped: when it ended early for a reason that is nobody's mistake; ``folder`` says what to resume.
     """
-    told = Listening(progress, say or (print if progress else _nobody), on_step, stop)
+    told = Listening(progress, say or (print if progress else _nobody), on_step, stop, beside or nullcontext)
     if checkpoint is not None and resume is not True:
         raise UserError(f"checkpoint = {checkpoint!r}: goes with resume=True")
     auto, run = resume == "auto", recipe
@@ -231,7 +237,7 @@ def _train(prepared: Prepared, folder: Path, origin: Origin, mirror: Mirror | No
         return told.stopped() or (listener is not None and listener.error is not None)
 
     try:
-        with mirrored(mirror, folder, MIRRORED, told.say):
+        with mirrored(mirror, folder, MIRRORED, told.say), told.beside(folder):
             ending = engine(prepared, folder, watch, origin, asked)
     except (OSError, MemoryError, UserError):
         raise

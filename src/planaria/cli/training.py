@@ -8,6 +8,7 @@ from typing import Any
 
 from planaria import recipe
 from planaria.cli.flags import add_fields, add_recipe, command, flagged
+from planaria.cli.watching import add_live, live_of
 from planaria.config import RunConfig
 from planaria.errors import UserError
 
@@ -24,6 +25,7 @@ def add(commands: Any) -> None:
     train.add_argument("--checkpoint", metavar="NAME", help="with --resume: continue from this checkpoint instead")
     train.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     train.add_argument("--quiet", action="store_true", help="no progress display")
+    add_live(train)
     add_fields(train, RunConfig)
 
     join = command(commands, "join", "add this machine to a live run, until Ctrl-C", _join)
@@ -77,6 +79,8 @@ def _add_relay(commands: Any) -> None:
 def _train(given: argparse.Namespace) -> int:
     from planaria.commands import train
 
+    live = live_of(given)
+    shown = train.Shown(live, given.live_token_file, given.live_chaos) if live is not None else None
     auto = given.resume == "auto" and given.recipe is not None
     if (given.resume is None or auto) and given.checkpoint is not None:
         raise UserError(f"--checkpoint {given.checkpoint}: goes with --resume RUN")
@@ -85,10 +89,10 @@ def _train(given: argparse.Namespace) -> int:
             raise UserError("--dry-run: goes with a recipe, not with --resume")
         if given.recipe is not None:
             raise UserError(f"train {given.recipe} --resume {given.resume}: give a recipe or a run to resume, not both")
-        return train.resume(given.resume, flagged(given), given.quiet, given.checkpoint)
+        return train.resume(given.resume, flagged(given), given.quiet, given.checkpoint, shown)
     if given.recipe is None:
         raise UserError("train: give a recipe such as demo (`planaria recipes` lists more), or --resume runs/NAME")
-    return train.start(given.recipe, flagged(given), given.dry_run, given.quiet, auto)
+    return train.start(given.recipe, flagged(given), given.dry_run, given.quiet, auto, shown)
 
 
 def _join(given: argparse.Namespace) -> int:

@@ -93,6 +93,13 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
     return f"{fault.signal} for {worker.worker} (stage {worker.stage}), at its next {fault.moment}"
 
 
+def require_incarnation(folder: Path, worker: str, incarnation: int) -> None:
+    """UserError unless the living worker of this name is the one that was meant, and no later one."""
+    meant = [w for w in read_state(folder).workers if (w.worker, w.incarnation) == (worker, incarnation)]
+    if not meant:
+        raise UserError(f"{folder}: {worker} (incarnation {incarnation}) is gone already")
+
+
 def _find(workers: list[LiveWorker], target: str, folder: Path) -> LiveWorker:
     kind, _, value = target.partition("=")
     if kind not in ("stage", "node", "worker") or not value:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planaria import recipe
 from planaria.api.recipes import configure
 from planaria.api.training import begun, train
 from planaria.commands.plan import describe
+from planaria.commands.watch import beside
 from planaria.compare.clock import copies_stated
 from planaria.engine.branch import starting_weights, unfit
 from planaria.engine.prepare import check
@@ -16,10 +20,35 @@ from planaria.engine.unused import require_used
 from planaria.errors import UserError
 from planaria.observe.live.trackers import trackers
 
+if TYPE_CHECKING:
+    from planaria.observe.live_page.serving import Address
 
-def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool, auto: bool = False) -> int:
+
+@dataclass(frozen=True)
+class Shown:
+    """A run is to be seen in a browser: where, and whether watchers may inject faults."""
+
+    address: Address
+    token_file: Path | None
+    chaos: bool
+
+    def __call__(self, folder: Path) -> AbstractContextManager[object]:
+        """While this lasts, the run in ``folder`` is."""
+        return beside(folder, self.address, self.token_file, self.chaos, print)
+
+
+def start(
+    recipe_file: Path,
+    flags: Mapping[str, str],
+    dry_run: bool,
+    quiet: bool,
+    auto: bool = False,
+    shown: Shown | None = None,
+) -> int:
     """Train a recipe from its first step, or with ``auto`` where its run stopped if there is one; the exit code."""
     config = configure(recipe_file, settings=flags)
+    if shown is not None and config.engine == "simulate":
+        raise UserError("--live: a simulation writes no log that could be shown; leave out --engine simulate")
     if auto and config.engine == "simulate":
         raise UserError("--engine simulate: a simulation has nothing to resume; leave out --resume auto")
     if dry_run or config.engine == "simulate":
@@ -33,11 +62,25 @@ def start(recipe_file: Path, flags: Mapping[str, str], dry_run: bool, quiet: boo
         if auto:
             print(f"# --resume auto: {f'continues {earlier}' if (earlier := begun(config)) else 'begins a new run'}")
         return 0
-    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print)
+    train(recipe_file, resume="auto" if auto else False, settings=flags, progress=not quiet, say=print, beside=shown)
     return 0
 
 
-def resume(folder: Path | str, flags: Mapping[str, str], quiet: bool, checkpoint: str | None = None) -> int:
+def resume(
+    folder: Path | str,
+    flags: Mapping[str, str],
+    quiet: bool,
+    checkpoint: str | None = None,
+    shown: Shown | None = None,
+) -> int:
     """Train on where a run stopped, or from the named checkpoint of it; the exit code."""
-    train(folder, resume=True, checkpoint=checkpoint, settings=flags, progress=not quiet, say=print)
+    train(
+        folder,
+        resume=True,
+        checkpoint=checkpoint,
+        settings=flags,
+        progress=not quiet,
+        say=print,
+        beside=shown,
+    )
     return 0

@@ -23,7 +23,7 @@ from planaria.record.events import Event, Fact, FaultInjected, RunStarted, Worke
 from planaria.record.rotation import Rotated
 from planaria.record.run_record import Metric, Streamed, Told
 from planaria.record.run_record import RunRecord as RunRecord
-from planaria.record.segments import FULL, Line, mark, read
+from planaria.record.segments import FULL, START, Line, mark, read, read_on
 
 EVENTS, SPANS, METRICS, CHAOS, CONFIG = "events.jsonl", "spans.jsonl", "metrics.jsonl", "chaos.jsonl", "config.json"
 
@@ -166,6 +166,42 @@ def _kept(path: Path, kind: type[Parsed], item: Callable[[Parsed], Item]) -> Seq
     upto = mark(path)
     found = Streamed(lambda: read(path, upto), lambda _: "", lambda line: item(_parsed(line, kind)))
     return list(found) if upto.size <= IN_MEMORY else found
+
+
+News = Event | Decision | Worked | Metric
+
+
+class Followed:
+    """A run's folder that is read on while it grows, however long it is: what has been read is not kept."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError if ``folder`` is not a run's."""
+        self.folder, self.config = folder, _config(folder)
+        self._places = dict.fromkeys((EVENTS, CHAOS, SPANS, METRICS), START)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of events that are not read yet, about."""
+        found, place = mark(self.folder / EVENTS), self._places[EVENTS]
+        return (found.segments - place.segments) * FULL + found.tail - place.tail
+
+    def more(self, without: frozenset[str] = frozenset()) -> Iterator[tuple[float, News]]:
+        """What is new in all logs, in order of time, without facts of these kinds; a torn last line is left for later.
+
+        Raises UserError, naming file and line, when one that is broken is come to.
+        """
+        entries = map(_entry, self._lines(EVENTS))
+        history = (entry.told() for entry in entries if entry.kind not in without)
+        faults = (_fault(line).told() for line in self._lines(CHAOS))
+        worked = ((w.t, w.worked) for w in (_parsed(line, _WorkedLine) for line in self._lines(SPANS)))
+        measured = ((m.root.t, m.root) for m in (_parsed(line, _MetricLine) for line in self._lines(METRICS)))
+        yield from heapq.merge(history, faults, worked, measured, key=lambda news: news[0])
+
+    def _lines(self, name: str) -> Iterator[Line]:
+        path = self.folder / name
+        for place, line in read_on(path, mark(path), self._places[name]):
+            self._places[name] = place
+            yield line
 
 
 def _config(folder: Path) -> RunConfig:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from planaria.record.decisions import Commit, Decision, Disband, Form, Found, Release, RunStep, Spawn
 from planaria.record.events import Event, RunStarted, WorkerJoined, WorkerLost
+from planaria.record.roster import Status
 
 
 class Membership:
@@ -25,6 +26,8 @@ class Membership:
         self.started = started
         self.alive: set[str] = set()
         """workers that have joined and are not lost"""
+        self.lost: set[str] = set()
+        """workers that are lost, unless they were started anew since"""
         self.released: set[str] = set()
         """workers that were told to go"""
         self.machine_of: dict[str, str] = {}
@@ -52,6 +55,16 @@ class Membership:
     def spares(self) -> int:
         """Living workers that stand nowhere."""
         return len(self.alive - self.node_of.keys())
+
+    def status(self, worker: str) -> Status:
+        """What a worker that was started is."""
+        if worker in self.lost:
+            return "dead"
+        if worker in self.released:
+            return "released"
+        if worker in self.node_of:
+            return "member"
+        return "spare" if worker in self.alive else "starting"
 
     def replica(self, node: int) -> int:
         """The replica to which a node belongs."""
@@ -91,12 +104,15 @@ class Membership:
                 return left
             case WorkerJoined():
                 self.alive.add(fact.worker)
+                self.lost.discard(fact.worker)
             case WorkerLost():
                 self.alive.discard(fact.worker)
+                self.lost.add(fact.worker)
                 return self._vacate([self.node_of[fact.worker]] if fact.worker in self.node_of else [])
             case Spawn():
                 self.machine_of[fact.worker] = fact.host
                 self.released.discard(fact.worker)
+                self.lost.discard(fact.worker)
             case Release():
                 self.released.add(fact.worker)
             case Form():

@@ -36,6 +36,20 @@ class Line(NamedTuple):
     text: bytes
 
 
+class Place(NamedTuple):
+    """A place between two lines of a log, at which reading can go on."""
+
+    segments: int
+    """that are before it"""
+    tail: int
+    """bytes of the lines after them"""
+    lines: int
+    """as many as there are in these bytes"""
+
+
+START = Place(0, 0, 0)
+
+
 class Mark(NamedTuple):
     """How far a log goes, at one moment."""
 
@@ -85,11 +99,16 @@ def read(path: Path, upto: Mark) -> Iterator[Line]:
 
     :raises UserError: naming a segment that is missing or damaged, or a line that is too long.
     """
-    for number in range(1, upto.segments + 1):
+    return (line for _, line in read_on(path, upto, START))
+
+
+def read_on(path: Path, upto: Mark, since: Place) -> Iterator[tuple[Place, Line]]:
+    """As :func:`read`, from a place on: each line with the place after it."""
+    for number in range(since.segments + 1, upto.segments + 1):
         found = _segment(path, number)
         if found is None:
             raise UserError(f"{packed(path, number)}: missing; without it the log has a gap: bring it back")
-        yield from _whole(*found, LARGEST, closed=True)
+        yield from _whole(*found, LARGEST, True, _within(since, number))
     try:
         last: tuple[Path, BinaryIO] | None = path, path.open("rb")
     except FileNotFoundError:
@@ -97,7 +116,12 @@ def read(path: Path, upto: Mark) -> Iterator[Line]:
     # Opened first and asked then: whatever became a segment before it was opened is found by its name.
     last = _segment(path, upto.segments + 1) or last
     if last is not None:
-        yield from _whole(*last, upto.tail, closed=False)
+        yield from _whole(*last, upto.tail, False, _within(since, upto.segments + 1))
+
+
+def _within(since: Place, number: int) -> Place:
+    """The place in the segment of this number at which to begin: its start, if ``since`` is not in it."""
+    return since if since.segments + 1 == number else Place(number - 1, 0, 0)
 
 
 def _segment(path: Path, number: int) -> tuple[Path, BinaryIO] | None:
@@ -128,16 +152,17 @@ def _inflated(file: Path, data: bytes) -> bytes:
     return found
 
 
-def _whole(file: Path, opened: BinaryIO, size: int, closed: bool) -> Iterator[Line]:
-    """The whole lines within the first ``size`` bytes; what is ``closed`` must have no other."""
+def _whole(file: Path, opened: BinaryIO, size: int, closed: bool, since: Place) -> Iterator[tuple[Place, Line]]:
+    """The whole lines within the first ``size`` bytes from ``since`` on; what is ``closed`` must have no other."""
     with opened:
-        for number in count(1):
+        end = opened.seek(since.tail)
+        for number in count(since.lines + 1):
             text = opened.readline(LONGEST_LINE + 1)
-            size -= len(text)
+            end += len(text)
             if len(text) > LONGEST_LINE:
                 raise UserError(f"{file}:{number}: longer than {LONGEST_LINE >> 20} MB, so no line of a log; remove it")
             if closed and text and not text.endswith(b"\n"):
                 raise UserError(f"{file}:{number}: torn off; bring back a copy of the file")
-            if not text.endswith(b"\n") or (size < 0 and not closed):
+            if not text.endswith(b"\n") or (end > size and not closed):
                 return
-            yield Line(file, number, text[:-1])
+            yield Place(since.segments, end, number), Line(file, number, text[:-1])

@@ -50,6 +50,12 @@ class Recoveries:
             self._scans[replica].look()
         return self._over()
 
+    @property
+    def latest(self) -> dict[int, RecoveryTiming]:
+        """Replica → its latest recovery in this part of the run, as far as it has come."""
+        found = {replica: scan.latest for replica, scan in enumerate(self._scans)}
+        return {replica: timing for replica, timing in found.items() if timing is not None}
+
     def close(self) -> list[RecoveryTiming]:
         """Those that are still open, as they stand."""
         self._close()
@@ -203,6 +209,7 @@ class _Scan:
         self._done = done
         self._known, self._replica, self._naming = known, replica, known.naming
         self._open: _Open | None = None
+        self._last: RecoveryTiming | None = None
         self._broken: list[tuple[float, e.EdgeBroken]] = []
 
     def take(self, t: float, fact: e.Event | d.Decision, left: list[int]) -> None:
@@ -238,6 +245,11 @@ class _Scan:
         """Is a recovery going on?"""
         return self._open is not None
 
+    @property
+    def latest(self) -> RecoveryTiming | None:
+        """The recovery that is going on, or else the last one."""
+        return self._open.timing() if self._open else self._last
+
     def look(self) -> None:
         """Its first microbatch may be through by now."""
         if self._open and self._open.whole and self._open.finished_t is not None:
@@ -245,7 +257,8 @@ class _Scan:
 
     def close(self) -> None:
         if self._open:
-            self._done.append(self._open.timing())
+            self._last = self._open.timing()
+            self._done.append(self._last)
         self._open = None
 
     def _lost(self, t: float, fact: e.WorkerLost, node: int) -> None:

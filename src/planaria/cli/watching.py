@@ -1,0 +1,76 @@
+"""Commands that show runs in a browser: watch, and what train --live has of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planaria.cli.flags import command
+from planaria.errors import UserError
+
+if TYPE_CHECKING:
+    from planaria.observe.live_page.serving import Address
+
+ANYWHERE = "127.0.0.1:0"
+
+
+def add(commands: Any) -> None:
+    watch = command(commands, "watch", "show runs in a browser, while they go on or played back", _watch)
+    watch.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the run's folder; several are side by side")
+    add_place(watch, "--")
+    watch.add_argument("--chaos", action="store_true", help="let watchers kill, freeze, slow and cut workers")
+    watch.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_live(train: argparse.ArgumentParser) -> None:
+    """The flags by which ``train`` has its run watched."""
+    live = train.add_argument_group("live page")
+    live.add_argument("--live", action="store_true", help="show the run in a browser, at the address that is printed")
+    add_place(live, "--live-")
+    live.add_argument("--live-chaos", action="store_true", help="let watchers kill, freeze, slow and cut workers")
+
+
+def add_place(parser: Any, prefix: str) -> None:
+    """Where the page is served."""
+    help_text = "where to listen (default: a free port of 127.0.0.1, which no other machine can reach)"
+    parser.add_argument(f"{prefix}at", metavar="HOST:PORT", help=help_text)
+    named = "another name that browsers may call the server by, such as a proxy's; can be given several times"
+    parser.add_argument(f"{prefix}name", metavar="HOST[:PORT]", action="append", default=[], help=named)
+    token = "use the token in this file (default: a new one)"
+    parser.add_argument(f"{prefix}token-file", type=Path, metavar="FILE", help=token)
+
+
+def live_of(given: argparse.Namespace) -> Address | None:
+    """Where the page of a run that is trained is to be served; None where nobody asked for it.
+
+    :raises UserError: when a flag is given that goes with --live alone.
+    """
+    if not given.live:
+        flags = ("at", "name", "token-file", "chaos")
+        if extra := [flag for flag in flags if getattr(given, f"live_{flag}".replace("-", "_"))]:
+            raise UserError(f"--live-{extra[0]}: goes with --live")
+        return None
+    from planaria.commands.watch import require_server, token_in
+
+    require_server("--live")
+    if given.live_token_file is not None:
+        token_in(given.live_token_file)
+    return address(given.live_at, given.live_name, "--live-at")
+
+
+def address(at: str | None, names: list[str], flag: str) -> Address:
+    """HOST:PORT, taken apart."""
+    from planaria.observe.live_page.serving import Address
+
+    host, colon, port = (at or ANYWHERE).rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise UserError(f"{flag} {at}: no address; write HOST:PORT, such as 127.0.0.1:8080")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port), tuple(names))
+
+
+def _watch(given: argparse.Namespace) -> int:
+    from planaria.commands.watch import require_server, watch
+
+    require_server("watch")
+    return watch(given.runs, address(given.at, given.name, "--at"), given.token_file, given.chaos, given.until_closed)

@@ -1,0 +1,97 @@
+"""A server of the live page in this process, and a client that says exactly what a test wants to be said."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from planaria.observe.live_page.server import Page, Strike
+from planaria.observe.live_page.serving import Address, Server, serve
+from planaria.observe.live_page.telling import Telling
+
+TOKEN = "a-token-of-a-test-and-of-nothing-else"
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: str
+
+
+class Client:
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None and parts.port is not None
+        self.host, self.port, self.url = parts.hostname, parts.port, url
+
+    def ask(
+        self, path: str, method: str = "GET", body: str | None = None, token: str | None = TOKEN, **headers: str
+    ) -> Answer:
+        """One request on a connection of its own; ``headers`` by their names with _ for -."""
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token is not None:
+            said["authorization"] = f"Bearer {token}"
+        line = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        try:
+            line.request(method, path, body, said)
+            answer = line.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
+        finally:
+            line.close()
+
+    def strike(self, worker: str, incarnation: int, fault: str, **headers: str) -> Answer:
+        body = json.dumps({"worker": worker, "incarnation": incarnation, "fault": fault})
+        return self.ask("/api/runs/0/strike", "POST", body, **headers)
+
+    def frames(
+        self, run: int = 0, after: int = -1, until: Callable[[dict[str, Any]], bool] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The frames of a run as they come; ends when the stream does, is up to date, or ``until`` says so."""
+        line = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        line.request("GET", f"/api/runs/{run}/frames?after={after}", headers={"authorization": f"Bearer {TOKEN}"})
+        answer = line.getresponse()
+        assert answer.status == 200, answer.read()
+        try:
+            event = ""
+            while said := answer.readline().decode():
+                if said.startswith("event: "):
+                    event = said.removeprefix("event: ").strip()
+                    if event == "end" or (event == "present" and until is None):
+                        return
+                elif said.startswith("data: ") and event == "frames":
+                    for frame in json.loads(said.removeprefix("data: ")):
+                        yield frame
+                        if until is not None and until(frame):
+                            return
+        finally:
+            line.close()
+
+
+@contextmanager
+def served(
+    folders: Sequence[Path], strike: Strike | None = None, names: tuple[str, ...] = (), token: str = TOKEN
+) -> Iterator[Client]:
+    """A server of these runs, for as long as this lasts."""
+    announced: list[str] = []
+    page = Page([Telling(folder, folder.name) for folder in folders], strike)
+    server = Server(page, Address(names=names), token, announced.append)
+    thread = threading.Thread(target=serve, args=(server,))
+    thread.start()
+    try:
+        over = time.monotonic() + 20
+        while not announced and time.monotonic() < over:
+            time.sleep(0.01)
+        yield Client(announced[0])
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,143 @@
+"""The live page in a real browser: a run, a kill by click, its recovery, played back, several, a phone, the dark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from browser import Tab, browser, found
+from live_server import TOKEN, served
+from test_live_server import run_in
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(found() is None, reason="no Chromium or Chrome here"),
+]
+OPENED = "document.documentElement.dataset.opened"
+USABLE = "[role=button], button, select, input"
+SEEN = "(e) => e.getBoundingClientRect().width"
+NAME = "(e) => e.ariaLabel || e.textContent.trim() || e.closest('label')?.textContent.trim()"
+STAGE_2 = ".node[data-node='2']"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@contextmanager
+def demo(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """``planaria train demo --live``, small, and its address."""
+    sizes = ["--model.dim", "64", "--model.hidden", "128", "--model.context", "64", "--train.steps", "100000"]
+    words = [
+        sys.executable,
+        "-m",
+        "planaria",
+        "train",
+        "demo",
+        "--out",
+        str(folder),
+        "--quiet",
+        "--live",
+        *flags,
+        *sizes,
+    ]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        yield next(line.split()[-1] for line in process.stdout if line.startswith("live page")), process
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+
+def test_a_kill_by_click_and_the_rebirth_live_then_played_back(tab: Tab, tmp_path: Path) -> None:
+    with demo(tmp_path, "--live-chaos") as (url, process):
+        tab.open(url)
+        tab.until(f'document.querySelector("{STAGE_2}.holds")')
+        tab.until("Number(document.querySelector('.count').textContent) > 3")
+        assert "token" not in tab.run("location.href")
+        assert tab.run("document.querySelector('#link').textContent") == "live"
+        worker = tab.run(f'document.querySelector("{STAGE_2} .who").textContent')
+        tab.click(STAGE_2)
+        tab.until("!document.querySelector('#selected').hidden")
+        assert worker in tab.run("document.querySelector('#selected .title').textContent")
+        tab.click(".faults [data-fault=kill]")
+        tab.until("document.querySelector('#selected .answer').textContent.includes('SIGKILL')")
+        tab.until("document.querySelector('#recovery').dataset.open === 'false'")
+        assert tab.run("document.querySelectorAll('.phases .done').length") == 5
+        assert "stage 2" in tab.run("document.querySelector('#recovery .title').textContent")
+        assert "no step was undone" in tab.run("document.querySelector('#recovery .sum').textContent")
+        tab.until(f'document.querySelector("{STAGE_2}.holds")')
+        assert tab.run(f'document.querySelector("{STAGE_2} .who").textContent').split()[0] != worker
+        process.terminate()
+        tab.until("document.querySelector('#link').dataset.how === 'over'")
+        tab.run("document.querySelector('#recovery .again').click()")
+        tab.until(f'document.querySelector("{STAGE_2}.empty, {STAGE_2}.waits")')
+    assert not tab.trouble, tab.trouble
+
+
+def test_playing_back_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+    with served([run_in(tmp_path / "run")]) as client:
+        tab.open(f"{client.url}#at=3.5")
+        tab.until(OPENED)
+        tab.until("document.querySelectorAll('.node.holds').length === 3")
+        assert tab.run("document.querySelector('.what').textContent") == "computing"
+        tab.press("ArrowLeft")
+        tab.until("Number(document.querySelector('#position').value) < 3.2")
+        tab.press(" ", "Space")
+        tab.until("document.querySelector('#play').getAttribute('aria-label') === 'Pause'")
+        tab.press("d")
+        assert tab.run("document.documentElement.dataset.theme") == "dark"
+        tab.press("h")
+        assert tab.run("!document.querySelector('#legend').hidden")
+        assert "does not: the log does not tell each hop" in tab.run("document.querySelector('.honest').textContent")
+        tab.press("Escape")
+        names = tab.run(f"[...document.querySelectorAll({USABLE!r})].filter({SEEN}).map({NAME})")
+        assert names and all(names), "everything that can be used has a name"
+        assert tab.run("[...document.querySelectorAll('.node, .docked')].every(e => e.tabIndex === 0)")
+    assert not tab.trouble, tab.trouble
+
+
+@pytest.mark.parametrize("width", [390, 1280, 2560])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_and_follows_the_system(tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
+    with served([run_in(tmp_path / "run")]) as client:
+        tab.open(f"{client.url}#at=3.5", width=width, dark=dark, still=True)
+        tab.until(OPENED)
+        tab.until("document.querySelectorAll('.node').length === 3")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        red, green, blue = json.loads(
+            tab.run(
+                "getComputedStyle(document.body).backgroundColor.replace('rgb', '').replace('(', '[').replace(')', ']')"
+            )
+        )
+        assert (red + green + blue < 200) == dark
+        assert tab.run("document.querySelectorAll('.dot').length") <= 2, "nothing moves but the legend's examples"
+    assert not tab.trouble, tab.trouble
+
+
+def test_two_runs_side_by_side(tab: Tab, tmp_path: Path) -> None:
+    with served([run_in(tmp_path / "first"), run_in(tmp_path / "second")]) as client:
+        tab.open(f"{client.url}#at=3.5")
+        tab.until(OPENED)
+        tab.until("document.querySelectorAll('.run').length === 2 && document.querySelectorAll('.node').length === 6")
+        assert tab.run("[...document.querySelectorAll('figcaption')].map(e => e.textContent)") == ["first", "second"]
+        tab.click("#runs button:nth-child(2)")
+        tab.until("document.querySelector('.run.shown figcaption').textContent === 'second'")
+    assert not tab.trouble, tab.trouble
+
+
+def test_without_the_token_there_is_nothing_to_see(tab: Tab, tmp_path: Path) -> None:
+    with served([run_in(tmp_path / "run")]) as client:
+        tab.do("Network.clearBrowserCookies")
+        tab.open(client.url.replace(TOKEN, "wrong"))
+        tab.until("document.body.textContent.includes('no token')")
+        tab.trouble.clear()  # a 403 is one to the browser
