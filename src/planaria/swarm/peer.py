@@ -22,7 +22,7 @@ from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
-from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.reading import read
@@ -188,21 +188,15 @@ class Peer:
             self.config.sampling.temperature,
             self.config.sampling.support(self.policy.vocab),
         )
-        return [with_reading(rollout, reading) for rollout, reading in zip(arrived, readings, strict=True)]
+        limit, margin = self.config.sampling.max_new, self.config.loss.overlong
+        return [priced(with_reading(r, reading), limit, margin) for r, reading in zip(arrived, readings, strict=True)]
 
     def _lessons(self, report: Report) -> Lessons:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
-        return lessons(
-            rollouts,
-            config.rounds.mode,
-            config.loss.kind != "dr_grpo",
-            config.defence.share,
-            config.sampling.max_new,
-            config.loss.overlong,
-        )
+        return lessons(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo", config.defence.share)
 
     def _started(self) -> Started:
         return Started(

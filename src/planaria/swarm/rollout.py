@@ -46,6 +46,8 @@ class Rollout:
     """its place among the completions that its peer sent for the problem"""
     reward: float = 0.0
     """by this peer's own ground truth"""
+    penalty: float = 0.0
+    """what its length costs of the reward, at most 0"""
     claimed: float | None = None
     """the generator's claim about the whole text, where its tokens are others than ``ids``"""
     reading: Reading = field(default=UNREAD, compare=False)
@@ -54,8 +56,15 @@ class Rollout:
     reason: str = ""
     passed: tuple[str, ...] = ()
     """layers that found nothing"""
+    proven: bool = True
+    """every layer that works here has found it good; what is not refused and not proven either is never rewarded"""
     advantage: float | None = None
     """None: nothing is learned from it"""
+
+    @property
+    def worth(self) -> float:
+        """By which it is compared with the others of its group."""
+        return self.reward + self.penalty
 
     @property
     def name(self) -> tuple[str, int, int, int]:

@@ -118,10 +118,12 @@ class Defence:
         judged = {
             place: replace(verdicts[place], layer=name, reason=found.refused[nth])
             if nth in found.refused
+            else replace(verdicts[place], proven=False)
+            if nth in found.unproven
             else replace(verdicts[place], passed=(*verdicts[place].passed, name))
             for nth, place in enumerate(standing)
         }
-        counts = _counts(judged.values())
+        counts = _counts(verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven)
         layer.past.append(counts)
         report.refused[name] = counts
         if off := found.off or layer.useless(self._config.useless):
