@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, case, reading
 
+from planaria.swarm.checks.claims import ClaimsCheck
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.support import SupportCheck, outside
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.checks.truth import Schedule, unscheduled
+from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
@@ -85,6 +87,20 @@ class TestDuplicates:
     def test_another_text_is_no_copy(self) -> None:
         cases = [case(text=str(n), read=reading([-20.0])) for n in range(12)]
         assert not DuplicatesCheck(level=0.5).examine(cases, CONTEXT).refused
+
+
+class TestClaims:
+    def claiming(self, *claims: float, alike: bool = True) -> Rollout:
+        return case(read=reading([-1.0] * len(claims)), logps=claims, alike=alike)
+
+    def test_whoever_says_that_it_holds_our_weights_says_what_they_give(self) -> None:
+        honest, forged = self.claiming(-1.01, -0.95), self.claiming(-1.0, -21.0)
+        refused = ClaimsCheck().examine([honest, forged, self.claiming(-0.5)], CONTEXT).refused
+        assert refused.keys() == {1, 2}
+        assert refused[1] == "it claims our weights, and for token 2 is 20 nats off them"
+
+    def test_of_other_weights_and_without_a_claim_nobody_can_tell(self) -> None:
+        assert not ClaimsCheck().examine([self.claiming(-9.0, alike=False), case(alike=True)], CONTEXT).refused
 
 
 class TestJudge:

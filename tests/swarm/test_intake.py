@@ -169,3 +169,18 @@ def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, (-1.0, -1.0, -1.0))
     assert with_reading(made, read) == replace(made, reading=read)
     assert with_reading(replace(made, logps=None), read).logps is None
+
+
+@pytest.mark.parametrize(("said", "alike_"), [("ab" * 8, True), ("cd" * 8, False), ("", False)])
+def test_whose_weights_are_ours_is_told_by_their_fingerprint(
+    reader: LlamaPolicy, alike: Sender, foreign: Sender, said: str, alike_: bool
+) -> None:
+    text = Completion(text="1", ended=True, ids=(49, END), logps=(-1.0, -1.0))
+    for sender, own in ((alike, True), (foreign, False)):
+        messages = {p: m.model_copy(update={"weights": said}) for p, m in sender.says((3, [text])).items()}
+        schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
+        for mine in ("ab" * 8, ""):
+            ((found,), _) = take_in(
+                messages, schedule, TASK, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
+            )
+            assert found.alike == (alike_ and own and mine != "")

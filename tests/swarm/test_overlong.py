@@ -31,7 +31,7 @@ def learned(group: list[tuple[int, float]], margin: int) -> Lessons:
         Rollout(Problem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
     ]
-    return lessons([priced(one, LIMIT, margin) for one in cases], "horizontal", True, 1.0)
+    return lessons([priced(one, LIMIT, margin) for one in cases], "horizontal", True)
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
@@ -97,7 +97,7 @@ def judged(entries: list[tuple[str, float, int]], refused: str = "drop") -> dict
     config = DefenceConfig(checks="steps", quarantine=0.0)
     report = Defence(config, checks(config), CONTEXT).examine(0, cases)
     stay = report.accepted if refused == "drop" else [replace(r, reward=0.0) if r.layer else r for r in report.rollouts]
-    return {one.text: one.advantage or 0.0 for one in lessons(stay, "horizontal", True, 1.0).taken}
+    return {one.text: one.advantage or 0.0 for one in lessons(stay, "horizontal", True).taken}
 
 
 def test_poison_that_fails_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
@@ -124,7 +124,7 @@ def test_a_failure_whose_reasoning_is_good_may_be_better_than_a_longer_one() -> 
         config = DefenceConfig(checks="steps")
         report = Defence(config, checks(config), replace(CONTEXT, task=Lenient())).examine(0, cases)
         assert not any(one.layer for one in report.rollouts), "failing is no reason to be set aside"
-        (first, *_) = lessons(report.accepted, "horizontal", True, 1.0).taken
+        (first, *_) = lessons(report.accepted, "horizontal", True).taken
         return first.advantage or 0.0
 
     assert read("short") > 0 == read("hi")
@@ -146,5 +146,5 @@ def test_nothing_is_rewarded_that_no_layer_found_good(group: list[tuple[float, i
         )
         for n, (reward, k, proven, refused, other) in enumerate(group)
     ]
-    found = lessons(cases, "horizontal", True, 1.0).taken
+    found = lessons(cases, "horizontal", True).taken
     assert all((one.advantage or 0.0) <= 0 for one in found if one.layer or not one.proven)

@@ -85,7 +85,7 @@ TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned(
 
 def test_every_completion_that_came_is_noted_once() -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    taken = lessons(report.accepted, "horizontal", True)
     notes = sample_records(report, taken, TURNED, 4)
     assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
         ("me", 1, 0, ""),
@@ -104,7 +104,7 @@ def test_every_completion_that_came_is_noted_once() -> None:
 @pytest.mark.parametrize("value", [1.5, math.inf, math.nan])
 def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: Path, value: float) -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    taken = lessons(report.accepted, "horizontal", True)
     learned = Learned(value, value, {"ratio": value})
     record = round_record(4, {"read": 0.12345678}, "me", TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
@@ -116,7 +116,7 @@ def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: 
 
 
 def test_a_peer_of_whom_nothing_came_had_no_reward() -> None:
-    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True, 1.0), Learned(), "")
+    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True), Learned(), "")
     assert record.reward == 0.0 and record.lessons == 0
 
 

@@ -104,9 +104,9 @@ class SamplingConfig(Section):
 
 
 class DefenceConfig(Section):
-    checks: str = "support, surprisal, duplicates, steps"
-    """what completions pass, in order: support, surprisal, duplicates, a judge of what scores (steps, the task's own
-    checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
+    checks: str = "claims, support, surprisal, duplicates, steps"
+    """what completions pass, in order: claims, support, surprisal, duplicates, a judge of what scores (steps, the
+    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
     options: Options = Options()
     """of the checks"""
     refused: Literal["drop", "zero"] = "drop"
@@ -116,7 +116,7 @@ class DefenceConfig(Section):
     window: Positive = 8
     """rounds that 'lately' means, and that a peer is set aside for before its appeal is heard"""
     share: Share = 0.4
-    """most that one other peer may have of the completions that are learned from"""
+    """most that one peer may have of a round's gradient, whatever the loss and whatever it sends"""
     useless: Share = 0.02
     """a layer that would refuse so much of the median peer's completions cannot work here and switches itself off"""
 

@@ -31,8 +31,12 @@ def take_in(
     policy: Policy,
     max_new: int,
     asked: Asking,
+    weights: str = "",
 ) -> tuple[list[Rollout], list[Turned]]:
-    """The completions of one round in an order that is the same for all peers: by problem, peer, and place."""
+    """The completions of one round in an order that is the same for all peers: by problem, peer, and place.
+
+    ``weights``: the fingerprint of the reader's own.
+    """
     sent = [
         (peer, group.problem, index, completion)
         for peer, message in messages.items()
@@ -49,7 +53,8 @@ def take_in(
         if isinstance(taken, str):
             turned.append(Turned(peer, number, index, taken))
         else:
-            found.append(replace(taken, peer=peer, index=index))
+            alike = taken.logps is not None and messages[peer].weights == weights != ""
+            found.append(replace(taken, peer=peer, index=index, alike=alike))
     return found, turned
 
 

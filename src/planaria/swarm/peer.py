@@ -115,18 +115,20 @@ class Peer:
         watch = Stopwatch()
         asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
         problems = [asked(problem) for problem in self._problems(number)]
+        weights = weights_fingerprint(self.policy.module)
         closed = self.meeting.closed(number)
         if not closed:
-            self._publish(number, problems)
+            self._publish(number, problems, weights)
         watch.lap("write")
         found = self.meeting.gather(number, closed)
         watch.lap("wait")
         schedule = self._schedule(number)
-        arrived, turned = take_in(found.found, schedule, self.task, self.policy, self.config.sampling.max_new, asked)
+        limit = self.config.sampling.max_new
+        arrived, turned = take_in(found.found, schedule, self.task, self.policy, limit, asked, weights)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
-        learned = self.learner.learn(number, taken.taken)
+        learned = self.learner.learn(number, taken.taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
@@ -151,7 +153,7 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, asked: Sequence[Asked]) -> None:
+    def _publish(self, number: int, asked: Sequence[Asked], weights: str) -> None:
         written = self.author.write(number, asked, self.count)
         if self.poison is not None:
             self.poison.note(
@@ -162,9 +164,9 @@ class Peer:
                     if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, written))
+        self.meeting.publish(self._message(number, written, weights))
 
-    def _message(self, number: int, written: Sequence[Sequence[Rollout]]) -> Rollouts:
+    def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
             Group(
                 problem=rollouts[0].problem.number,
@@ -177,7 +179,7 @@ class Peer:
             peer=self.id,
             round=number,
             tokenizer=self.policy.tokenizer_fingerprint,
-            weights=weights_fingerprint(self.policy.module),
+            weights=weights,
             groups=groups,
         )
 
@@ -196,7 +198,7 @@ class Peer:
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
-        return lessons(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo", config.defence.share)
+        return lessons(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
 
     def _started(self) -> Started:
         return Started(

@@ -48,6 +48,8 @@ class Rollout:
     """by this peer's own ground truth"""
     penalty: float = 0.0
     """what its length costs of the reward, at most 0"""
+    alike: bool = False
+    """its generator says that it holds the very weights that its reader holds, and cuts texts into the same tokens"""
     claimed: float | None = None
     """the generator's claim about the whole text, where its tokens are others than ``ids``"""
     reading: Reading = field(default=UNREAD, compare=False)

@@ -34,7 +34,7 @@ class Shadow:
             for r in drawn
         ]
         own = [priced(r, limit, loss.overlong) for r in own]
-        found = lessons(own, "horizontal", loss.kind != "dr_grpo", 1.0)
+        found = lessons(own, "horizontal", loss.kind != "dr_grpo")
         self.learner.learn(number, found.taken)
 
     def examined(self, examiner: Examiner) -> Standing:

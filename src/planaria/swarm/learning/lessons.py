@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
-from planaria.swarm.learning.influence import scales
 from planaria.swarm.rollout import Rollout
 
 
@@ -22,15 +21,12 @@ class Lessons:
     """groups in which all rewards are equal, or that are too small: they teach nothing"""
     groups: int
     """those that teach"""
-    influence: Mapping[str, float]
-    """peer → its part of Σ|Â|, after the bound"""
 
 
 def lessons(
     rollouts: Sequence[Rollout],
     mode: Literal["horizontal", "vertical"],
     scale: bool,
-    share: float,
 ) -> Lessons:
     """Completions to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
 
@@ -43,18 +39,15 @@ def lessons(
     grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         grouped[rollout.problem.number, rollout.peer if mode == "vertical" else ""].append(rollout)
-    taken: list[tuple[Rollout, float]] = []
+    taken: list[Rollout] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
         advantages = group_advantages([rollout.worth for rollout in group], scale)
         if advantages is None:
             skipped += 1
         else:
-            taken += [(r, _allowed(r, advantage)) for r, advantage in zip(group, advantages, strict=True)]
-    factors = scales([(rollout.peer, abs(advantage)) for rollout, advantage in taken], share)
-    bounded = [(rollout, advantage * factors.get(rollout.peer, 1.0)) for rollout, advantage in taken]
-    found = [replace(rollout, advantage=advantage) for rollout, advantage in bounded]
-    return Lessons(found, skipped, len(grouped) - skipped, _parts(bounded))
+            taken += [replace(r, advantage=_allowed(r, found)) for r, found in zip(group, advantages, strict=True)]
+    return Lessons(taken, skipped, len(grouped) - skipped)
 
 
 def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
@@ -67,11 +60,3 @@ def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
 
 def _allowed(rollout: Rollout, advantage: float) -> float:
     return advantage if rollout.proven and not rollout.layer else min(advantage, 0.0)
-
-
-def _parts(taken: Sequence[tuple[Rollout, float]]) -> dict[str, float]:
-    mass: dict[str, float] = defaultdict(float)
-    for rollout, advantage in taken:
-        mass[rollout.peer] += abs(advantage)
-    whole = sum(mass.values()) or 1.0
-    return {peer: value / whole for peer, value in mass.items()}
