@@ -8,7 +8,6 @@ other: whatever bytes arrive, :func:`unseal` gives a message within its limits, 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -16,29 +15,12 @@ from pydantic_core import from_json
 
 from planaria.swarm.board.difference import canonical
 from planaria.swarm.board.identity import Identity, peer_id, verify
+from planaria.swarm.board.limits import LAST_ROUND, Limits
 
 VERSION: Final = 1
-LAST_ROUND = 999_999
 NOT_JSON, NOT_READABLE = "not JSON", "not readable"
 _SIGNED = b"planaria swarm 1\0"
 _MANY_ERRORS = 100
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a peer reads of another; the same for all peers of a run, or one refuses what another trains on."""
-
-    message_bytes: int = 4 * 2**20
-    groups: int = 256
-    """of a message"""
-    completions: int = 64
-    """of a group"""
-    characters: int = 32_768
-    """of a completion"""
-    tokens: int = 8192
-    """of a completion"""
-    peers: int = 256
-    """of a board"""
 
 
 class BadMessage(Exception):
