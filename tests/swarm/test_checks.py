@@ -138,6 +138,9 @@ class TestJudge:
         mute = replace(CONTEXT, task=Mute())
         found = Steps().examine([case()], mute)
         assert "cannot check reasoning" in found.off and not found.refused
+        warning = Steps().warning(mute)
+        assert "nobody reads" in warning and "--defence.checks" in warning and "model" in warning
+        assert not Steps().warning(CONTEXT)
         assert Noisy(rate=0.5).examine([case()], mute) == found
 
 

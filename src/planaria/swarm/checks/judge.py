@@ -32,6 +32,16 @@ class Judge(Check, ABC):
         """Why it cannot judge here; empty if it can."""
         return ""
 
+    def warning(self, context: Context) -> str:
+        """That nobody will read what peers reason, and what to do about it; empty if this judge will."""
+        if not (off := self.off(context)):
+            return ""
+        return (
+            f"{off}, so nobody reads what stands before a right answer: poison there is stopped only while all peers' "
+            'weights are alike; let a language model judge: --defence.checks "claims, support, surprisal, duplicates, '
+            'model" --defence.options.path hf:NAME'
+        )
+
     @abstractmethod
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         """What is wrong with each of some completions, whatever their final answer is; empty where nothing is. The
@@ -67,7 +77,7 @@ class Steps(Judge):
 
     def off(self, context: Context) -> str:
         tells = context.task.sound(context.task.problem(0), "") is not None
-        return "" if tells else f"task {context.task.name} cannot check reasoning; let a model judge"
+        return "" if tells else f"task {context.task.name} cannot check reasoning"
 
     def objections(self, pairs: Sequence[tuple[Problem, str]], context: Context) -> list[str]:
         wrong = "a step of its reasoning is false, or none at all"
