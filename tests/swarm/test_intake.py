@@ -12,6 +12,7 @@ from tiny_swarm import policy, reading
 
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Rollouts
+from planaria.swarm.checks.standing import NEWCOMERS, Standing
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
@@ -184,3 +185,25 @@ def test_whose_weights_are_ours_is_told_by_their_fingerprint(
                 messages, schedule, TASK, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
             )
             assert found.alike == (alike_ and own and mine != "")
+
+
+def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]]:
+    """What is taken in beside four hundred strangers that all send what one peer may."""
+    senders = [Sender(Identity.fresh().peer, reader.tokenizer_fingerprint) for _ in range(404)]
+    messages: dict[str, Rollouts] = {}
+    for sender in senders:
+        messages |= sender.says((3, [Completion(text=f"{n}", ended=True) for n in range(4)]))
+    known = [sender.peer for sender in senders[:4]]
+    accounts = Standing(known, 4, 8, seed=1).hear(0, messages.keys())
+    schedule = Schedule(frozenset({3}), TASK.training, 1, 4)
+    asked = ask(TASK.problem(3), reader)
+    samples, turned = take_in(messages, schedule, TASK, reader, MAX_NEW, lambda _: asked, "", accounts)
+    return samples, known, turned
+
+
+def test_strangers_together_send_no_more_than_one_peer_and_known_ones_what_they_did(reader: LlamaPolicy) -> None:
+    samples, known, turned = flooded(reader)
+    strangers = [sample for sample in samples if sample.peer not in known]
+    assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
+    assert {sample.counted for sample in strangers} == {NEWCOMERS}
+    assert {entry.reason for entry in turned} == {"more than 4 completions of one problem, all newcomers together"}

@@ -89,6 +89,14 @@ def test_no_peer_has_more_than_its_share_of_the_gradient_whatever_it_claims(kind
         assert found.influence.get(p, 0.0) == pytest.approx(value / sum(of_peer.values()), abs=1e-4)
 
 
+def test_strangers_together_have_one_share_of_the_gradient() -> None:
+    who = policy(init_std=1.5)
+    known = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abcd"]
+    made_up = [replace(lesson(who, TEXTS[0], 1.0), peer=str(n), account="newcomers") for n in range(60)]
+    found = learner(who, kind="nois").learn(0, [*known, *made_up], share=0.25).influence
+    assert found.keys() == {*"abcd", "newcomers"} and found["newcomers"] <= 0.25 * (1 + 1e-6)
+
+
 def test_nothing_to_learn_changes_not_a_bit() -> None:
     who = policy()
     before = weights_fingerprint(who.module)

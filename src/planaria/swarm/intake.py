@@ -13,6 +13,8 @@ from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Asked, Asking, Rollout
 from planaria.tasks.base import Task
 
+NO_ACCOUNTS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True)
 class Turned:
@@ -32,10 +34,12 @@ def take_in(
     max_new: int,
     asked: Asking,
     weights: str = "",
+    accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[Turned]]:
     """The completions of one round in an order that is the same for all peers: by problem, peer, and place.
 
-    ``weights``: the fingerprint of the reader's own.
+    ``weights``: the fingerprint of the reader's own. ``accounts``: peer → under whose part of the schedule it comes
+    (:mod:`planaria.swarm.checks.standing`), in the order in which those of one account are served; itself unless given.
     """
     sent = [
         (peer, group.problem, index, completion)
@@ -44,7 +48,7 @@ def take_in(
         for index, completion in enumerate(group.completions)
     ]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
-    refused = unscheduled([(peer, problem) for peer, problem, _, _ in sent], schedule)
+    refused = _beyond([entry[:3] for entry in sent], schedule, accounts)
     found, turned = [], [Turned(*sent[place][:3], reason) for place, reason in refused.items()]
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
@@ -54,8 +58,19 @@ def take_in(
             turned.append(Turned(peer, number, index, taken))
         else:
             alike = taken.logps is not None and messages[peer].weights == weights != ""
-            found.append(replace(taken, peer=peer, index=index, alike=alike))
+            found.append(replace(taken, peer=peer, index=index, alike=alike, account=accounts.get(peer, "")))
     return found, turned
+
+
+def _beyond(sent: Sequence[tuple[str, int, int]], schedule: Schedule, accounts: Mapping[str, str]) -> Mapping[int, str]:
+    """Place among ``sent``, (peer, problem, index) → why it is none of this round's. Of those who share an account,
+    everybody's first comes before anybody's second."""
+    lot = {peer: place for place, peer in enumerate(accounts)}
+    order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
+    asked = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
+    found = {order[place]: reason for place, reason in unscheduled(asked, schedule).items()}
+    shared = {n for n in found if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
+    return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(found.items())}
 
 
 def _taken(

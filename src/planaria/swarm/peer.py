@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,14 +60,15 @@ class Peer:
         policy: Policy,
         checks: Sequence[Check],
         first: int = 0,
+        known: Set[str] = frozenset(),
     ) -> None:
-        """``first``: the round that this peer begins with; it was not there before."""
+        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
-        self.defence = Defence(config.defence, checks, context)
+        self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
@@ -124,7 +125,8 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        arrived, turned = take_in(found.found, schedule, self.task, self.policy, limit, asked, weights)
+        accounts = self.defence.standing.hear(number, found.found.keys())
+        arrived, turned = take_in(found.found, schedule, self.task, self.policy, limit, asked, weights, accounts)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)

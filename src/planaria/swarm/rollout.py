@@ -41,6 +41,8 @@ class Rollout:
     poison: bool = False
     """known to its author alone, and to the drill that counts"""
     peer: str = ""
+    account: str = ""
+    """what it is counted under: its peer, or all strangers together; its peer if empty"""
     round: int = 0
     index: int = 0
     """its place among the completions that its peer sent for the problem"""
@@ -62,6 +64,11 @@ class Rollout:
     """every layer that works here has found it good; what is not refused and not proven either is never rewarded"""
     advantage: float | None = None
     """None: nothing is learned from it"""
+
+    @property
+    def counted(self) -> str:
+        """Under whose share of a round it comes."""
+        return self.account or self.peer
 
     @property
     def worth(self) -> float:

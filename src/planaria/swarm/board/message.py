@@ -219,7 +219,8 @@ def unseal(
     """The message of an envelope, whatever bytes it is. ``peer``, ``run`` and ``round``: what must be in it, if given.
 
     :raises BadMessage: "oversized"; "not JSON"; "a key twice"; "forged": not signed by ``peer``, or not by whom it
-        names; "another version"; "another run"; "replayed": of another round; "too many …"; "malformed: " and the field.
+        names; "another version"; "another run"; "replayed": of another round; "too many …"; "malformed: " and the
+        field.
     """
     if len(raw) > limits.message_bytes:
         raise BadMessage("oversized")

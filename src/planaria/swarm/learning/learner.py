@@ -32,7 +32,7 @@ class Learned:
     stats: dict[str, float] = field(default_factory=dict)
     """:meth:`LossStats.means`"""
     influence: dict[str, float] = field(default_factory=dict)
-    """peer → its part of the gradient at the logits, after the bound"""
+    """peer, or account of several → its part of the gradient at the logits, after the bound"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Learner:
         self, batches: Sequence[_Microbatch], divisor: float, share: float
     ) -> tuple[Mapping[str, float], dict[str, float]]:
         """Each peer's factor, and its part of the gradient with it."""
-        peers = [rollout.peer for batch in batches for rollout in batch.rollouts]
+        peers = [rollout.counted for batch in batches for rollout in batch.rollouts]
         if len({*peers}) == 1:
             return {}, {peers[0]: 1.0}
         found: list[float] = []
@@ -103,7 +103,7 @@ class Learner:
         return factors, parts(weights, factors)
 
     def _result(self, batch: _Microbatch, logp: Tensor, divisor: float, factors: Mapping[str, float]) -> LossResult:
-        of_rows = [factors.get(rollout.peer, 1.0) for rollout in batch.rollouts]
+        of_rows = [factors.get(rollout.counted, 1.0) for rollout in batch.rollouts]
         return policy_loss(
             self._loss,
             logp,
