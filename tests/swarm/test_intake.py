@@ -17,6 +17,8 @@ from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
 from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.scoring import Scoring
+from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
 TASK = Sums()
@@ -56,7 +58,7 @@ def solved(number: int) -> str:
 
 def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Rollout], list[Turned]]:
     schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
-    return take_in(messages, schedule, TASK, reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
+    return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -182,7 +184,7 @@ def test_whose_weights_are_ours_is_told_by_their_fingerprint(
         schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
         for mine in ("ab" * 8, ""):
             ((found,), _) = take_in(
-                messages, schedule, TASK, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
+                messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
             )
             assert found.alike == (alike_ and own and mine != "")
 
@@ -197,7 +199,7 @@ def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]
     accounts = Standing(known, 4, 8, seed=1).hear(0, messages.keys())
     schedule = Schedule(frozenset({3}), TASK.training, 1, 4)
     asked = ask(TASK.problem(3), reader)
-    samples, turned = take_in(messages, schedule, TASK, reader, MAX_NEW, lambda _: asked, "", accounts)
+    samples, turned = take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts)
     return samples, known, turned
 
 
@@ -207,3 +209,37 @@ def test_strangers_together_send_no_more_than_one_peer_and_known_ones_what_they_
     assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
     assert {sample.counted for sample in strangers} == {NEWCOMERS}
     assert {entry.reason for entry in turned} == {"more than 4 completions of one problem, all newcomers together"}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_endless_programs_cost_their_peer_the_rest_of_its_time_and_nobody_else(reader: LlamaPolicy) -> None:
+    clock = Clock()
+
+    class Slow(Sums):
+        def score(self, problem: Problem, completion: str) -> float:
+            clock.now += 5.0 if completion == "endless" else 0.01
+            return 1.0
+
+    scoring = Scoring(Slow(), clock)
+    one_, other = Sender("0" * 32, reader.tokenizer_fingerprint), Sender("f" * 32, reader.tokenizer_fingerprint)
+    said = [Completion(text="endless", ended=True)] * 48
+    spent = []
+    for _ in range(6):
+        scoring.begin()
+        before = clock.now
+        messages = one_.says((3, said)) | other.says((3, [Completion(text="1", ended=True)] * 48))
+        schedule = Schedule(frozenset({3}), TASK.training, 1, 48)
+        samples, turned = take_in(messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader))
+        spent.append(clock.now - before)
+        assert sum(sample.peer == other.peer for sample in samples) == 48
+        assert turned and all("to score" in entry.reason for entry in turned)
+    assert spent == pytest.approx([30.48, 15.48, 10.48, 5.48, 5.48, 5.48]), "of 240 s that they would take"
+    scoring.begin()
+    scoring.begin()
+    assert scoring.seconds(one_.peer) == 3.75, "it is given time again when it did not use it up"

@@ -11,7 +11,7 @@ from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Asked, Asking, Rollout
-from planaria.tasks.base import Task
+from planaria.swarm.scoring import Scoring
 
 NO_ACCOUNTS: Mapping[str, str] = {}
 
@@ -29,7 +29,7 @@ class Turned:
 def take_in(
     messages: Mapping[str, Rollouts],
     schedule: Schedule,
-    task: Task,
+    scoring: Scoring,
     policy: Policy,
     max_new: int,
     asked: Asking,
@@ -53,12 +53,13 @@ def take_in(
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
             continue
-        taken = _taken(messages[peer], completion, task, policy, max_new, asked(number))
+        account = accounts.get(peer, "")
+        taken = _taken(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer)
         if isinstance(taken, str):
             turned.append(Turned(peer, number, index, taken))
         else:
             alike = taken.logps is not None and messages[peer].weights == weights != ""
-            found.append(replace(taken, peer=peer, index=index, alike=alike, account=accounts.get(peer, "")))
+            found.append(replace(taken, peer=peer, index=index, alike=alike, account=account))
     return found, turned
 
 
@@ -74,7 +75,13 @@ def _beyond(sent: Sequence[tuple[str, int, int]], schedule: Schedule, accounts: 
 
 
 def _taken(
-    message: Rollouts, completion: Completion, task: Task, policy: Policy, max_new: int, asked: Asked
+    message: Rollouts,
+    completion: Completion,
+    scoring: Scoring,
+    policy: Policy,
+    max_new: int,
+    asked: Asked,
+    account: str,
 ) -> Rollout | str:
     """One completion of a message, scored; a text: why it is turned away."""
     problem, prompt = asked
@@ -84,7 +91,9 @@ def _taken(
     limit = min(max_new, policy.context - len(prompt))
     if objection := _wrong_length(len(ids), limit, completion.ended or not same):
         return objection
-    reward = task.score(problem, completion.text) if completion.ended else 0.0
+    reward = scoring.score(problem, completion.text, account) if completion.ended else 0.0
+    if reward is None:
+        return f"what it sent took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
     return Rollout(problem, prompt, text, ids, ended, logps, round=message.round, reward=reward, claimed=claimed)
 

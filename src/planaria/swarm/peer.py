@@ -30,6 +30,7 @@ from planaria.swarm.records.kept import keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
+from planaria.swarm.scoring import Scoring
 from planaria.swarm.shadow import Shadow
 from planaria.tasks.base import Task
 
@@ -73,6 +74,7 @@ class Peer:
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
+        self.scoring = Scoring(task)
         self.examiner = Examiner(task, config, name)
         rounds, t = config.rounds.count, config.sampling.temperature
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
@@ -125,8 +127,9 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
+        self.scoring.begin()
         accounts = self.defence.standing.hear(number, found.found.keys())
-        arrived, turned = take_in(found.found, schedule, self.task, self.policy, limit, asked, weights, accounts)
+        arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
