@@ -12,10 +12,11 @@ from tiny_swarm import policy, reading
 
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Rollouts
-from planaria.swarm.checks.standing import NEWCOMERS, Standing
+from planaria.swarm.checks.standing import Standing
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout, ask
 from planaria.swarm.scoring import Scoring
 from planaria.tasks.base import Problem

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from tiny_swarm import case
 
+from planaria.observe.swarm.swarm_report import influence_figure
 from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.records.lines import (
+    NEWCOMERS,
     Finished,
     Log,
     PoisonRecord,
@@ -124,3 +126,12 @@ def test_samples_are_read_again(tmp_path: Path) -> None:
     notes = [SampleRecord(peer="a", round=0, problem=1, index=n, reward=1.0, passed=["x"]) for n in range(3)]
     Log(tmp_path / "samples").note(*notes)
     assert list(read_samples(tmp_path / "samples")) == notes
+
+
+def test_what_strangers_pull_together_is_drawn_beside_the_peers() -> None:
+    learned = Learned(influence={"id0": 0.75, NEWCOMERS: 0.25})
+    record = round_record(0, {}, "id0", [], {}, [], Report([]), lessons([], "horizontal", True), learned, "")
+    lines = influence_figure({"p0": [record]}, {"id0": "p0"}).data
+    assert [(line.name, list(line.y)) for line in lines] == [("newcomers", [0.25]), ("p0", [0.75])]
+    alone = record.model_copy(update={"influence": {"id0": 1.0}})
+    assert [line.name for line in influence_figure({"p0": [alone]}, {"id0": "p0"}).data] == ["p0"]

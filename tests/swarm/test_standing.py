@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.checks.standing import NEWCOMERS, Standing
+from planaria.swarm.checks.standing import Standing
+from planaria.swarm.records.lines import NEWCOMERS
 
 CROWD = [f"stranger {n}" for n in range(400)]
 rounds = st.lists(st.frozensets(st.sampled_from("abcdefgh"), max_size=8), max_size=60)

@@ -12,7 +12,7 @@ from planaria.observe import page
 from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES, figure, label
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome
 
@@ -178,8 +178,10 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
-    """Each peer's part of Σ|Â| over rounds, the mean over the honest peers that learned."""
+    """Each peer's part of the gradient over rounds, and strangers' together: means over honest peers."""
     fig = figure(320, x="round", y="share of the update", hovermode="x unified")
+    if any(NEWCOMERS in record.influence for log in logs.values() for record in log):
+        names = {**names, NEWCOMERS: NEWCOMERS}
     rounds = sorted({record.round for log in logs.values() for record in log})
     by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
     for place, (peer, name) in enumerate(sorted(names.items(), key=lambda item: item[1])):

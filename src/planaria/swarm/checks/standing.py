@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from planaria.swarm.draws import derived
-
-NEWCOMERS = "newcomers"
-"""the account of all strangers together"""
+from planaria.swarm.records.lines import NEWCOMERS
 
 
 class Standing:
