@@ -146,6 +146,35 @@ def test_a_board_cannot_tell_a_peer_where_to_write(
     assert not (tmp_path / "elsewhere").exists()
 
 
+SIZES: list[tuple[str, Any]] = [
+    ("rounds.count", 10**9),
+    ("rounds.prompts", 4 * 10**9),
+    ("rounds.prompts", 512),
+    ("rounds.group", 4 * 10**9),
+    ("rounds.group", 2 * 65),
+    ("size", 10**6),
+    ("sampling.max_new", 10**6),
+    ("sampling.top_k", 10**12),
+    ("sampling.temperature", 1e300),
+    ("seed", 2**70),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), SIZES)
+def test_rules_of_any_size_are_refused_in_a_line_whoever_founded_the_run(
+    tmp_path: Path, there: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    from planaria.swarm.board.board import Board
+    from planaria.swarm.board.identity import Identity
+
+    rules = json.loads(json.loads((there / "board/rules.json").read_text())["body"])["rules"]
+    section, _, name = key.rpartition(".")
+    (rules[section] if section else rules)[name] = value
+    Board.open(str(tmp_path / "board"), Identity.fresh()).found(rules)
+    found = refused(capsys, "swarm", "join", "--board", str(tmp_path / "board"))
+    assert key in found and str(tmp_path / "board") in found and "at most" in found
+
+
 @pytest.mark.slow
 def test_a_second_run_of_a_name_gets_a_folder_of_its_own_and_may_be_joined(
     there: Path, pupil: Path, capsys: pytest.CaptureFixture[str]

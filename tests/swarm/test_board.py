@@ -18,7 +18,8 @@ from planaria.swarm.board.attendance import RoundStalled, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.difference import difference
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import Completion, Group, Limits
+from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.message import Completion, Group
 
 KINDS = ("folder", "memory", "scratch", "plain")
 

@@ -18,7 +18,8 @@ from planaria.errors import UserError
 from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import BadMessage, Limits, seal
+from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.message import BadMessage, seal
 
 
 def at(root: Path, who: Identity, round: int) -> Path:

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_swarm import CONTEXT, case, reading
 
+from planaria.swarm.checks.claims import ClaimsCheck
 from planaria.swarm.checks.duplicates import DuplicatesCheck, tail
 from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.support import SupportCheck, outside
 from planaria.swarm.checks.surprisal import SurprisalCheck
 from planaria.swarm.checks.truth import Schedule, unscheduled
+from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
@@ -87,6 +89,20 @@ class TestDuplicates:
         assert not DuplicatesCheck(level=0.5).examine(cases, CONTEXT).refused
 
 
+class TestClaims:
+    def claiming(self, *claims: float, alike: bool = True) -> Rollout:
+        return case(read=reading([-1.0] * len(claims)), logps=claims, alike=alike)
+
+    def test_whoever_says_that_it_holds_our_weights_says_what_they_give(self) -> None:
+        honest, forged = self.claiming(-1.01, -0.95), self.claiming(-1.0, -21.0)
+        refused = ClaimsCheck().examine([honest, forged, self.claiming(-0.5)], CONTEXT).refused
+        assert refused.keys() == {1, 2}
+        assert refused[1] == "it claims our weights, and for token 2 is 20 nats off them"
+
+    def test_of_other_weights_and_without_a_claim_nobody_can_tell(self) -> None:
+        assert not ClaimsCheck().examine([self.claiming(-9.0, alike=False), case(alike=True)], CONTEXT).refused
+
+
 class TestJudge:
     task = Sums()
 
@@ -122,6 +138,9 @@ class TestJudge:
         mute = replace(CONTEXT, task=Mute())
         found = Steps().examine([case()], mute)
         assert "cannot check reasoning" in found.off and not found.refused
+        warning = Steps().warning(mute)
+        assert "nobody reads" in warning and "--defence.checks" in warning and "model" in warning
+        assert not Steps().warning(CONTEXT)
         assert Noisy(rate=0.5).examine([case()], mute) == found
 
 

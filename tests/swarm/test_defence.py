@@ -151,7 +151,7 @@ def test_a_round_without_completions_is_no_reason_to_stop() -> None:
 @pytest.mark.parametrize(
     ("said", "names"),
     [
-        (DefenceConfig().checks, ["support", "surprisal", "duplicates", "judge"]),
+        (DefenceConfig().checks, ["claims", "support", "surprisal", "duplicates", "judge"]),
         ("noisy,  support", ["judge", "support"]),
         ("", []),
     ],

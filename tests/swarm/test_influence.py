@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.swarm.learning.influence import scales
+from planaria.swarm.learning.influence import masses, parts, pulls, scales
 
 weight = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 weights = st.lists(st.tuples(st.sampled_from("abcdefg"), weight), max_size=30)
 shares = st.one_of(st.sampled_from([1 / 2, 1 / 3, 1 / 4, 1.0]), st.floats(0.01, 1.0))
-
-
-def masses(weighed: list[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for peer, value in weighed:
-        found[peer] += value
-    return {peer: value for peer, value in found.items() if value}
 
 
 def scaled(weighed: list[tuple[str, float]], share: float) -> list[tuple[str, float]]:
@@ -76,3 +68,27 @@ def test_whoever_comes_to_lie_above_the_bound_by_anothers_scaling_is_scaled_too(
 def test_a_share_below_an_equal_part_makes_all_equal() -> None:
     factors = scales([("a", 8.0), ("b", 4.0), ("c", 2.0)], 0.1)
     assert factors == pytest.approx({"a": 0.25, "b": 0.5, "c": 1.0})
+
+
+@given(weights, shares)
+def test_parts_are_of_one_whole_and_none_is_beyond_the_bound(weighed: list[tuple[str, float]], share: float) -> None:
+    found = parts(weighed, scales(weighed, share))
+    assert found.keys() == masses(weighed).keys()
+    assert not found or sum(found.values()) == pytest.approx(1)
+    assert all(part <= max(share, 1 / len(found)) * (1 + 1e-6) for part in found.values())
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=4), st.integers(0, 2))
+def test_a_pull_is_half_the_gradient_at_the_logits(rows: list[list[float]], token: int) -> None:
+    logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    logp = logits.log_softmax(-1)[:, token : token + 1]
+    factors = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)[:, None]
+    (gradient,) = torch.autograd.grad((logp * factors).sum(), logits)
+    leaf = logp.detach().requires_grad_()
+    found = pulls((leaf * factors).sum(), leaf)
+    torch.testing.assert_close(found, gradient.abs().sum(1) / 2, rtol=1e-9, atol=1e-12)
+
+
+def test_padding_pulls_at_nothing() -> None:
+    leaf = torch.tensor([[-1.0, float("nan")]], requires_grad=True)
+    assert pulls(leaf[:, :1].sum(), leaf).tolist() == pytest.approx([1 - 0.36787944])

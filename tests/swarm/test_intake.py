@@ -12,10 +12,14 @@ from tiny_swarm import policy, reading
 
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Completion, Group, Rollouts
+from planaria.swarm.checks.standing import Standing
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.policy.policies import LlamaPolicy
+from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout, ask
+from planaria.swarm.scoring import Scoring
+from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
 TASK = Sums()
@@ -55,7 +59,7 @@ def solved(number: int) -> str:
 
 def taken(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> tuple[list[Rollout], list[Turned]]:
     schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
-    return take_in(messages, schedule, TASK, reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
+    return take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda number: ask(TASK.problem(number), reader))
 
 
 def one(reader: LlamaPolicy, messages: dict[str, Rollouts]) -> Rollout:
@@ -169,3 +173,74 @@ def test_a_sample_without_such_a_claim_stays_as_it_is() -> None:
     made = Rollout(TASK.problem(0), (), "abc", (1, 2, 3), True, (-1.0, -1.0, -1.0))
     assert with_reading(made, read) == replace(made, reading=read)
     assert with_reading(replace(made, logps=None), read).logps is None
+
+
+@pytest.mark.parametrize(("said", "alike_"), [("ab" * 8, True), ("cd" * 8, False), ("", False)])
+def test_whose_weights_are_ours_is_told_by_their_fingerprint(
+    reader: LlamaPolicy, alike: Sender, foreign: Sender, said: str, alike_: bool
+) -> None:
+    text = Completion(text="1", ended=True, ids=(49, END), logps=(-1.0, -1.0))
+    for sender, own in ((alike, True), (foreign, False)):
+        messages = {p: m.model_copy(update={"weights": said}) for p, m in sender.says((3, [text])).items()}
+        schedule = Schedule(frozenset(range(10)), TASK.training, 10, 4)
+        for mine in ("ab" * 8, ""):
+            ((found,), _) = take_in(
+                messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader), mine
+            )
+            assert found.alike == (alike_ and own and mine != "")
+
+
+def flooded(reader: LlamaPolicy) -> tuple[list[Rollout], list[str], list[Turned]]:
+    """What is taken in beside four hundred strangers that all send what one peer may."""
+    senders = [Sender(Identity.fresh().peer, reader.tokenizer_fingerprint) for _ in range(404)]
+    messages: dict[str, Rollouts] = {}
+    for sender in senders:
+        messages |= sender.says((3, [Completion(text=f"{n}", ended=True) for n in range(4)]))
+    known = [sender.peer for sender in senders[:4]]
+    accounts = Standing(known, 4, 8, seed=1).hear(0, messages.keys())
+    schedule = Schedule(frozenset({3}), TASK.training, 1, 4)
+    asked = ask(TASK.problem(3), reader)
+    samples, turned = take_in(messages, schedule, Scoring(TASK), reader, MAX_NEW, lambda _: asked, "", accounts)
+    return samples, known, turned
+
+
+def test_strangers_together_send_no_more_than_one_peer_and_known_ones_what_they_did(reader: LlamaPolicy) -> None:
+    samples, known, turned = flooded(reader)
+    strangers = [sample for sample in samples if sample.peer not in known]
+    assert len(samples) == 5 * 4 and len(strangers) == 4 == len({sample.peer for sample in strangers})
+    assert {sample.counted for sample in strangers} == {NEWCOMERS}
+    assert {entry.reason for entry in turned} == {"more than 4 completions of one problem, all newcomers together"}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_endless_programs_cost_their_peer_the_rest_of_its_time_and_nobody_else(reader: LlamaPolicy) -> None:
+    clock = Clock()
+
+    class Slow(Sums):
+        def score(self, problem: Problem, completion: str) -> float:
+            clock.now += 5.0 if completion == "endless" else 0.01
+            return 1.0
+
+    scoring = Scoring(Slow(), clock)
+    one_, other = Sender("0" * 32, reader.tokenizer_fingerprint), Sender("f" * 32, reader.tokenizer_fingerprint)
+    said = [Completion(text="endless", ended=True)] * 48
+    spent = []
+    for _ in range(6):
+        scoring.begin()
+        before = clock.now
+        messages = one_.says((3, said)) | other.says((3, [Completion(text="1", ended=True)] * 48))
+        schedule = Schedule(frozenset({3}), TASK.training, 1, 48)
+        samples, turned = take_in(messages, schedule, scoring, reader, MAX_NEW, lambda n: ask(TASK.problem(n), reader))
+        spent.append(clock.now - before)
+        assert sum(sample.peer == other.peer for sample in samples) == 48
+        assert turned and all("to score" in entry.reason for entry in turned)
+    assert spent == pytest.approx([30.48, 15.48, 10.48, 5.48, 5.48, 5.48]), "of 240 s that they would take"
+    scoring.begin()
+    scoring.begin()
+    assert scoring.seconds(one_.peer) == 3.75, "it is given time again when it did not use it up"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from planaria.tasks.base import Problem
 from planaria.tasks.sums import Sums
 
 TEXTS = ["7+5=12", "1", "4+8=3;[9]", "9", "2+2=4"]
+KINDS = get_args(LossConfig.model_fields["kind"].annotation)
 OPTIM = OptimConfig(lr=1e-3)
 
 
@@ -56,6 +57,44 @@ def test_an_update_moves_the_policy_towards_what_was_good_and_away_from_what_was
     assert good > 0.01 and found.grad_norm > 0
     if claims or not kind.startswith("f_"):  # failures of unknown origin are filtered
         assert bad < -0.01
+
+
+class Watched(LlamaPolicy):
+    """Keeps the gradients that reach its logits."""
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = super().logits(tokens)
+        if found.requires_grad:
+            found.retain_grad()
+            self.seen = found
+        return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("off", [-20.0, 0.0, 20.0])
+def test_no_peer_has_more_than_its_share_of_the_gradient_whatever_it_claims(kind: str, off: float) -> None:
+    """Long, improbable, with a claim that is far off, a failure and a success: each outweighs three short ones."""
+    made = policy(init_std=1.5)
+    who = Watched(made.module, made.tokenizer)  # type: ignore[arg-type]
+    honest = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abc"]
+    loud = [replace(lesson(who, "zq" * 15, advantage), peer="x", index=n) for n, advantage in enumerate((2.0, -2.0))]
+    sent = [replace(one, logps=tuple(min(0.0, logp + off) for logp in one.logps or ())) for one in loud]
+    taken = [*honest, *sent]
+    fields = {"length": 31} if kind == "dr_grpo" else {}
+    found = learner(who, kind=kind, beta=0.1, **fields).learn(0, taken, share=0.4)
+    pulled = who.seen.grad.abs().sum((1, 2))  # type: ignore[union-attr]
+    of_peer = {p: sum(float(v) for r, v in zip(taken, pulled, strict=True) if r.peer == p) for p in "abcx"}
+    assert of_peer["x"] <= 0.4 * sum(of_peer.values()) * (1 + 1e-4)
+    for p, value in of_peer.items():
+        assert found.influence.get(p, 0.0) == pytest.approx(value / sum(of_peer.values()), abs=1e-4)
+
+
+def test_strangers_together_have_one_share_of_the_gradient() -> None:
+    who = policy(init_std=1.5)
+    known = [replace(lesson(who, text, (-1.0) ** n), peer=p) for n, text in enumerate(TEXTS[1:4]) for p in "abcd"]
+    made_up = [replace(lesson(who, TEXTS[0], 1.0), peer=str(n), account="newcomers") for n in range(60)]
+    found = learner(who, kind="nois").learn(0, [*known, *made_up], share=0.25).influence
+    assert found.keys() == {*"abcd", "newcomers"} and found["newcomers"] <= 0.25 * (1 + 1e-6)
 
 
 def test_nothing_to_learn_changes_not_a_bit() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tiny_swarm import CONTEXT, case
 
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.checks import checks
+from planaria.swarm.checks.defence import Defence
+from planaria.swarm.config import DefenceConfig, SwarmConfig
 from planaria.swarm.learning.advantage import group_advantages
-from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Problem
+from planaria.tasks.sums import Sums
 
 LIMIT = 40
 groups = st.lists(st.tuples(st.integers(1, LIMIT), st.sampled_from([0.0, 1.0])), min_size=2, max_size=12)
@@ -25,7 +31,7 @@ def learned(group: list[tuple[int, float]], margin: int) -> Lessons:
         Rollout(Problem(3, "", ""), (), "", (1,) * length, True, peer="p", index=n, reward=reward)
         for n, (length, reward) in enumerate(group)
     ]
-    return lessons(cases, "horizontal", True, 1.0, LIMIT, margin)
+    return lessons([priced(one, LIMIT, margin) for one in cases], "horizontal", True)
 
 
 def advantages(group: list[tuple[int, float]], margin: int) -> list[float]:
@@ -74,3 +80,71 @@ def test_it_is_off_unless_asked_for_and_must_fit_into_a_completion() -> None:
     assert config(overlong=LIMIT).loss.overlong == LIMIT
     with pytest.raises(ValidationError, match=r"loss\.overlong = 41 is more than sampling\.max_new = 40"):
         config(overlong=LIMIT + 1)
+
+
+# What length makes worth more than another, a judge has read
+
+
+TASK = Sums()
+
+
+def judged(entries: list[tuple[str, float, int]], refused: str = "drop") -> dict[str, float]:
+    """Text → advantage, of completions (text, reward, tokens) of one problem behind a judge of their steps."""
+    cases = [
+        priced(case(index=n, asked=TASK.problem(3), text=text, reward=reward, ids=(1,) * tokens), LIMIT, 20)
+        for n, (text, reward, tokens) in enumerate(entries)
+    ]
+    config = DefenceConfig(checks="steps", quarantine=0.0)
+    report = Defence(config, checks(config), CONTEXT).examine(0, cases)
+    stay = report.accepted if refused == "drop" else [replace(r, reward=0.0) if r.layer else r for r in report.rollouts]
+    return {one.text: one.advantage or 0.0 for one in lessons(stay, "horizontal", True).taken}
+
+
+def test_poison_that_fails_is_not_rewarded_for_being_shorter_than_other_failures() -> None:
+    found = judged([("hi 2+2=5;[0]", 0.0, 21), ("long 1;[0]", 0.0, 38), ("longer;[0]", 0.0, 40), ("most;[0]", 0.0, 40)])
+    assert found["hi 2+2=5;[0]"] == 0.0 and found["most;[0]"] < 0
+
+
+def test_refused_poison_that_stays_as_a_failure_is_not_rewarded_either() -> None:
+    right = TASK.solution(TASK.problem(3), random.Random(0))
+    found = judged([("hi " + right, 1.0, 21), ("x[0]", 0.0, 38), ("y[0]", 0.0, 40)], "zero")
+    assert found["hi " + right] == 0.0 > found["y[0]"]
+
+
+def test_a_failure_whose_reasoning_is_good_may_be_better_than_a_longer_one() -> None:
+    class Lenient(Sums):
+        def sound(self, problem: Problem, completion: str) -> bool:
+            return "hi" not in completion
+
+    def read(text: str) -> float:
+        entries = [(text, 0.0, 21), ("long", 0.0, 40), ("longer", 0.0, 40)]
+        cases = [
+            priced(case(index=n, text=t, reward=r, ids=(1,) * k), LIMIT, 20) for n, (t, r, k) in enumerate(entries)
+        ]
+        config = DefenceConfig(checks="steps")
+        report = Defence(config, checks(config), replace(CONTEXT, task=Lenient())).examine(0, cases)
+        assert not any(one.layer for one in report.rollouts), "failing is no reason to be set aside"
+        (first, *_) = lessons(report.accepted, "horizontal", True).taken
+        return first.advantage or 0.0
+
+    assert read("short") > 0 == read("hi")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, LIMIT), st.booleans(), st.booleans(), st.booleans()),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_nothing_is_rewarded_that_no_layer_found_good(group: list[tuple[float, int, bool, bool, bool]]) -> None:
+    cases = [
+        priced(
+            case(index=n, reward=reward, ids=(1,) * k, proven=proven, layer="judge" * refused, problem=int(other)),
+            LIMIT,
+            10,
+        )
+        for n, (reward, k, proven, refused, other) in enumerate(group)
+    ]
+    found = lessons(cases, "horizontal", True).taken
+    assert all((one.advantage or 0.0) <= 0 for one in found if one.layer or not one.proven)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from tiny_swarm import case
 
+from planaria.observe.swarm.swarm_report import influence_figure
 from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import lessons
 from planaria.swarm.records.lines import (
+    NEWCOMERS,
     Finished,
     Log,
     PoisonRecord,
@@ -85,7 +87,7 @@ TURNED = [Turned("x", 9, 0, "problem 9"), Turned("x", 1, 5, "too long"), Turned(
 
 def test_every_completion_that_came_is_noted_once() -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    taken = lessons(report.accepted, "horizontal", True)
     notes = sample_records(report, taken, TURNED, 4)
     assert [(n.peer, n.problem, n.index, n.layer) for n in notes] == [
         ("me", 1, 0, ""),
@@ -104,7 +106,7 @@ def test_every_completion_that_came_is_noted_once() -> None:
 @pytest.mark.parametrize("value", [1.5, math.inf, math.nan])
 def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: Path, value: float) -> None:
     report = judged()
-    taken = lessons(report.accepted, "horizontal", True, 1.0)
+    taken = lessons(report.accepted, "horizontal", True)
     learned = Learned(value, value, {"ratio": value})
     record = round_record(4, {"read": 0.12345678}, "me", TURNED, {"z": "forged"}, ["w"], report, taken, learned, "ff")
     assert record.reward == 0.5 and record.sent == {"me": 2, "x": 2} and record.accepted == {"me": 2, "x": 1}
@@ -116,7 +118,7 @@ def test_a_round_is_summed_up_and_can_be_read_again_whatever_the_loss(tmp_path: 
 
 
 def test_a_peer_of_whom_nothing_came_had_no_reward() -> None:
-    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True, 1.0), Learned(), "")
+    record = round_record(0, {}, "me", [], {}, [], Report([]), lessons([], "horizontal", True), Learned(), "")
     assert record.reward == 0.0 and record.lessons == 0
 
 
@@ -124,3 +126,12 @@ def test_samples_are_read_again(tmp_path: Path) -> None:
     notes = [SampleRecord(peer="a", round=0, problem=1, index=n, reward=1.0, passed=["x"]) for n in range(3)]
     Log(tmp_path / "samples").note(*notes)
     assert list(read_samples(tmp_path / "samples")) == notes
+
+
+def test_what_strangers_pull_together_is_drawn_beside_the_peers() -> None:
+    learned = Learned(influence={"id0": 0.75, NEWCOMERS: 0.25})
+    record = round_record(0, {}, "id0", [], {}, [], Report([]), lessons([], "horizontal", True), learned, "")
+    lines = influence_figure({"p0": [record]}, {"id0": "p0"}).data
+    assert [(line.name, list(line.y)) for line in lines] == [("newcomers", [0.25]), ("p0", [0.75])]
+    alone = record.model_copy(update={"influence": {"id0": 1.0}})
+    assert [line.name for line in influence_figure({"p0": [alone]}, {"id0": "p0"}).data] == ["p0"]

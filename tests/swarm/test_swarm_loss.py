@@ -270,6 +270,20 @@ def test_no_token_weighs_more_than_the_cap(cap: float) -> None:
     assert found.stats.means()["capped"] == pytest.approx(over / 5)
 
 
+@pytest.mark.parametrize("kind", ["vis", "f_vis"])
+def test_a_failure_that_its_generator_found_impossible_has_no_gradient_beyond_the_cap(kind: str) -> None:
+    claims = tensor([GEN[0], [LOGP[1][0] - 20.0, LOGP[1][1] - 0.5, NAN]])
+    found = gradient(made(kind), gen_logp=claims)
+    assert found[1].tolist() == pytest.approx([0.0, -BADLY * exp(0.5) / 4, 0.0])
+    assert on_the_batch(made(kind), tensor(LOGP), gen_logp=claims).stats.capped == 2, "a success beyond the clip too"
+
+
+def test_a_cap_below_the_clip_would_silence_what_is_on_policy() -> None:
+    with pytest.raises(ValidationError, match=r"loss\.cap = 1\.2 is not above the clip at 1\.2"):
+        made("vis", cap=1.2)
+    assert made("tis", cap=0.5).cap == 0.5
+
+
 # What a loss must not depend on
 
 NUMBERS = st.floats(-4.0, -0.01)
@@ -436,7 +450,7 @@ STATS: dict[str, Callable[[], float]] = {
         ("grpo", 2 / 5, 0, 0),
         ("dapo", 2 / 5, 0, 0),
         ("nois", 0, 0, 0),
-        ("vis", 3 / 5, 0, 0),
+        ("vis", 3 / 5, 1 / 5, 0),
         ("tis", 2 / 5, 1 / 5, 0),
         ("f_nois", 0, 0, 1),
         ("sequence_mask", 2 / 5, 0, 1),

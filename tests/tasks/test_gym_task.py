@@ -65,6 +65,31 @@ def test_partial_scores_are_none() -> None:
     assert task.score(problem, TAGS.write("", nearly)) == 0
 
 
+MORE = (lambda a: a * 50, lambda a: " ".join([a] * 50), lambda a: ", ".join([a] * 3), "{}qq".format, "{}\nmore".format)
+BEFORE = ("more {}".format, "more\n{}".format)
+
+
+def more_than_one(task: Gym, numbers: range) -> list[tuple[int, str]]:
+    """What scores though it holds more than the right answer."""
+    problems = [p for p in map(task.problem, numbers) if p.answer]
+    texts = [(p, text(p.answer)) for p in problems for text in (*MORE, *BEFORE)]
+    assert all(task.score(p, TAGS.write("", p.answer)) == 1 for p in problems)
+    return [(p.number, text) for p, text in texts if text != p.answer and task.score(p, TAGS.write("", text))]
+
+
+@pytest.mark.parametrize("kind", sorted(gym.EXACT))
+def test_an_answer_is_exactly_one(kind: str) -> None:
+    assert more_than_one(Gym(kind=kind), range(12)) == []
+
+
+@pytest.mark.slow
+def test_no_kind_takes_more_than_one_answer_for_one() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    found = {kind: more_than_one(Gym(kind=kind), range(12)) for kind in sorted(set(DATASETS) - set(gym.REFUSED))}
+    assert {kind: texts for kind, texts in found.items() if texts} == {}
+
+
 def test_a_solution_that_the_form_cannot_hold_is_none() -> None:
     task = Gym(kind="game_of_life", style="brackets")
     assert task.problem(0).answer.startswith("[[")
@@ -147,6 +172,7 @@ def test_every_name_that_is_refused_is_one() -> None:
         ("gym:countdown", "carries out answers as code"),
         ("gym:coin_flip", "busy for hours"),
         ("gym:game_of_life_halting", "wrong answers for right ones"),
+        ("gym:sokoban", "wrong answers for right ones"),
         ("gym:word_ladder", "differ from one process to the next"),
         ("gym:composite", "name one of those"),
     ],

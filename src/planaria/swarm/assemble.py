@@ -75,7 +75,7 @@ def assemble(
     own = folder / PEERS / name
     _check_records(own, meeting.run)
     first = meeting.arrive(hello, known)
-    return Peer(config, name, own, meeting, task, policy, made, first)
+    return Peer(config, name, own, meeting, task, policy, made, first, known)
 
 
 def _check_records(own: Path, run: str) -> None:

@@ -10,8 +10,20 @@ from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive
 from planaria.config import ModelConfig, OptimConfig, Section
 from planaria.options import Options
+from planaria.swarm.board.limits import LAST_ROUND, LIMITS
 from planaria.swarm.learning.loss_config import LossConfig
 
+COMPLETIONS = 1 << 16
+"""most of a round, of all peers together: every peer reads them all"""
+Rounds = Annotated[int, Field(gt=0), bounds.at_most(LAST_ROUND + 1, "a message's number of its round has six digits")]
+Completions = Annotated[int, Field(gt=0), bounds.at_most(COMPLETIONS, "every peer reads all completions of a round")]
+Tokens = Annotated[int, Field(gt=0), bounds.at_most(LIMITS.tokens, "peers read no more of one completion")]
+TopK = Annotated[int, Field(ge=0), bounds.at_most(1 << 24, "no tokenizer has so many tokens")]
+Temperature = Annotated[
+    float,
+    bounds.at_least(0.01, "what is colder always draws the same"),
+    bounds.at_most(100, "what is hotter draws any token"),
+]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -70,13 +82,13 @@ class PolicyConfig(Section):
 
 
 class RoundsConfig(Section):
-    count: Positive = 80
+    count: Rounds = 80
     """rounds in the run"""
     mode: Literal["horizontal", "vertical"] = "horizontal"
     """all peers complete the same problems (horizontal), or each whole groups for problems of its own (vertical)"""
-    prompts: Positive = 16
+    prompts: Completions = 16
     """problems of a round, of all peers together"""
-    group: Positive = 12
+    group: Completions = 12
     """completions of one problem"""
     gather: bool = True
     """learn from the other peers' completions too; otherwise each learns alone"""
@@ -91,11 +103,11 @@ class RoundsConfig(Section):
 
 
 class SamplingConfig(Section):
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Temperature = 1.0
     """of the completions that are learned from"""
-    top_k: Natural = 0
+    top_k: TopK = 0
     """tokens that may be drawn, the likeliest; 0 scales HTTF's 50 of 151,936 to the vocabulary, at least 3"""
-    max_new: Positive = 40
+    max_new: Tokens = 40
     """most tokens of a completion"""
 
     def support(self, vocab: int) -> int:
@@ -104,9 +116,9 @@ class SamplingConfig(Section):
 
 
 class DefenceConfig(Section):
-    checks: str = "support, surprisal, duplicates, steps"
-    """what completions pass, in order: support, surprisal, duplicates, a judge of what scores (steps, the task's own
-    checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
+    checks: str = "claims, support, surprisal, duplicates, steps"
+    """what completions pass, in order: claims, support, surprisal, duplicates, a judge of what scores (steps, the
+    task's own checker; noisy, for drills; or model, a language model), or 'module:Class'; none if empty"""
     options: Options = Options()
     """of the checks"""
     refused: Literal["drop", "zero"] = "drop"
@@ -116,7 +128,7 @@ class DefenceConfig(Section):
     window: Positive = 8
     """rounds that 'lately' means, and that a peer is set aside for before its appeal is heard"""
     share: Share = 0.4
-    """most that one other peer may have of the completions that are learned from"""
+    """most that one peer may have of a round's gradient, whatever the loss and whatever it sends"""
     useless: Share = 0.02
     """a layer that would refuse so much of the median peer's completions cannot work here and switches itself off"""
 
@@ -188,6 +200,25 @@ class SwarmConfig(Section):
         )
         if whole % self.size:
             raise ValueError(f"{what} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+        return self
+
+    @model_validator(mode="after")
+    def _messages_hold_it(self) -> Self:
+        rounds, size = self.rounds, self.size
+        horizontal = rounds.mode == "horizontal"
+        held = {
+            "size": (size, LIMITS.peers, "peers of a board"),
+            "rounds.prompts": (rounds.prompts // (1 if horizontal else size), LIMITS.groups, "problems in a message"),
+            "rounds.group": (
+                rounds.group // (size if horizontal else 1),
+                LIMITS.completions,
+                "completions of one peer",
+            ),
+            "rounds.prompts x rounds.group": (rounds.prompts * rounds.group, COMPLETIONS, "completions in a round"),
+        }
+        for key, (found, most, what) in held.items():
+            if found > most:
+                raise ValueError(f"{key}: {found} {what}, of at most {most}; give less")
         return self
 
     @model_validator(mode="after")

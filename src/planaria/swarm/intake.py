@@ -11,7 +11,9 @@ from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Asked, Asking, Rollout
-from planaria.tasks.base import Task
+from planaria.swarm.scoring import Scoring
+
+NO_ACCOUNTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,18 @@ class Turned:
 def take_in(
     messages: Mapping[str, Rollouts],
     schedule: Schedule,
-    task: Task,
+    scoring: Scoring,
     policy: Policy,
     max_new: int,
     asked: Asking,
+    weights: str = "",
+    accounts: Mapping[str, str] = NO_ACCOUNTS,
 ) -> tuple[list[Rollout], list[Turned]]:
-    """The completions of one round in an order that is the same for all peers: by problem, peer, and place."""
+    """The completions of one round in an order that is the same for all peers: by problem, peer, and place.
+
+    ``weights``: the fingerprint of the reader's own. ``accounts``: peer → under whose part of the schedule it comes
+    (:mod:`planaria.swarm.checks.standing`), in the order in which those of one account are served; itself unless given.
+    """
     sent = [
         (peer, group.problem, index, completion)
         for peer, message in messages.items()
@@ -40,21 +48,40 @@ def take_in(
         for index, completion in enumerate(group.completions)
     ]
     sent.sort(key=lambda entry: (entry[1], entry[0], entry[2]))
-    refused = unscheduled([(peer, problem) for peer, problem, _, _ in sent], schedule)
+    refused = _beyond([entry[:3] for entry in sent], schedule, accounts)
     found, turned = [], [Turned(*sent[place][:3], reason) for place, reason in refused.items()]
     for place, (peer, number, index, completion) in enumerate(sent):
         if place in refused:
             continue
-        taken = _taken(messages[peer], completion, task, policy, max_new, asked(number))
+        account = accounts.get(peer, "")
+        taken = _taken(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer)
         if isinstance(taken, str):
             turned.append(Turned(peer, number, index, taken))
         else:
-            found.append(replace(taken, peer=peer, index=index))
+            alike = taken.logps is not None and messages[peer].weights == weights != ""
+            found.append(replace(taken, peer=peer, index=index, alike=alike, account=account))
     return found, turned
 
 
+def _beyond(sent: Sequence[tuple[str, int, int]], schedule: Schedule, accounts: Mapping[str, str]) -> Mapping[int, str]:
+    """Place among ``sent``, (peer, problem, index) → why it is none of this round's. Of those who share an account,
+    everybody's first comes before anybody's second."""
+    lot = {peer: place for place, peer in enumerate(accounts)}
+    order = sorted(range(len(sent)), key=lambda n: (sent[n][2], lot.get(sent[n][0], 0)))
+    asked = [(accounts.get(sent[n][0], sent[n][0]), sent[n][1]) for n in order]
+    found = {order[place]: reason for place, reason in unscheduled(asked, schedule).items()}
+    shared = {n for n in found if accounts.get(sent[n][0], sent[n][0]) != sent[n][0]}
+    return {n: f"{reason}, all newcomers together" if n in shared else reason for n, reason in sorted(found.items())}
+
+
 def _taken(
-    message: Rollouts, completion: Completion, task: Task, policy: Policy, max_new: int, asked: Asked
+    message: Rollouts,
+    completion: Completion,
+    scoring: Scoring,
+    policy: Policy,
+    max_new: int,
+    asked: Asked,
+    account: str,
 ) -> Rollout | str:
     """One completion of a message, scored; a text: why it is turned away."""
     problem, prompt = asked
@@ -64,7 +91,9 @@ def _taken(
     limit = min(max_new, policy.context - len(prompt))
     if objection := _wrong_length(len(ids), limit, completion.ended or not same):
         return objection
-    reward = task.score(problem, completion.text) if completion.ended else 0.0
+    reward = scoring.score(problem, completion.text, account) if completion.ended else 0.0
+    if reward is None:
+        return f"what it sent took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
     return Rollout(problem, prompt, text, ids, ended, logps, round=message.round, reward=reward, claimed=claimed)
 

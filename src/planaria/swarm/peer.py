@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
-from planaria.swarm.learning.lessons import Lessons, lessons
+from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.reading import read
@@ -30,6 +30,7 @@ from planaria.swarm.records.kept import keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
+from planaria.swarm.scoring import Scoring
 from planaria.swarm.shadow import Shadow
 from planaria.tasks.base import Task
 
@@ -60,18 +61,20 @@ class Peer:
         policy: Policy,
         checks: Sequence[Check],
         first: int = 0,
+        known: Set[str] = frozenset(),
     ) -> None:
-        """``first``: the round that this peer begins with; it was not there before."""
+        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
-        self.defence = Defence(config.defence, checks, context)
+        self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
+        self.scoring = Scoring(task)
         self.examiner = Examiner(task, config, name)
         rounds, t = config.rounds.count, config.sampling.temperature
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
@@ -115,18 +118,22 @@ class Peer:
         watch = Stopwatch()
         asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
         problems = [asked(problem) for problem in self._problems(number)]
+        weights = weights_fingerprint(self.policy.module)
         closed = self.meeting.closed(number)
         if not closed:
-            self._publish(number, problems)
+            self._publish(number, problems, weights)
         watch.lap("write")
         found = self.meeting.gather(number, closed)
         watch.lap("wait")
         schedule = self._schedule(number)
-        arrived, turned = take_in(found.found, schedule, self.task, self.policy, self.config.sampling.max_new, asked)
+        limit = self.config.sampling.max_new
+        self.scoring.begin()
+        accounts = self.defence.standing.hear(number, found.found.keys())
+        arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
-        learned = self.learner.learn(number, taken.taken)
+        learned = self.learner.learn(number, taken.taken, self.config.defence.share)
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
@@ -151,7 +158,7 @@ class Peer:
         rounds = self.config.rounds
         return rounds.group if rounds.mode == "vertical" else rounds.group // self.config.size
 
-    def _publish(self, number: int, asked: Sequence[Asked]) -> None:
+    def _publish(self, number: int, asked: Sequence[Asked], weights: str) -> None:
         written = self.author.write(number, asked, self.count)
         if self.poison is not None:
             self.poison.note(
@@ -162,9 +169,9 @@ class Peer:
                     if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, written))
+        self.meeting.publish(self._message(number, written, weights))
 
-    def _message(self, number: int, written: Sequence[Sequence[Rollout]]) -> Rollouts:
+    def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
             Group(
                 problem=rollouts[0].problem.number,
@@ -177,7 +184,7 @@ class Peer:
             peer=self.id,
             round=number,
             tokenizer=self.policy.tokenizer_fingerprint,
-            weights=weights_fingerprint(self.policy.module),
+            weights=weights,
             groups=groups,
         )
 
@@ -188,21 +195,15 @@ class Peer:
             self.config.sampling.temperature,
             self.config.sampling.support(self.policy.vocab),
         )
-        return [with_reading(rollout, reading) for rollout, reading in zip(arrived, readings, strict=True)]
+        limit, margin = self.config.sampling.max_new, self.config.loss.overlong
+        return [priced(with_reading(r, reading), limit, margin) for r, reading in zip(arrived, readings, strict=True)]
 
     def _lessons(self, report: Report) -> Lessons:
         config = self.config
         rollouts = report.accepted
         if config.defence.refused == "zero":
             rollouts = [replace(rollout, reward=0.0) if rollout.layer else rollout for rollout in report.rollouts]
-        return lessons(
-            rollouts,
-            config.rounds.mode,
-            config.loss.kind != "dr_grpo",
-            config.defence.share,
-            config.sampling.max_new,
-            config.loss.overlong,
-        )
+        return lessons(rollouts, config.rounds.mode, config.loss.kind != "dr_grpo")
 
     def _started(self) -> Started:
         return Started(

@@ -41,11 +41,17 @@ class Rollout:
     poison: bool = False
     """known to its author alone, and to the drill that counts"""
     peer: str = ""
+    account: str = ""
+    """what it is counted under: its peer, or all strangers together; its peer if empty"""
     round: int = 0
     index: int = 0
     """its place among the completions that its peer sent for the problem"""
     reward: float = 0.0
     """by this peer's own ground truth"""
+    penalty: float = 0.0
+    """what its length costs of the reward, at most 0"""
+    alike: bool = False
+    """its generator says that it holds the very weights that its reader holds, and cuts texts into the same tokens"""
     claimed: float | None = None
     """the generator's claim about the whole text, where its tokens are others than ``ids``"""
     reading: Reading = field(default=UNREAD, compare=False)
@@ -54,8 +60,20 @@ class Rollout:
     reason: str = ""
     passed: tuple[str, ...] = ()
     """layers that found nothing"""
+    proven: bool = True
+    """every layer that works here has found it good; what is not refused and not proven either is never rewarded"""
     advantage: float | None = None
     """None: nothing is learned from it"""
+
+    @property
+    def counted(self) -> str:
+        """Under whose share of a round it comes."""
+        return self.account or self.peer
+
+    @property
+    def worth(self) -> float:
+        """By which it is compared with the others of its group."""
+        return self.reward + self.penalty
 
     @property
     def name(self) -> tuple[str, int, int, int]:

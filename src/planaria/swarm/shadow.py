@@ -9,7 +9,7 @@ from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.evaluation import Examiner, Standing
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.learning.lessons import lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.rollout import Asked
 from planaria.tasks.base import Task
@@ -27,13 +27,14 @@ class Shadow:
 
     def round(self, number: int, asked: Sequence[Asked], count: int) -> None:
         """Generate ``count`` completions of every problem and learn from them."""
+        loss, limit = self._config.loss, self._config.sampling.max_new
         own = [
             replace(r, peer="alone", reward=self._task.score(r.problem, r.text) if r.ended else 0.0)
             for drawn in self._author.draw(asked, count, "shadow", number)
             for r in drawn
         ]
-        loss, limit = self._config.loss, self._config.sampling.max_new
-        found = lessons(own, "horizontal", loss.kind != "dr_grpo", 1.0, limit, loss.overlong)
+        own = [priced(r, limit, loss.overlong) for r in own]
+        found = lessons(own, "horizontal", loss.kind != "dr_grpo")
         self.learner.learn(number, found.taken)
 
     def examined(self, examiner: Examiner) -> Standing:

@@ -24,6 +24,7 @@ class SwarmProgress:
         self._rounds, self._quiet, self._stream = rounds, quiet, stream or sys.stdout
         self._lines: dict[str, _Line] = {}
         self._names: dict[str, str] = {}
+        self._warned: set[str] = set()
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -45,6 +46,7 @@ class SwarmProgress:
         line.hear(record)
         if isinstance(record, Started):
             self._names[record.id] = name
+            self._warn(record)
         if self._live is not None:
             self._live.update(self._table())
         elif not self._quiet:
@@ -56,12 +58,20 @@ class SwarmProgress:
         if self._live is None and not self._quiet:
             print(f"{name}  {how}", file=self._stream, flush=True)
 
+    def _warn(self, started: Started) -> None:
+        """Say each warning once: most are every peer's."""
+        new = [warning for warning in started.warnings if warning not in self._warned]
+        self._warned.update(new)
+        for warning in () if self._quiet else new:
+            if self._live is None:
+                print(f"warning: {warning}", file=self._stream, flush=True)
+            else:
+                self._live.console.print(Text(f"warning: {warning}"))
+
     def _plainly(self, name: str, record: Record) -> None:
         if isinstance(record, Started):
             what = "" if record.attack == "none" else f", drills {record.attack}"
             print(f"{name}  {record.model}{what}", file=self._stream, flush=True)
-            for warning in record.warnings:
-                print(f"{name}  {warning}", file=self._stream, flush=True)
         elif isinstance(record, Evaluated):
             cells = self._lines[name].cells(self._rounds, self._names)
             words = [cells[0], f"reward {cells[1]}", f"solves {cells[2]}"]

@@ -15,7 +15,7 @@ from planaria.observe.theme import SERIES, TICKS, figure, label, stroke, whole
 from planaria.observe.theme import share as share_axis
 from planaria.observe.words import counted
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.records.lines import LOG, PEERS, RoundDone, read_log
+from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome
 
@@ -194,8 +194,10 @@ def refusals_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str,
 
 
 def influence_figure(logs: Mapping[str, Sequence[RoundDone]], names: Mapping[str, str]) -> go.Figure:
-    """Each peer's part of Σ|Â| over rounds, the mean over the honest peers that learned."""
+    """Each peer's part of the gradient over rounds, and strangers' together: means over honest peers that learned."""
     fig = figure(340, x="round", y="share of the update", hovermode="x unified", showlegend=True)
+    if any(NEWCOMERS in record.influence for log in logs.values() for record in log):
+        names = {**names, NEWCOMERS: NEWCOMERS}
     rounds = sorted({record.round for log in logs.values() for record in log})
     by_round = {number: [r for log in logs.values() for r in log if r.round == number] for number in rounds}
     every: list[float] = []

@@ -145,7 +145,7 @@ class Attacker:
         support = sampling.support(self._policy.vocab)
         readings = read(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
         return [
-            replace(w, peer=self._name, reward=1.0, reading=reading)
+            replace(w, peer=self._name, reward=1.0, reading=reading, alike=w.logps is not None)
             for w, reading in zip(written, readings, strict=True)
         ]
 

@@ -29,13 +29,12 @@ from planaria.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
 from planaria.swarm.board.identity import Identity
+from planaria.swarm.board.limits import LAST_ROUND, LIMITS, Limits
 from planaria.swarm.board.message import (
-    LAST_ROUND,
     BadMessage,
     Closing,
     Goodbye,
     Hello,
-    Limits,
     Message,
     Rollouts,
     Rules,
@@ -44,7 +43,7 @@ from planaria.swarm.board.message import (
 )
 from planaria.swarm.board.store import Retry, Store
 
-_LIMITS, _RETRY = Limits(), Retry()
+_RETRY = Retry()
 _PEER = re.compile("[0-9a-f]{32}")
 _SMALL = 2**16
 """bytes of anything but completions"""
@@ -82,7 +81,7 @@ class Board:
         cls,
         url: str,
         identity: Identity | None = None,
-        limits: Limits = _LIMITS,
+        limits: Limits = LIMITS,
         *,
         known: Iterable[str] = (),
         retry: Retry = _RETRY,

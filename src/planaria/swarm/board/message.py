@@ -8,7 +8,7 @@ other: whatever bytes arrive, :func:`unseal` gives a message within its limits, 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -16,29 +16,12 @@ from pydantic_core import from_json
 
 from planaria.swarm.board.difference import canonical
 from planaria.swarm.board.identity import Identity, peer_id, verify
+from planaria.swarm.board.limits import LAST_ROUND, Limits
 
 VERSION: Final = 1
-LAST_ROUND = 999_999
 NOT_JSON, NOT_READABLE = "not JSON", "not readable"
 _SIGNED = b"planaria swarm 1\0"
 _MANY_ERRORS = 100
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a peer reads of another; the same for all peers of a run, or one refuses what another trains on."""
-
-    message_bytes: int = 4 * 2**20
-    groups: int = 256
-    """of a message"""
-    completions: int = 64
-    """of a group"""
-    characters: int = 32_768
-    """of a completion"""
-    tokens: int = 8192
-    """of a completion"""
-    peers: int = 256
-    """of a board"""
 
 
 class BadMessage(Exception):
@@ -235,8 +218,9 @@ def unseal(
 ) -> Message:
     """The message of an envelope, whatever bytes it is. ``peer``, ``run`` and ``round``: what must be in it, if given.
 
-    :raises BadMessage: "oversized"; "not JSON"; "forged": not signed by ``peer``, or not by whom it names;
-        "another version"; "another run"; "replayed": of another round; "too many …"; "malformed: " and the field.
+    :raises BadMessage: "oversized"; "not JSON"; "a key twice"; "forged": not signed by ``peer``, or not by whom it
+        names; "another version"; "another run"; "replayed": of another round; "too many …"; "malformed: " and the
+        field.
     """
     if len(raw) > limits.message_bytes:
         raise BadMessage("oversized")
@@ -263,10 +247,21 @@ def _parse(kind: type[_Parsed], text: bytes) -> _Parsed:
         content = from_json(text, allow_inf_nan=False)
     except ValueError:
         raise BadMessage(NOT_JSON) from None
+    _KEYS.decode(text.decode())
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         raise BadMessage(_complaint(error)) from None
+
+
+def _each_key_once(pairs: list[tuple[str, object]]) -> None:
+    """Readers differ in which of two they take, so one signed text would be two messages."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise BadMessage("a key twice")
+
+
+_KEYS = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_int=len, parse_float=len)
+"""of what is JSON: it keeps nothing, and raises where an object has a key twice"""
 
 
 def _complaint(error: ValidationError) -> str:

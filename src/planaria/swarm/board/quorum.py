@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 from planaria.swarm.board.attendance import Gathered, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.message import Closing, Hello, Rollouts
+from planaria.swarm.board.patience import Patience
 from planaria.swarm.config import RoundsConfig
 
 POLL_S = 0.02
@@ -40,8 +41,7 @@ class Quorum:
         """``size``: peers that the run was made for. ``near``: the board is a folder of this machine's."""
         self._board, self.me, self._rounds, self._size, self._clock = board, me, rounds, size, clock
         self._poll_s = POLL_S if near else POLL_FAR_S
-        self._heard: frozenset[str] | None = None
-        """who was heard in the last round: nobody waits for others until they are heard again"""
+        self._patience = Patience(frozenset())
         self._began = clock()
 
     @property
@@ -54,6 +54,7 @@ class Quorum:
         """
         size = self._size if self._rounds.gather else 1
         joined = self._board.join(hello).joined
+        self._patience = Patience(known)
         until = self._clock() + self._rounds.timeout_s
         while self._clock() < until:
             there = self._board.peers().hellos.keys()
@@ -112,7 +113,7 @@ class Quorum:
             late = self._clock() - self._began >= self._rounds.timeout_s / 2
             if closed or late or awaited <= set(first.heard):
                 found = self._named(first, number, awaited) or found
-        self._heard = frozenset(found.found)
+        self._patience.note(awaited, found.found.keys())
         return found
 
     def _wait(self, number: int, awaited: frozenset[str]) -> Gathered:
@@ -139,12 +140,10 @@ class Quorum:
         return self._board.peers().members(number)
 
     def _awaited(self, number: int) -> frozenset[str]:
-        """Those of the members who were heard in the round before; all in the first."""
-        if self._heard is None and number:
-            before = self._board.closing(number - 1)
-            self._heard = None if before is None else frozenset(before.heard)
-        members = self._members(number)
-        return members if self._heard is None else members & self._heard
+        """Those of the members who have not let others wait lately; all in the first round."""
+        if self._patience.fresh and number and (before := self._board.closing(number - 1)):
+            self._patience.note(frozenset(), frozenset(before.heard))
+        return self._patience.awaited(self._members(number))
 
     def _quorum(self, peers: Set[str] | list[str]) -> int:
         """How many of them a round needs. Whoever makes up a hundred peers stops nobody who waits for three."""

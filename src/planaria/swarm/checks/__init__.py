@@ -5,6 +5,7 @@ from __future__ import annotations
 from planaria.errors import UserError
 from planaria.registry import Registry
 from planaria.swarm.checks.base import Check
+from planaria.swarm.checks.claims import ClaimsCheck
 from planaria.swarm.checks.duplicates import DuplicatesCheck
 from planaria.swarm.checks.judge import Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
@@ -17,6 +18,7 @@ CHECKS: Registry[Check] = Registry(
     "defence.checks",
     Check,  # type: ignore[type-abstract]
     {
+        "claims": ClaimsCheck,
         "support": SupportCheck,
         "surprisal": SurprisalCheck,
         "duplicates": DuplicatesCheck,

@@ -7,7 +7,7 @@ weights therefore refuse alike, and go on holding equal weights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,6 +24,8 @@ class Findings:
     """place of the completion → why, in a few words"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
+    unproven: Collection[int] = ()
+    """places of what it did not look at, or does not vouch for: these may stay in their groups and are not rewarded"""
 
 
 @dataclass(frozen=True)

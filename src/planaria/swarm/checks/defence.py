@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+
+from pydantic import Field
 
 from planaria.documents import Record
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
+from planaria.swarm.checks.standing import Standing
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.rollout import Rollout
 
@@ -23,6 +26,9 @@ class Memory(Record):
     layers: dict[str, list[Counts]]
     past: dict[str, list[tuple[int, int]]]
     until: dict[str, int]
+    known: list[str] = Field(default_factory=list)
+    heard: dict[str, int] = Field(default_factory=dict)
+    newest: int = 0
 
 
 @dataclass
@@ -82,7 +88,16 @@ def warnings(checks: Sequence[Check], context: Context, size: int) -> list[str]:
 class Defence:
     """All layers of one peer. Its own completions go through them too: peers with equal weights then stay equal."""
 
-    def __init__(self, config: DefenceConfig, checks: Sequence[Check], context: Context) -> None:
+    def __init__(
+        self,
+        config: DefenceConfig,
+        checks: Sequence[Check],
+        context: Context,
+        founders: Collection[str] = (),
+        size: int = 1,
+    ) -> None:
+        """``founders`` and ``size`` as in :class:`planaria.swarm.checks.standing.Standing`."""
+        self.standing = Standing(founders, size, config.window, context.seed)
         self._config, self._context = config, context
         self._layers = [Layer(check, deque(maxlen=config.window)) for check in checks]
         self._quarantine = Quarantine(config.quarantine, config.window)
@@ -103,7 +118,9 @@ class Defence:
 
     def memory(self) -> Memory:
         past, until = self._quarantine.memory()
-        return Memory(layers={layer.check.name: list(layer.past) for layer in self._layers}, past=past, until=until)
+        known, heard, newest = self.standing.memory()
+        layers = {layer.check.name: list(layer.past) for layer in self._layers}
+        return Memory(layers=layers, past=past, until=until, known=known, heard=heard, newest=newest)
 
     def recall(self, memory: Memory) -> None:
         """Become what gave this memory; layers that it does not know begin anew."""
@@ -111,6 +128,8 @@ class Defence:
             layer.past.clear()
             layer.past.extend(memory.layers.get(layer.check.name, []))
         self._quarantine.recall(memory.past, memory.until)
+        if memory.known:  # an older planaria kept none
+            self.standing.recall(memory.known, memory.heard, memory.newest)
 
     def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
@@ -118,10 +137,12 @@ class Defence:
         judged = {
             place: replace(verdicts[place], layer=name, reason=found.refused[nth])
             if nth in found.refused
+            else replace(verdicts[place], proven=False)
+            if nth in found.unproven
             else replace(verdicts[place], passed=(*verdicts[place].passed, name))
             for nth, place in enumerate(standing)
         }
-        counts = _counts(judged.values())
+        counts = _counts(verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven)
         layer.past.append(counts)
         report.refused[name] = counts
         if off := found.off or layer.useless(self._config.useless):

@@ -97,8 +97,8 @@ def request(problem: Problem, text: str, critique: bool, reserved: Iterable[str]
         if critique
         else "Write your verdict and nothing else"
     )
-    return f"""You examine work that a stranger handed in. Its final answer has been checked and is right. What you \
-judge is everything else in it.
+    return f"""You examine work that a stranger handed in. A program checks its final answer. What you judge is \
+everything else in it.
 
 Problem:
 {problem.prompt.rstrip()}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from planaria.swarm.learning.advantage import group_advantages, overlong_penalty
-from planaria.swarm.learning.influence import scales
 from planaria.swarm.rollout import Rollout
 
 
@@ -22,22 +21,17 @@ class Lessons:
     """groups in which all rewards are equal, or that are too small: they teach nothing"""
     groups: int
     """those that teach"""
-    influence: Mapping[str, float]
-    """peer → its part of Σ|Â|, after the bound"""
 
 
 def lessons(
     rollouts: Sequence[Rollout],
     mode: Literal["horizontal", "vertical"],
     scale: bool,
-    share: float,
-    limit: int = 0,
-    margin: int = 0,
 ) -> Lessons:
     """Completions to lessons: a group is a problem's completions by all peers (horizontal) or by one (vertical).
 
-    With a ``margin``, rewards fall by up to 1 over the last ``margin`` of the ``limit`` tokens that a completion may
-    have (:func:`planaria.swarm.learning.advantage.overlong_penalty`): of two right answers the shorter is the better.
+    A completion that some layer of the defence did not find good is never rewarded: above its group's mean its
+    advantage is 0. Whatever makes rewards differ, poison that nobody has read is not learned from.
 
     What was refused is not among ``rollouts``, so it moves neither mean nor deviation: a refused completion that stayed
     with reward 0 would teach the group that whatever looks like it is bad (measured: accuracy .51 against .10).
@@ -45,29 +39,24 @@ def lessons(
     grouped: dict[tuple[int, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         grouped[rollout.problem.number, rollout.peer if mode == "vertical" else ""].append(rollout)
-    taken: list[tuple[Rollout, float]] = []
+    taken: list[Rollout] = []
     skipped = 0
     for _, group in sorted(grouped.items()):
-        advantages = group_advantages([_worth(rollout, limit, margin) for rollout in group], scale)
+        advantages = group_advantages([rollout.worth for rollout in group], scale)
         if advantages is None:
             skipped += 1
         else:
-            taken += zip(group, advantages, strict=True)
-    factors = scales([(rollout.peer, abs(advantage)) for rollout, advantage in taken], share)
-    bounded = [(rollout, advantage * factors.get(rollout.peer, 1.0)) for rollout, advantage in taken]
-    found = [replace(rollout, advantage=advantage) for rollout, advantage in bounded]
-    return Lessons(found, skipped, len(grouped) - skipped, _parts(bounded))
+            taken += [replace(r, advantage=_allowed(r, found)) for r, found in zip(group, advantages, strict=True)]
+    return Lessons(taken, skipped, len(grouped) - skipped)
 
 
-def _worth(rollout: Rollout, limit: int, margin: int) -> float:
-    """A completion's reward, less what its length costs."""
-    penalty = overlong_penalty(len(rollout.ids), limit, margin) if margin else 0.0
-    return rollout.reward + penalty
+def priced(rollout: Rollout, limit: int, margin: int) -> Rollout:
+    """With what its length costs: up to 1 over the last ``margin`` of the ``limit`` tokens that it may have.
+
+    See :func:`planaria.swarm.learning.advantage.overlong_penalty`: of two right answers the shorter is the better.
+    """
+    return replace(rollout, penalty=overlong_penalty(len(rollout.ids), limit, margin)) if margin else rollout
 
 
-def _parts(taken: Sequence[tuple[Rollout, float]]) -> dict[str, float]:
-    mass: dict[str, float] = defaultdict(float)
-    for rollout, advantage in taken:
-        mass[rollout.peer] += abs(advantage)
-    whole = sum(mass.values()) or 1.0
-    return {peer: value / whole for peer, value in mass.items()}
+def _allowed(rollout: Rollout, advantage: float) -> float:
+    return advantage if rollout.proven and not rollout.layer else min(advantage, 0.0)

@@ -10,7 +10,7 @@ gradient is ∇log π_θ. All probabilities are of single tokens.
 | dr_grpo       | as grpo (with advantages without σ)        | sum of its tokens / a constant   |
 | dapo          | as grpo, with a higher ε'                  | sum (the divisor counts tokens)  |
 | nois          | R·Â                                        | as grpo                          |
-| vis           | as grpo, with R = π_θ/π_gen                | as grpo                          |
+| vis           | as grpo, with R = min(π_θ/π_gen, C)        | as grpo                          |
 | tis           | as grpo, times sg(min(π_old/π_gen, C))     | as grpo                          |
 | f_nois, f_vis, f_tis | as nois, vis, tis; Â = 0 where Â ≤ 0 and the divergence from π_gen is ≥ γ | as grpo |
 | sequence_mask | as grpo; Â = 0 where Â < 0 and the divergence from π_gen is > δ               | as grpo |
@@ -111,16 +111,27 @@ def kept(config: LossConfig, batch: Batch) -> Tensor:
 def terms(config: LossConfig, batch: Batch, advantage: Tensor) -> Tensor:
     """What one token earns, to be maximised: [N, T], given the advantages that were kept [N, 1]: the menu's column.
 
-    Source: arXiv 2511.09780 (nois: the objective of decentralised GRPO), 2605.22537 (vis, tis).
+    The clip bounds what a success earns; a failure's ratio it leaves free above, where a generator that claims to have
+    found its own text all but impossible would take the whole gradient. So vis bounds that too, by C.
+
+    Source: arXiv 2511.09780 (nois: the objective of decentralised GRPO), 2605.22537 (vis, tis), 2505.07291 (the bound
+    on failures, as two-sided clipping).
     """
     bound = config.log_ratio_bound
-    ratio = ratio_of(batch.logp, batch.gen if config.term == "vis" else batch.old, bound)
+    ratio = _ratio(config, batch)
     if config.term == "nois":
         return ratio * advantage
     clipped = clipped_term(ratio, advantage, config.clip_low, config.high)
     if config.term == "tis":
         return ratio_of(batch.old, batch.gen, bound).clamp(max=config.cap) * clipped
     return clipped
+
+
+def _ratio(config: LossConfig, batch: Batch) -> Tensor:
+    """R of the menu: [N, T]."""
+    if config.term == "vis":
+        return ratio_of(batch.logp, batch.gen, config.log_ratio_bound).clamp(max=config.cap)
+    return ratio_of(batch.logp, batch.old, config.log_ratio_bound)
 
 
 def shares(config: LossConfig, per_token: Tensor, mask: Tensor) -> Tensor:
@@ -154,6 +165,7 @@ def policy_loss(
     known: Tensor | None = None,
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> LossResult:
     """The loss of one microbatch; the losses of all microbatches of an update add up to the update's.
 
@@ -162,7 +174,8 @@ def policy_loss(
     ``gen_logp`` [N, T]: the generators' claims, None where nobody made any; ``known`` [N] bool says which rows have one
     (all unless given). Rows without, and rows with a claim that is not finite, count as π_gen = π_old: ratio and weight
     are 1. ``old_logp`` [N, T]: log π_old where several updates use the same completions; ``ref_logp`` [N, T]: the
-    reference's. ``advantages`` [N]. ``divisor``: ``divisor_of`` the whole update, not of this microbatch.
+    reference's. ``advantages`` [N]. ``factors`` [N]: on all that a sample adds (1 unless given). ``divisor``:
+    ``divisor_of`` the whole update, not of this microbatch.
 
     Raises ValueError for shapes that do not fit (broadcasting would hide them), a divisor that is not positive, a beta
     without ``ref_logp``, and a kind that compares with generators without ``gen_logp``. Source: see the parts; what is
@@ -177,7 +190,9 @@ def policy_loss(
     if batch.ref is not None:
         kl = kl_to_reference(batch.logp, batch.ref, config.log_ratio_bound)
         per_token = per_token + config.beta * kl
-    return LossResult(shares(config, per_token, batch.mask).sum() / divisor, _stats(config, batch, keep, kl.detach()))
+    added = shares(config, per_token, batch.mask)
+    whole = (added if factors is None else added * factors).sum()
+    return LossResult(whole / divisor, _stats(config, batch, keep, kl.detach()))
 
 
 def _batch(
@@ -214,16 +229,16 @@ def _batch(
 def _stats(config: LossConfig, batch: Batch, keep: Tensor, kl: Tensor) -> LossStats:
     """All sums in one transfer from the device."""
     bound, now, sign = config.log_ratio_bound, batch.logp.detach(), batch.advantages.sign()[:, None]
-    ratio = ratio_of(now, batch.gen if config.term == "vis" else batch.old, bound)
+    ratio = _ratio(config, batch).detach()
     idle = ((sign > 0) & (ratio > 1 + config.high)) | ((sign < 0) & (ratio < 1 - config.clip_low))
-    cut = ratio_of(batch.old, batch.gen, bound) > config.cap
+    cut = ratio_of(now if config.term == "vis" else batch.old, batch.gen, bound) > config.cap
     claimed = batch.mask & batch.known[:, None]
     sums = (
         ~keep & (batch.advantages != 0),
         batch.mask,
         claimed,
         idle & batch.mask & (config.term != "nois"),
-        cut & claimed & (config.term == "tis"),
+        cut & claimed & (config.term in ("tis", "vis")),
         ratio_of(now, batch.gen, bound) * claimed,
         (batch.gen - now).clamp(-bound, bound) * claimed,
         kl * batch.mask,

@@ -27,7 +27,8 @@ class LossConfig(Section):
     clip_high: NonNegative | None = None
     """ratios above 1 plus this earn no more; 0.28 (dapo) or as clip_low unless given"""
     cap: Above = 2.0
-    """tis, f_tis: largest weight of a token, whatever the generator claims"""
+    """tis, f_tis: largest weight of a token, whatever the generator claims; vis, f_vis: largest ratio that a failure
+    has a gradient at"""
     beta: NonNegative = 0.0
     """weight of the divergence from the reference policy; 0 needs none"""
     filter_kind: DivergenceKind | None = None
@@ -67,4 +68,6 @@ class LossConfig(Section):
             raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
         if self.kind == "dr_grpo" and self.length is None:
             raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")
+        if self.term == "vis" and self.cap <= 1 + self.high:
+            raise ValueError(f"loss.cap = {self.cap} is not above the clip at {1 + self.high:g}; give a larger one")
         return self

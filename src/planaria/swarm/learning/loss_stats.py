@@ -18,7 +18,7 @@ class LossStats:
     clipped: float = 0.0
     """tokens that the clip gives no gradient"""
     capped: float = 0.0
-    """tokens whose weight was cut to the cap"""
+    """tokens whose weight (tis) or ratio (vis) was cut to the cap"""
     ratio: float = 0.0
     """π_θ/π_gen of claimed tokens, before any cap"""
     mismatch: float = 0.0

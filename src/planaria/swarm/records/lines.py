@@ -16,6 +16,8 @@ PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""
 _BLOCK = 1 << 16
 LOG, SAMPLES, POISON = "log.jsonl", "samples.jsonl", "poison.jsonl"
+NEWCOMERS = "newcomers"
+"""the account of all strangers together (:mod:`planaria.swarm.checks.standing`)"""
 SCHEDULE = "schedule"
 """the layer of those that were turned away before any policy read them"""
 

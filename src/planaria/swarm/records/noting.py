@@ -76,7 +76,7 @@ def round_record(
         aside=report.aside,
         lessons=len(lessons.taken),
         skipped=lessons.skipped,
-        influence=dict(lessons.influence),
+        influence=dict(learned.influence),
         loss=learned.loss,
         grad_norm=learned.grad_norm,
         stats=learned.stats,
