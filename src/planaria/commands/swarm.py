@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import documents, recipe
+from planaria import recipe
 from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
@@ -20,9 +20,8 @@ from planaria.swarm.checks import checks
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
-from planaria.swarm.records.lines import PEERS
 from planaria.swarm.records.outcome import read_outcome
-from planaria.swarm.setting import load, names, of_peer
+from planaria.swarm.setting import load, names, of_peer, of_run
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -47,20 +46,12 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
     if outcome.honest:
         show_outcome(outcome, config)
         print(f"report        {write_swarm_report(folder, config, outcome)}")
-
-
-def config_of(run: Path) -> SwarmConfig:
-    """The configuration of a swarm's run; UserError when the folder is none."""
-    file = run / "config.json"
-    if not (run / PEERS).is_dir() or not file.is_file():
-        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
-    runs.require(run, runs.CONFIG)
-    return documents.model(file, SwarmConfig, mend="bring it back as the run wrote it")
+        print(f"take a model  planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
 
 
 def report(run: Path, to: Path | None) -> Path:
     """Write the report of a swarm's run, as far as it has come; its path."""
-    config, outcome = config_of(run), read_outcome(run)
+    config, outcome = of_run(run), read_outcome(run)
     if not outcome.honest:
         raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
     return write_swarm_report(run, config, outcome, to)

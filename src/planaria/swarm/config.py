@@ -87,7 +87,10 @@ class RoundsConfig(Section):
     patience_s: Annotated[float, Field(gt=0)] = 600.0
     """how long it waits below the quorum before it gives up"""
     keep: Natural = 10
-    """rounds between savings of what a peer is, to go on from when it is started again; 0: never"""
+    """rounds between savings of what a peer is, to go on from when it is started again and to be exported; what it is
+    after the last round is saved too; 0: never"""
+    kept: Positive = 1
+    """how many of these savings stay, the newest"""
 
 
 class SamplingConfig(Section):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -65,4 +66,15 @@ class Policy(Protocol):
 
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
         probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
+        """
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A policy that can be taken out of its run."""
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer as a Hugging Face folder, which appears at once and whole.
+
+        :raises UserError: when it exists and is not empty, or cannot be written.
         """
