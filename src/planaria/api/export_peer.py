@@ -30,6 +30,8 @@ def export_peer(run: Path, name: str, to: Path, round: int | None = None) -> Pat
         known = ", ".join(map(str, rounds))
         raise UserError(f"--round {round}: {name} is kept after {known}; take one of these (rounds.keep, rounds.kept)")
     own = of_peer(config, name)
+    here = own.policy.model_copy(update={"device": "cpu", "precision": "fp32"})  # whatever machine it learned on
+    own = own.model_copy(update={"policy": here})
     policy = policy_of(own, task_of(own))
     if not isinstance(policy, Exportable):
         raise UserError(

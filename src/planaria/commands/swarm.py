@@ -20,6 +20,7 @@ from planaria.swarm.checks import checks
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
+from planaria.swarm.policy.placing import device_of
 from planaria.swarm.records.outcome import read_outcome
 from planaria.swarm.setting import load, names, of_peer, of_run
 
@@ -69,6 +70,7 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
         own = of_peer(config, name)
         task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
         checks(own.defence)
+        device_of(own.policy)
         with blaming(partial(own_classes, own)):
             refuse_idle(own.attack, task)
             if schools:

@@ -67,6 +67,14 @@ class PolicyConfig(Section):
     ids in all)"""
     model: SmallModel = SmallModel()
     """the small LLaMA"""
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    """what it computes on; auto: a CUDA device if the machine has one"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """of its passes; weights and updates stay fp32. bf16 needs a CUDA device"""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """processor threads of a peer; another number may change the last bit of sums, so equal peers have the same"""
+    logits_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    """most MB of logits at once: more completions are read and learned from in several passes"""
 
 
 class RoundsConfig(Section):

@@ -20,8 +20,9 @@ from planaria.errors import UserError
 from planaria.tasks import records
 from planaria.tasks.answers import SPACE, same_answer
 from planaria.tasks.base import Problem, Task
+from planaria.tasks.exam import Exam, free_names, parsed
 from planaria.tasks.records import Record, read_split, whole
-from planaria.tasks.sandbox import LIMITS, Exam, Limits, Outcome, free_names, parsed, require_cage, run
+from planaria.tasks.sandbox import LIMITS, Limits, Outcome, require_cage, run
 
 FENCE = "```"
 OPENING = "```python"

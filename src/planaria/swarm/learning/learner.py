@@ -14,11 +14,11 @@ from planaria.swarm.learning.loss import divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.loss_stats import LossStats
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import Padded, pad, token_logps
+from planaria.swarm.policy.reading import Padded, pad, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout
 
 ROWS = 96
-"""completions in one microbatch"""
+"""most completions in one microbatch"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Learner:
         divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in taken])
         self.policy.module.zero_grad()
         total, stats = 0.0, LossStats()
-        for start in range(0, len(taken), ROWS):
-            found = self._backward(taken[start : start + ROWS], divisor)
+        rows = rows_at_once(self.policy, max(len(rollout.prompt) + len(rollout.ids) for rollout in taken), ROWS)
+        for start in range(0, len(taken), rows):
+            found = self._backward(taken[start : start + rows], divisor)
             total, stats = total + found[0], stats + found[1]
         norm, _ = clip_gradients(dict(self.policy.module.named_parameters()), self._optim)
         for group in self.optimizer.param_groups:

@@ -10,6 +10,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+ROOM = 2**26
+"""numbers of logits at once, unless said: 256 MB"""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -67,6 +70,20 @@ class Policy(Protocol):
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
         probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
         """
+
+
+@runtime_checkable
+class Split(Protocol):
+    """A policy whose logits can be had a part at a time, from the states that they are a product of."""
+
+    splits: bool
+    """whether it is one: some models do more to their logits"""
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → [B, T, D]."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """States [..., D] → logits [..., V]: head(states(tokens)) is logits(tokens), but for the rounding of sums."""
 
 
 @runtime_checkable
