@@ -185,6 +185,20 @@ def test_the_sequence_mask_takes_failures_beyond_its_threshold_only() -> None:
     assert spared.loss.item() == pytest.approx(BY_HAND["grpo"], abs=1e-14)
 
 
+@pytest.mark.parametrize(("x", "stays"), [(4.0, True), (4.05, False), (0.6, True), (-40.0, True), (-60.0, False)])
+def test_the_published_filter_is_k3_below_50(x: float, stays: bool) -> None:
+    """e^x − x − 1 is 49.6 at 4, 52.3 at 4.05 and 59 at −60; the default filter refuses from x = 0.5 on."""
+    ours, theirs = made("f_tis", filter_kind="published"), made("f_tis")
+    assert (ours.filter, theirs.filter) == (("k3_mean", 50.0), ("k1_mean", 0.5))
+    logp = torch.full((1, 4), -70.0, requires_grad=True)
+    whole = torch.ones(1, 4, dtype=torch.bool)
+    found = [
+        policy_loss(config, logp, logp.detach() + x, torch.tensor([-1.0]), whole, divisor=1).stats.filtered == 0
+        for config in (ours, theirs)
+    ]
+    assert found == [stays, x < 0.5]
+
+
 @pytest.mark.parametrize("kind", ["f_nois", "f_vis", "f_tis", "sequence_mask"])
 def test_a_success_is_never_filtered_however_far_it_is(kind: str) -> None:
     found = on_the_batch(made(kind), tensor(LOGP, grad=True), gen_logp=tensor([[0.0, 0.0, 8.0], [-0.3, -3.0, 0.0]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -67,8 +68,9 @@ def test_a_peer_that_is_killed_and_started_again_ends_equal(tmp_path: Path, pupi
 
 
 def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pupil: Path) -> None:
-    config = tiny(pupil, size=2, rounds={"count": 3, "keep": 2})
+    config = tiny(pupil, size=2, rounds={"count": 3, "keep": 2, "kept": 2})
     together(config, tmp_path)
+    shutil.rmtree(tmp_path / PEERS / "p0" / "state-000003")
     first = read_outcome(tmp_path)
     samples = len(list(read_samples(tmp_path / PEERS / "p0" / SAMPLES)))
     peer(config, "p0", tmp_path).run()
@@ -87,8 +89,10 @@ def test_nothing_of_a_round_counts_twice_when_it_is_repeated(tmp_path: Path, pup
 def test_what_a_peer_keeps_is_all_it_needs(
     tmp_path: Path, pupil: Path, defence: dict[str, float], shadow: bool
 ) -> None:
-    config = tiny(pupil, size=2, shadow=shadow, defence=defence, rounds={"count": 5, "keep": 4}, evaluate={"every": 5})
+    turns = {"count": 5, "keep": 4, "kept": 2}
+    config = tiny(pupil, size=2, shadow=shadow, defence=defence, rounds=turns, evaluate={"every": 5})
     together(config, tmp_path)
+    shutil.rmtree(tmp_path / PEERS / "p0" / "state-000005")
     once = rounds(tmp_path, "p0")[4], log(tmp_path, "p0")[-2]
     peer(config, "p0", tmp_path).run()
     again = rounds(tmp_path, "p0")[4], log(tmp_path, "p0")[-2]
@@ -104,10 +108,10 @@ def test_one_state_is_kept_and_a_damaged_one_is_named(tmp_path: Path, pupil: Pat
     together(config, tmp_path)
     own = tmp_path / PEERS / "p0"
     (state,) = own.glob("state-*")
-    assert state.name == "state-000004"
+    assert state.name == "state-000005"
     (own / "state-000006.unfinished").mkdir()
     (state / "memory.json").write_text("{}")
-    with pytest.raises(UserError, match=r"state-000004: cannot be gone on from .*; remove it"):
+    with pytest.raises(UserError, match=r"state-000005: cannot be gone on from .*; remove it"):
         peer(config, "p0", tmp_path).run()
 
 

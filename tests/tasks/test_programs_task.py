@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opening import opened
 
 from planaria.errors import UserError
-from planaria.tasks import programs
+from planaria.tasks import sandbox
 from planaria.tasks.base import Task
 from planaria.tasks.programs import Programs, program_of
 from planaria.tasks.sandbox import protections
@@ -161,7 +161,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: dict[str, object], mend: str)
 
 
 def test_without_a_cage_no_program_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "protections", lambda: ())
+    monkeypatch.setattr(sandbox, "protections", lambda: ())
     with pytest.raises(UserError, match="only be locked up on Linux"):
         opened(f"programs:{tmp_path}")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.tasks import cage
+from planaria.tasks import cage, locks
 from planaria.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
 
 pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
@@ -114,7 +114,7 @@ def test_without_tests_a_program_may_say_that_it_is_done() -> None:
     "program",
     [
         "while True: pass",
-        "import time; time.sleep(1000)",
+        "import threading; threading.Event().wait()",
         "import signal\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n  except OSError: pass\n"
         "while True: pass",
         "import os\nfor n in range(64):\n  try: os.close(n)\n  except OSError: pass\nwhile True: pass",
@@ -126,7 +126,7 @@ def test_what_never_ends_is_ended(program: str) -> None:
 
 
 def test_a_crash_is_told_by_its_signal() -> None:
-    assert run("import ctypes; ctypes.string_at(0)") == Outcome("killed", "it died of signal 11")
+    assert run("import faulthandler; faulthandler._read_null()") == Outcome("killed", "it died of signal 11")
 
 
 @pytest.mark.parametrize("program", ["x = 'a' * 10**10", "x = []\nwhile True: x.append('a' * 10**7)"])
@@ -208,7 +208,7 @@ def test_a_program_knows_nothing_of_where_it_runs(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SECRET", "word")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     outcome = run("import os, sys\nprint(dict(os.environ), os.path.dirname(os.getcwd()), sys.argv[1:], len(sys.path))")
-    assert outcome.printed.split() == ["{}", str(tmp_path), "[]", "3"]
+    assert outcome.printed.split() == ["{}", "/", "[]", "3"]
     assert not run("import sys\nprint([p for p in sys.path if 'site-packages' in p])").printed.strip("[]\n")
 
 
@@ -278,12 +278,16 @@ def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
     while True:
         kind, where_true, where_false, constant = instructions[at]
         at += 1
-        if kind == cage.ANSWER:
+        if kind == locks.ANSWER:
             return constant
-        if kind == cage.LOAD:
+        if kind == locks.LOAD:
             (value,) = struct.unpack_from("<I", data, constant)
         else:
-            holds = {cage.EQUAL: value == constant, cage.ABOVE: value > constant, cage.ANY_BIT: bool(value & constant)}
+            holds = {
+                locks.EQUAL: value == constant,
+                locks.ABOVE: value > constant,
+                locks.ANY_BIT: bool(value & constant),
+            }
             at += where_true if holds[kind] else where_false
 
 
@@ -296,19 +300,19 @@ def carry_out(code: bytes, audit: int, call: int, arguments: list[int]) -> int:
     ],
 )
 def test_the_filter_lets_through_what_is_listed_and_no_more(name: str, calls: list[int]) -> None:
-    machine = cage.MACHINES[name]
-    code = cage.program_filter(machine)
+    machine = locks.MACHINES[name]
+    code = locks.program_filter(machine)
 
     def answer(call: int, *arguments: int) -> int:
         return carry_out(code, machine.audit, call, list(arguments))
 
-    assert {answer(call) for call in machine.allowed.values()} == {cage.ALLOW}
-    assert {answer(call) for call in (*calls, 2**30 + 59, 10**6)} == {cage.ABSENT}
-    assert carry_out(code, 0x40000003, 3, []) == cage.KILL
-    assert answer(machine.clone, 0x10F00) == cage.ALLOW
-    assert answer(machine.clone, 17) == cage.REFUSED
+    assert {answer(call) for call in machine.allowed.values()} == {locks.ALLOW}
+    assert {answer(call) for call in (*calls, 2**30 + 59, 10**6)} == {locks.ABSENT}
+    assert carry_out(code, 0x40000003, 3, []) == locks.KILL
+    assert answer(machine.clone, 0x10F00) == locks.ALLOW
+    assert answer(machine.clone, 17) == locks.REFUSED
     openat, fcntl = {"x86_64": (257, 72), "aarch64": (56, 25)}[name]
-    assert answer(openat, 0, 0, os.O_CLOEXEC) == cage.ALLOW
+    assert answer(openat, 0, 0, os.O_CLOEXEC) == locks.ALLOW
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC):
-        assert answer(openat, 0, 0, flag | os.O_CLOEXEC) == cage.REFUSED
-    assert (answer(fcntl, 1, 3), answer(fcntl, 1, 10)) == (cage.ALLOW, cage.REFUSED)
+        assert answer(openat, 0, 0, flag | os.O_CLOEXEC) == locks.REFUSED
+    assert (answer(fcntl, 1, 3), answer(fcntl, 1, 10)) == (locks.ALLOW, locks.REFUSED)

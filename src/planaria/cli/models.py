@@ -42,6 +42,8 @@ def add(commands: Any) -> None:
     export = command(commands, "export", "export a run's model as a Hugging Face folder", _export)
     export.add_argument("run", type=Path)
     export.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    export.add_argument("--peer", metavar="NAME", help="of a swarm's run: what this peer learned")
+    export.add_argument("--round", type=int, metavar="N", help="with --peer: after N rounds (default: the newest kept)")
 
     report = command(commands, "report", "write a report of a run, comparison, drill or schedule; or a trace", _report)
     report.add_argument("run", type=Path)
@@ -133,8 +135,15 @@ def _one_of(run: Path | None, experts: Path | None) -> Path:
 
 def _export(given: argparse.Namespace) -> int:
     from planaria.api.export import export_run
+    from planaria.api.export_peer import export_peer
 
-    print(export_run(given.run, given.to))
+    swarm = (given.run / "peers").is_dir()
+    if given.peer is None and (swarm or given.round is not None):
+        raise UserError(f"{given.run}: which peer's model? give --peer, such as --peer p0")
+    if given.peer is None:
+        print(export_run(given.run, given.to))
+    else:
+        print(export_peer(given.run, given.peer, given.to, given.round))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from planaria import documents, recipe
+from planaria import recipe
 from planaria.engine import runs
 from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
@@ -20,9 +20,9 @@ from planaria.swarm.checks import checks
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
-from planaria.swarm.records.lines import PEERS
+from planaria.swarm.policy.placing import device_of
 from planaria.swarm.records.outcome import Outcome, read_outcome
-from planaria.swarm.setting import load, names, of_peer
+from planaria.swarm.setting import load, names, of_peer, of_run
 
 
 def start(path: Path, flags: Mapping[str, str], dry_run: bool, quiet: bool) -> int:
@@ -47,20 +47,12 @@ def sum_up(folder: Path, config: SwarmConfig) -> None:
     if outcome.honest:
         show_outcome(outcome, config)
         print(f"report        {write_swarm_report(folder, config, outcome)}")
-
-
-def config_of(run: Path) -> SwarmConfig:
-    """The configuration of a swarm's run; UserError when the folder is none."""
-    file = run / "config.json"
-    if not (run / PEERS).is_dir() or not file.is_file():
-        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
-    runs.require(run, runs.CONFIG)
-    return documents.model(file, SwarmConfig, mend="bring it back as the run wrote it")
+        print(f"take a model  planaria export {folder} --peer {outcome.honest[0].name} --to FOLDER")
 
 
 def noted(run: Path) -> tuple[SwarmConfig, Outcome]:
     """The configuration of a swarm's run and what came of it so far; UserError when that is nothing yet."""
-    config, outcome = config_of(run), read_outcome(run)
+    config, outcome = of_run(run), read_outcome(run)
     if not outcome.honest:
         raise UserError(f"{run}: no peer has noted anything yet; wait for its first evaluation")
     return config, outcome
@@ -78,6 +70,7 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
         own = of_peer(config, name)
         task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
         checks(own.defence)
+        device_of(own.policy)
         with blaming(partial(own_classes, own)):
             refuse_idle(own.attack, task)
             if schools:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.commands.swarm import config_of
 from planaria.errors import UserError, nearest
 from planaria.observe.tables import Table, show
 from planaria.swarm.board.board import Board
@@ -14,6 +13,7 @@ from planaria.swarm.board.message import BadMessage
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import board_of
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, SampleRecord, Started, read_log, read_samples
+from planaria.swarm.setting import of_run
 
 MOST = 200
 """lines that are shown; the file has the others"""
@@ -34,7 +34,7 @@ def explain(run: Path, peer: str, wanted: Wanted) -> None:
 
     :raises UserError: when there is no such run or peer.
     """
-    config = config_of(run)
+    config = of_run(run)
     known = sorted(path.name for path in (run / PEERS).iterdir() if (path / SAMPLES).is_file())
     if peer not in known:
         raise UserError(f"{run}: has no records of peer {peer!r}; {nearest(peer, known)}")

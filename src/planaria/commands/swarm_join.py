@@ -28,8 +28,8 @@ def take_part(path: Path | None, flags: Mapping[str, str], called: str, quiet: b
 
     What the run on the board has agreed on goes before the recipe; everything else is this peer's own choice.
     """
-    torch.set_num_threads(1)
     config = _config(path, flags)
+    torch.set_num_threads(config.policy.threads)
     folder = Path(config.out) / config.name
     identity = Identity.kept(folder / PEERS / called / "identity.pem")
     told = None if quiet else print

@@ -137,7 +137,7 @@ def _slow_workers(own: Mapping[int, Gauge], work: Sequence[float], known: Known)
     for node, gauge in own.items():
         ease = min(_ease(known, fault, [node]) for fault in ("slow worker", "slow host"))
         others = [seconds for other, seconds in per_work.items() if other != node]
-        over_past, usual = gauge.pass_s / gauge.past_s, median(others) if others else 0.0
+        over_past, usual = _times(gauge.pass_s, gauge.past_s), median(others) if others else 0.0
         if node in per_work and usual:
             over_others = per_work[node] / usual
             slow = over_others > SLOW * ease and (over_past > SLOW * ease or over_others > ALWAYS * ease)
@@ -149,9 +149,14 @@ def _slow_workers(own: Mapping[int, Gauge], work: Sequence[float], known: Known)
     return found
 
 
+def _times(now: float, past: float) -> float:
+    """How many times as long something takes; 1 where it takes no time, as passes do that only hand on."""
+    return now / past if past > 0 else 1.0
+
+
 def _all_slower(own: Mapping[int, Gauge], blocks: Iterable[int]) -> bool:
     """Are the block stages' passes slower than at first, by and large? Then the machine is busy, and nobody's fault."""
-    ratios = [own[node].pass_s / own[node].past_s for node in blocks]
+    ratios = [_times(own[node].pass_s, own[node].past_s) for node in blocks]
     return bool(ratios) and median(ratios) > (1 + SLOW) / 2
 
 

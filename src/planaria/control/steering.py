@@ -63,10 +63,11 @@ def after(gauges: Mapping[int, Gauge], nodes: Sequence[int]) -> float:
     usual = median([gauge.busy_s for gauge in others.values() if gauge.last.stage] or [0.0])
     relieved = []
     for gauge in (gauges[node] for node in nodes):
-        share = gauge.past_s / gauge.pass_s
+        share = gauge.past_s / gauge.pass_s if gauge.pass_s > 0 else 1.0
         relieved.append(gauge.busy_s * share if share < 1 / SLOW else usual)
     busiest = max(gauge.busy_s for gauge in gauges.values())
-    return min(1.0, max(*relieved, *(gauge.busy_s for gauge in others.values())) / busiest)
+    left = max(*relieved, *(gauge.busy_s for gauge in others.values()))
+    return min(1.0, left / busiest) if busiest > 0 else 1.0
 
 
 def _too_soon(run: RunState) -> bool:

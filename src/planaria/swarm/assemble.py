@@ -17,6 +17,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.placing import placed
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
 from planaria.swarm.setting import rules
 from planaria.tasks import TASKS, open_task
@@ -27,7 +28,7 @@ Told = Callable[[str], None]
 
 def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
     """The policy that a peer starts with; UserError when there is none to be had."""
-    return POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told)
+    return placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
 
 
 def task_of(config: SwarmConfig) -> Task:

@@ -79,6 +79,14 @@ class PolicyConfig(Section):
     ids in all)"""
     model: SmallModel = SmallModel()
     """the small LLaMA"""
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    """what it computes on; auto: a CUDA device if the machine has one"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """of its passes; weights and updates stay fp32. bf16 needs a CUDA device"""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """processor threads of a peer; another number may change the last bit of sums, so equal peers have the same"""
+    logits_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    """most MB of logits at once: more completions are read and learned from in several passes"""
 
 
 class RoundsConfig(Section):
@@ -99,7 +107,10 @@ class RoundsConfig(Section):
     patience_s: Annotated[float, Field(gt=0)] = 600.0
     """how long it waits below the quorum before it gives up"""
     keep: Natural = 10
-    """rounds between savings of what a peer is, to go on from when it is started again; 0: never"""
+    """rounds between savings of what a peer is, to go on from when it is started again and to be exported; what it is
+    after the last round is saved too; 0: never"""
+    kept: Positive = 1
+    """how many of these savings stay, the newest"""
 
 
 class SamplingConfig(Section):

@@ -108,8 +108,8 @@ def failures(codes: Mapping[str, int]) -> list[str]:
 def _be(config_json: str, name: str, folder: Path) -> None:
     """A peer's process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the swarm asks it to stop
-    torch.set_num_threads(1)
     config = SwarmConfig.model_validate_json(config_json)
+    torch.set_num_threads(config.policy.threads)
     try:
         identities = {peer: own_identity(config, peer, folder) for peer in names(config)}
         known = {identity.peer for identity in identities.values()} if config.rounds.gather else set()

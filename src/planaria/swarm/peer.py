@@ -26,7 +26,7 @@ from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.reading import read
-from planaria.swarm.records.kept import keep, recall
+from planaria.swarm.records.kept import PEER, SHADOW, keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
@@ -96,8 +96,9 @@ class Peer:
             self.round(number)
             if number + 1 == rounds.count or (every and (number + 1) % every == 0):
                 self._evaluate(number + 1)
-            if rounds.keep and (number + 1) % rounds.keep == 0:
-                keep(self.folder, self.meeting.run, number + 1, self._learners(), self.defence.memory())
+            if rounds.keep and ((number + 1) % rounds.keep == 0 or number + 1 == rounds.count):
+                learners, memory = self._learners(), self.defence.memory()
+                keep(self.folder, self.meeting.run, number + 1, learners, memory, rounds.kept)
             after_each()
         self.log.note(Finished())
 
@@ -111,7 +112,7 @@ class Peer:
         return number
 
     def _learners(self) -> dict[str, Learner]:
-        return {"peer": self.learner} | ({} if self.shadow is None else {"shadow": self.shadow.learner})
+        return {PEER: self.learner} | ({} if self.shadow is None else {SHADOW: self.shadow.learner})
 
     def round(self, number: int) -> None:
         """Take part in round ``number``, or catch up with it if the others have closed it already."""

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planaria import recipe
+from planaria import documents, recipe
+from planaria.engine import runs
 from planaria.errors import UserError, nearest
 from planaria.swarm.attacks import ATTACKS, HONEST, watched
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.records.lines import PEERS
 from planaria.tasks.base import Task
 
 AGREED: Any = {
@@ -44,6 +46,15 @@ def checked(config: SwarmConfig, place: str) -> SwarmConfig:
     for name in names(config):
         of_peer(config, name, place)
     return config
+
+
+def of_run(run: Path) -> SwarmConfig:
+    """The configuration of a swarm's run; UserError when the folder is none."""
+    file = run / "config.json"
+    if not (run / PEERS).is_dir() or not file.is_file():
+        raise UserError(f"{run}: is no run of a swarm; start one with `planaria swarm RECIPE`")
+    runs.require(run, runs.CONFIG)
+    return documents.model(file, SwarmConfig, mend="bring it back as the run wrote it")
 
 
 def names(config: SwarmConfig) -> list[str]:

@@ -7,6 +7,7 @@ line that the program prints is its answer. Programs run in a cage; ``sandbox.py
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from planaria.errors import UserError
 from planaria.tasks import records
 from planaria.tasks.answers import SPACE, same_answer
 from planaria.tasks.base import Problem, Task
+from planaria.tasks.exam import Exam, free_names, parsed
 from planaria.tasks.records import Record, read_split, whole
-from planaria.tasks.sandbox import LIMITS, Limits, Outcome, protections, run
+from planaria.tasks.sandbox import LIMITS, Limits, Outcome, require_cage, run
 
 FENCE = "```"
 OPENING = "```python"
@@ -31,10 +33,14 @@ class Checked:
     """One problem of a file, and how a program for it is checked: by its tests or by what it prints."""
 
     prompt: str
-    answer: str
-    printed: bool
-    """``answer`` is what must be printed; else it is the tests"""
+    exam: Exam | str
+    """its tests, or what it must print"""
     solution: str | None
+
+    @property
+    def answer(self) -> str:
+        """What it must print, or the tests."""
+        return self.exam if isinstance(self.exam, str) else self.exam.tests
 
 
 class Programs(Task):
@@ -49,8 +55,7 @@ class Programs(Task):
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: where programs cannot be locked up, and naming file and line for a bad record."""
-        if "seccomp" not in protections():
-            raise UserError(f"task {self.name!r}: strangers' programs can only be locked up on Linux; run it there")
+        require_cage(self.name)
         training, held_out = read_split(Path(self.path))
         self._training = len(training)
         self._checked = [_checked(record) for record in (*training, *held_out)]
@@ -82,9 +87,10 @@ class Programs(Task):
         program = program_of(completion)
         if program is None:
             return 0.0
-        if self._checked[problem.number].printed:
-            return float(says(problem.answer, run(program, limits=self._limits)))
-        return float(run(program, problem.answer, self._limits).kind == "ok")
+        exam = self._checked[problem.number].exam
+        if isinstance(exam, str):
+            return float(says(exam, run(program, limits=self._limits)))
+        return float(run(program, exam, self._limits).kind == "ok")
 
     def answer(self, completion: str) -> str | None:
         """The program: two that differ in a letter are two answers. None if there is none."""
@@ -99,8 +105,8 @@ class Programs(Task):
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all problems, tests and limits; where the files lie is no part of it."""
-        texts = (text for one in self._checked for text in (one.prompt, one.answer, str(one.printed)))
-        return records.fingerprint("programs 1", (str(self._limits), str(self.training), *texts))
+        texts = (text for one in self._checked for text in (one.prompt, str(one.exam)))
+        return records.fingerprint("programs 2", (str(self._limits), str(self.training), *texts))
 
 
 def program_of(completion: str) -> str | None:
@@ -140,18 +146,33 @@ def _with_asserts(record: Record) -> Checked:
     # One test is shown, since it alone says what the function is called.
     prompt = f"{record.text('text')}\nIt must pass: {tests[0]}\n"
     setup = record.text("test_setup_code") if "test_setup_code" in record.fields else ""
-    return Checked(prompt, "\n".join((setup, *tests)), False, _perhaps(record, "code"))
+    code = _perhaps(record, "code")
+    return Checked(prompt, _exam("\n".join(tests), setup, code or ""), code)
+
+
+def _exam(tests: str, setup: str, code: str) -> Exam:
+    """Tests of what a program defines; what the right one imports, they have of their own.
+
+    A function may have the name of one of Python's: it is the program's where the right program defines it.
+    """
+    lines = parsed(code).body
+    imports = [line for line in lines if isinstance(line, ast.Import | ast.ImportFrom)]
+    imported = {(alias.asname or alias.name).partition(".")[0] for line in imports for alias in line.names}
+    defined = {line.name for line in lines if isinstance(line, ast.FunctionDef | ast.ClassDef)}
+    asked = (free_names(tests) - imported) | (defined & free_names(tests, frozenset()))
+    return Exam(tests, tuple(sorted(asked)), "\n".join(map(ast.unparse, imports)), setup)
 
 
 def _with_check(record: Record) -> Checked:
-    prompt = record.text("prompt")
+    prompt, name = record.text("prompt"), record.text("entry_point")
     body = _perhaps(record, "canonical_solution")
-    tests = f"{record.text('test')}\ncheck({record.text('entry_point')})\n"
-    return Checked(prompt, tests, False, None if body is None else prompt + body)
+    tests = f"{record.text('test')}\ncheck({name})\n"
+    # What the prompt brings, the tests may use: a program cannot bring it in another form.
+    return Checked(prompt, Exam(tests, (name,), first=prompt), None if body is None else prompt + body)
 
 
 def _with_print(record: Record) -> Checked:
-    return Checked(record.text("question") + "\n", record.text("expected_answer"), True, None)
+    return Checked(record.text("question") + "\n", record.text("expected_answer"), None)
 
 
 def _perhaps(record: Record, field: str) -> str | None:

@@ -1,18 +1,21 @@
 """Running a stranger's program: in a cage of its own, for a bounded time, and with an answer in every case.
 
-One process a program (``cage.py``), started with Python's standard library alone, an empty environment and a folder
-that is empty but for modules it is offered, in its own session, killed with its process group at the time limit. What
-the cage takes from it is told there.
+One cage a program (``cage.py``), started with Python's standard library alone, an empty environment and a folder that
+is empty but for modules it is offered, in its own session, killed with its process group at the time limit. What the
+cage takes from it is told in ``locks.py``.
 
-Not protected: the tests run in the same process as the program, as they must to call its functions. The proof that they
-passed is a word that is not in the process until then, so that leaving early proves nothing; but a program written to
-cheat can do so, for instance with an object that says it equals everything, or by reading the word off the pipe itself.
-Nor are the existence and the size of files a secret. Time limits make a score depend on how busy a machine is.
+Tests run in another process than the program and get plain values from it, so they cannot be cheated by what the
+program does to itself; nor do changes that it makes to what it is given reach them. It may still know its problem: a
+program that answers from a table of the inputs it expects passes, if it expects the right ones.
+
+Scores are the same wherever the same version of Python runs them, as far as ``steady.py`` goes. Not beyond: time limits
+make a score depend on how busy a machine is, and the existence and the size of files are no secret under Landlock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
@@ -23,13 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from planaria.tasks import cage
+from planaria.errors import UserError
+from planaria.tasks import cage, locks, steady, wire
+from planaria.tasks.exam import Exam
 
+INSIDE = (locks, steady, wire)
+"""what the cage reads beside itself: imported here, so that Python keeps them compiled"""
 MAX_REPORT = 4096
 PIECE = 1 << 16
 
@@ -63,7 +70,9 @@ class Outcome:
     """what it wrote on standard output, if it ended in time and within bounds"""
 
 
-def run(program: str, tests: str = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES) -> Outcome:
+def run(
+    program: str, tests: str | Exam = "", limits: Limits = LIMITS, modules: Mapping[str, str] = NO_MODULES
+) -> Outcome:
     """Run a program and then its tests, both Python, in a cage. Any text at all may come as either: it never raises.
 
     Without tests, a program may also end by ``sys.exit()``. ``modules``: name → source of what it may import beside
@@ -71,35 +80,50 @@ def run(program: str, tests: str = "", limits: Limits = LIMITS, modules: Mapping
     """
     if odd := [name for name in modules if not name.isidentifier()]:
         raise ValueError(f"{odd[0]!r} is no name of a module")
-    return _caged(program, tests, limits, modules)[0]
+    return _caged(program, Exam.of(tests) if isinstance(tests, str) else tests, limits, modules)[0]
 
 
 @functools.cache
 def protections() -> tuple[str, ...]:
-    """What is in force around a program on this machine, by asking a cage: of limits, privileges, seccomp, landlock.
+    """What is in force around a program on this machine, by asking a cage: of limits, privileges, seccomp, and what
+    keeps it from reading files, landlock or namespace.
 
     Without "seccomp", which Linux on x86_64 and aarch64 has, there is no cage at all, and the answer is empty.
     """
-    ready, *names = _caged("", "", Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
+    ready, *names = _caged("", Exam.of(""), Limits(seconds=30), NO_MODULES)[1].partition(b"\n")[0].decode(
         "utf-8", "replace"
     ).split() or [""]
     return tuple(names) if ready.encode() == cage.READY else ()
 
 
-def _caged(program: str, tests: str, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
+def require_cage(task: str) -> None:
+    """:raises UserError: where strangers' programs cannot be locked up, or could read this peer's private key."""
+    walls = protections()
+    if "seccomp" not in walls:
+        raise UserError(f"task {task!r}: strangers' programs can only be locked up on Linux; run it there")
+    if not {"landlock", "namespace"} & set(walls):
+        raise UserError(
+            f"task {task!r}: a stranger's program could read this machine's files, the peer's private key among them: "
+            "the kernel has no Landlock (Linux 5.13) and allows no user namespaces; enable either, or run it elsewhere"
+        )
+
+
+def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str]) -> tuple[Outcome, bytes]:
     """How a program ended, and all that its cage reported."""
-    source, checks = (text.encode("utf-8", "surrogatepass") for text in (program, tests))
+    source, setup = (text.encode("utf-8", "surrogatepass") for text in (program, exam.setup))
     if len(source) > limits.program:
         return Outcome("failed", f"the program is longer than {limits.program} bytes"), b""
     word = secrets.token_hex(cage.WORD // 2).encode()
-    head = cage.HEAD.pack(len(source), len(checks), math.ceil(limits.seconds) + 1, limits.memory)
+    checks = wire.pack((exam.tests, exam.first, exam.names), wire.nothing_held) if exam.tests else b""
+    lengths = (len(source), len(setup), len(checks))
+    head = cage.HEAD.pack(*lengths, math.ceil(limits.seconds) + 1, limits.memory)
     try:
         with tempfile.TemporaryDirectory(prefix="planaria-cage-") as folder:
             for name, text in modules.items():
                 Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
             process = _start(folder)
             try:
-                talk = _Talk(process, head + source + checks + word, limits)
+                talk = _Talk(process, head + source + setup + checks + word, limits)
                 early = talk.until(time.monotonic() + limits.seconds)
             finally:
                 _end(process)
@@ -111,15 +135,33 @@ def _caged(program: str, tests: str, limits: Limits, modules: Mapping[str, str])
 def _start(folder: str) -> subprocess.Popen[bytes]:
     """A cage that waits for its job. Hashes are seeded, so that a program prints its sets in one order everywhere."""
     interpreter = getattr(sys, "_base_executable", sys.executable)  # a virtual environment's packages are not for it
-    return subprocess.Popen(
-        [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", str(Path(cage.__file__).resolve())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env={"PYTHONHASHSEED": "0"},
-        start_new_session=True,
-    )
+    with _same_addresses():
+        return subprocess.Popen(
+            [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", str(Path(cage.__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env={"PYTHONHASHSEED": "0", "TZ": "UTC0"},
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _same_addresses() -> Iterator[None]:
+    """Processes that this thread starts meanwhile have their memory at the same addresses each time.
+
+    Programs see addresses: in ``id``, and in the order of sets of objects. Where it is not allowed nothing changes.
+    """
+    ask, fixed, unset = getattr(ctypes.CDLL(None), "personality", None), 0x0040000, 0xFFFFFFFF
+    before = -1 if ask is None else ask(unset)
+    if ask is None or before < 0 or ask(before | fixed) < 0:
+        yield
+        return
+    try:
+        yield
+    finally:
+        ask(before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -198,10 +240,11 @@ def _judge(talk: _Talk, status: int, word: bytes, limits: Limits) -> Outcome:
         return Outcome("killed", "its process could not be locked up: " + _line(talk.report[-300:]))
     if said == word and status == 0:
         return Outcome("ok", printed=printed)
-    if status == -signal.SIGXCPU:
+    died = -status if status < 0 else max(0, status - cage.SIGNALLED)
+    if died == signal.SIGXCPU:
         return _too_late(limits)
-    if status < 0:
-        return Outcome("killed", f"it died of signal {-status}")
+    if died:
+        return Outcome("killed", f"it died of signal {died}")
     return Outcome("failed", _line(said) or f"it ended with status {status} before its tests had run", printed)
 
 

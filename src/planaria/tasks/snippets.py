@@ -24,10 +24,9 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from planaria.data.permutation import permute
-from planaria.errors import UserError
 from planaria.tasks.base import Problem, Task
 from planaria.tasks.programs import FENCE, OPENING, program_of, says
-from planaria.tasks.sandbox import LIMITS, Outcome, protections, run
+from planaria.tasks.sandbox import LIMITS, Outcome, require_cage, run
 
 MOST = 99
 """largest number in a sum"""
@@ -62,8 +61,7 @@ class Snippets(Task):
 
     def model_post_init(self, context: Any) -> None:
         """:raises UserError: where programs cannot be locked up."""
-        if "seccomp" not in protections():
-            raise UserError(f"task {self.name!r}: strangers' programs can only be locked up on Linux; run it there")
+        require_cage(self.name)
         self._outcome = functools.lru_cache(REMEMBERED)(self._run)
 
     @property

@@ -149,7 +149,7 @@ def _paths(schedule: Schedule) -> Iterator[str]:
             "Paths",
             "Where sites are joined by several paths, each edge of the plan has one of them. Rates are what an edge "
             f"has when all send at once, shared max-min fairly. In all {summary(schedule.paths)}.",
-            table(schedule, schedule.paths).html(),
+            table(schedule, schedule.paths).html("paths"),
         )
 
 

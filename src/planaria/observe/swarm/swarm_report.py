@@ -15,6 +15,7 @@ from planaria.observe.theme import SERIES, TICKS, figure, label, stroke, whole
 from planaria.observe.theme import share as share_axis
 from planaria.observe.words import counted
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.records.kept import rounds_kept
 from planaria.swarm.records.lines import LOG, NEWCOMERS, PEERS, RoundDone, read_log
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, PeerOutcome
@@ -92,6 +93,13 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         page.chart(accuracy_figure(outcome), "accuracy"),
     )
     yield from _refusals(folder, outcome)
+    yield page.section(
+        "Taking a model out",
+        f"planaria export {folder} --peer NAME --to FOLDER writes what a peer learned as a Hugging Face folder: after "
+        "the newest round kept, or the one that --round says. The settings rounds.keep and rounds.kept choose which "
+        "are kept.",
+        page.table("kept", ["peer", "kept after rounds"], _kept(folder, outcome), numbers_from=1),
+    )
     groups = [
         (name, [(key, str(value), False) for key, value in section.items()])
         for name, section in config.model_dump(mode="json").items()
@@ -99,6 +107,11 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
     ]
     yield page.section("Settings", "All of the recipe.", page.settings(groups))
     yield page.footer(f"Written by planaria swarm; planaria swarm explain {folder} tells of every completion.")
+
+
+def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:
+    places = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
+    return [[name, ", ".join(map(str, rounds_kept(place))) or "–"] for name, place in places.items()]
 
 
 def _refusals(folder: Path, outcome: Outcome) -> Iterator[str]:

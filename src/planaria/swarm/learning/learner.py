@@ -15,11 +15,11 @@ from planaria.swarm.learning.loss import LossResult, divisor_of, policy_loss
 from planaria.swarm.learning.loss_config import LossConfig
 from planaria.swarm.learning.loss_stats import LossStats
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import Floats, Padded, pad, token_logps
+from planaria.swarm.policy.reading import Floats, Padded, pad, rows_at_once, token_logps
 from planaria.swarm.rollout import Rollout
 
 ROWS = 96
-"""completions in one microbatch"""
+"""most completions in one microbatch"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Learner:
             return Learned()
         divisor = divisor_of(self._loss, [len(rollout.ids) for rollout in taken])
         self.policy.module.zero_grad()
-        batches = [self._batch(taken[start : start + ROWS]) for start in range(0, len(taken), ROWS)]
+        rows = rows_at_once(self.policy, max(len(rollout.prompt) + len(rollout.ids) for rollout in taken), ROWS)
+        batches = [self._batch(taken[start : start + rows]) for start in range(0, len(taken), rows)]
         factors, influence = self._bounded(batches, divisor, share)
         total, stats = 0.0, LossStats()
         for batch in batches:

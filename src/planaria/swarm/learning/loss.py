@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria.swarm.learning.loss_config import K1_THRESHOLD, DivergenceKind, LossConfig
+from planaria.swarm.learning.loss_config import DivergenceKind, LossConfig
 from planaria.swarm.learning.loss_stats import LossStats
 
 
@@ -98,8 +98,7 @@ def kept(config: LossConfig, batch: Batch) -> Tensor:
     Source: arXiv 2605.22537; arXiv 2512.02556, equation 9.
     """
     if config.kind.startswith("f_"):
-        kind = config.filter_kind or "k1_mean"
-        threshold = K1_THRESHOLD if config.filter_threshold is None else config.filter_threshold
+        kind, threshold = config.filter
         near = batch.known & (divergence(kind, batch.logp, batch.gen, batch.mask) < threshold)
         return (batch.advantages > 0) | near
     if config.kind == "sequence_mask":

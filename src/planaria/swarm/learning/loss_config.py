@@ -12,6 +12,8 @@ from planaria.config import Section
 NonNegative = Annotated[float, Field(ge=0)]
 Above = Annotated[float, Field(gt=0)]
 DivergenceKind = Literal["k1_mean", "k3_mean", "k3_sum"]
+PUBLISHED: tuple[DivergenceKind, float] = ("k3_mean", 50.0)
+"""the filter of arXiv 2605.22537: k3 below 50, here of the mean over a completion's tokens"""
 K1_THRESHOLD = 0.5
 """nats a token: generators nearer than this are usual among peers that train the same model"""
 
@@ -31,10 +33,12 @@ class LossConfig(Section):
     has a gradient at"""
     beta: NonNegative = 0.0
     """weight of the divergence from the reference policy; 0 needs none"""
-    filter_kind: DivergenceKind | None = None
-    """f_nois, f_vis, f_tis: how the distance to a generator is measured: k1_mean (unless given), k3_mean or k3_sum"""
+    filter_kind: DivergenceKind | Literal["published"] | None = None
+    """f_nois, f_vis, f_tis: how the distance to a generator is measured: k1_mean (unless given), k3_mean or k3_sum; or
+    published, the filter of F-TIS's authors: k3_mean below 50"""
     filter_threshold: NonNegative | None = None
-    """f_nois, f_vis, f_tis: failures this far or farther teach nothing; 0.5 for k1_mean, the others have no default"""
+    """f_nois, f_vis, f_tis: failures this far or farther teach nothing; 0.5 for k1_mean, 50 for published; k3_mean and
+    k3_sum have no default"""
     mask_threshold: NonNegative = K1_THRESHOLD
     """sequence_mask: failures farther than this (k1_mean) teach nothing"""
     log_ratio_bound: Above = 20.0
@@ -53,6 +57,12 @@ class LossConfig(Section):
         return 0.28 if self.kind == "dapo" else self.clip_low
 
     @property
+    def filter(self) -> tuple[DivergenceKind, float]:
+        """How f_nois, f_vis and f_tis measure the distance to a generator, and from where on failures teach nothing."""
+        kind, default = PUBLISHED if self.filter_kind == "published" else (self.filter_kind or "k1_mean", K1_THRESHOLD)
+        return kind, default if self.filter_threshold is None else self.filter_threshold
+
+    @property
     def term(self) -> str:
         """The kind without its filter."""
         return self.kind.removeprefix("f_")
@@ -62,9 +72,9 @@ class LossConfig(Section):
         if self.filter_threshold is not None and self.filter_kind is None:
             raise ValueError(
                 f"loss.filter_threshold = {self.filter_threshold} means nothing without loss.filter_kind: "
-                "say k1_mean, k3_mean or k3_sum"
+                "say k1_mean, k3_mean, k3_sum or published"
             )
-        if self.filter_kind not in (None, "k1_mean") and self.filter_threshold is None:
+        if self.filter_kind in ("k3_mean", "k3_sum") and self.filter_threshold is None:
             raise ValueError(f"loss.filter_kind = {self.filter_kind!r} has no default; give loss.filter_threshold")
         if self.kind == "dr_grpo" and self.length is None:
             raise ValueError("loss.kind = 'dr_grpo' divides by a constant; give loss.length, the longest completion")

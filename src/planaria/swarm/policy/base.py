@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+ROOM = 2**26
+"""numbers of logits at once, unless said: 256 MB"""
 
 
 @dataclass(frozen=True)
@@ -65,4 +69,29 @@ class Policy(Protocol):
 
         Temperature 0 takes the likeliest token; otherwise one of the ``top_k`` likeliest (0: all) is drawn with
         probability softmax(logits / temperature) among them. At most ``max_new`` draws each, the end token among them.
+        """
+
+
+@runtime_checkable
+class Split(Protocol):
+    """A policy whose logits can be had a part at a time, from the states that they are a product of."""
+
+    splits: bool
+    """whether it is one: some models do more to their logits"""
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → [B, T, D]."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """States [..., D] → logits [..., V]: head(states(tokens)) is logits(tokens), but for the rounding of sums."""
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A policy that can be taken out of its run."""
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer as a Hugging Face folder, which appears at once and whole.
+
+        :raises UserError: when it exists and is not empty, or cannot be written.
         """

@@ -17,9 +17,6 @@ from planaria.errors import UserError
 from planaria.swarm.policy.base import Drawn
 from planaria.swarm.policy.wording import Wording
 
-LOGITS = 2**26
-"""numbers of logits at once when a sample's likelihoods are found: 256 MB"""
-
 
 class HuggingFacePolicy(Wording):
     """A model of ``transformers`` as a policy (:class:`planaria.swarm.policy.base.Policy`).
@@ -41,11 +38,25 @@ class HuggingFacePolicy(Wording):
         self.context: int = getattr(config, "max_position_embeddings", None) or 2**31  # none: positions without limit
         model.generation_config = type(model.generation_config)(eos_token_id=self.end, pad_token_id=self.end)
         self._model = model.eval()
+        self.splits = self._has_plain_head()
         self.module: nn.Module = _with_lora(model, lora_rank, lora_alpha, seed) if lora_rank else model
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
-        found: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        with self.passing(self.module):
+            found: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return found
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → [B, T, D], what the head is given."""
+        with self.passing(self.module):
+            found: Tensor = self._model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return found
+
+    def head(self, states: Tensor) -> Tensor:
+        """States [..., D] → logits [..., V]; of some models not all that they do (:attr:`splits`)."""
+        with self.passing(self.module):
+            found: Tensor = self._model.get_output_embeddings()(states)
         return found
 
     def sample(
@@ -108,7 +119,8 @@ class HuggingFacePolicy(Wording):
         how = drawn if temperature else {"do_sample": False}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **how)
+            with self.passing(self.module):
+                out = self._model.generate(tokens, attention_mask=mask, max_new_tokens=steps, **how)
         new: list[list[int]] = out[:, longest:].tolist()
         return new
 
@@ -119,11 +131,21 @@ class HuggingFacePolicy(Wording):
         length = max(map(len, whole))
         tokens = torch.tensor([row + [0] * (length - len(row)) for row in whole], device=self._model.device)
         found: list[list[float]] = []
-        for part in torch.split(tokens, max(1, LOGITS // (length * self.vocab))):
+        for part in torch.split(tokens, max(1, self.room // (length * self.vocab))):
             scaled = self.logits(part)[:, :-1].float() / temperature
             picked = scaled.gather(-1, part[:, 1:, None])[..., 0] - scaled.logsumexp(-1)
             found += picked.tolist()
         return [logps[len(row) - 1 : len(row) - 1 + len(ids)] for logps, row, ids in zip(found, rows, new, strict=True)]
+
+    @torch.no_grad()
+    def _has_plain_head(self) -> bool:
+        """Whether logits are the head's product and nothing more, neither scaled nor capped: by trying."""
+        self.module = self._model
+        tokens = torch.tensor([[self.end, 0]], device=self._model.device)
+        try:
+            return torch.equal(self.head(self.states(tokens)), self.logits(tokens))
+        except (AttributeError, NotImplementedError, TypeError):
+            return False
 
     def _drawn(self, ids: list[int], logps: list[float]) -> Drawn:
         ended = ids[-1] == self.end

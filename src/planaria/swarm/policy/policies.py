@@ -30,6 +30,8 @@ class LlamaPolicy(Wording):
     Gradients of :meth:`logits` are whole after one backward: nothing is left to fold.
     """
 
+    splits = True
+
     def __init__(self, model: Llama, tokenizer: Tokenizer) -> None:
         """:raises UserError: when the tokenizer has ids that the model has no rows for."""
         super().__init__(tokenizer, model.config.vocab)
@@ -39,7 +41,17 @@ class LlamaPolicy(Wording):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → logits [B, T, V]; rows may be padded on the right."""
-        return self._model.ends.logits(self._model.hidden(tokens), apart=False)
+        return self.head(self.states(tokens))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → [B, T, D], before the last norm."""
+        with self.passing(self.module):
+            return self._model.hidden(tokens)
+
+    def head(self, states: Tensor) -> Tensor:
+        """States [..., D] → logits [..., V]."""
+        with self.passing(self.module):
+            return self._model.ends.logits(states, apart=False)
 
     def sample(
         self,
@@ -56,10 +68,9 @@ class LlamaPolicy(Wording):
         what else is sampled beside it.
         """
         rows = [prompt for prompt in prompts for _ in range(count)]
-        drawn = [
-            Drawn(row.ids, row.ended, row.logps)
-            for row in decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
-        ]
+        with self.passing(self.module):
+            found = decode(self._model, rows, max_new, temperature, top_k, generator, self.end)
+        drawn = [Drawn(row.ids, row.ended, row.logps) for row in found]
         return [drawn[start : start + count] for start in range(0, len(rows), count)]
 
     def export(self, folder: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import ROOM, Policy, Split
 
 Floats = npt.NDArray[np.float64]
+COPIES = 4
+"""of logits that reading them takes at once"""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,27 @@ def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.devi
     return Padded(tokens.to(device), mask.to(device))
 
 
+def rows_at_once(policy: Policy, width: int, most: int) -> int:
+    """How many rows of ``width`` tokens have room in one pass, for the logits of all of them: 1 to ``most``."""
+    return min(most, max(1, _room(policy) // (width * policy.vocab)))
+
+
 def token_logps(policy: Policy, batch: Padded, temperature: float) -> Tensor:
-    """[N, T - 1] log-probability of every next token under softmax(logits / temperature); gradients flow."""
-    logits = policy.logits(batch.tokens)[:, :-1].float() / temperature
-    return logits.gather(-1, batch.tokens[:, 1:, None])[..., 0] - logits.logsumexp(-1)
+    """[N, T - 1] log-probability of every next token under softmax(logits / temperature); gradients flow.
+
+    Where there is no room for all logits, they are made a part at a time, and once more for the gradient: then what is
+    not of the completions is 0, and sums are added in another order.
+    """
+    if (split := _split(policy, batch)) is None:
+        return _chosen(policy.logits(batch.tokens)[:, :-1], batch.tokens[:, 1:], temperature)
+    states, targets = split.states(batch.tokens)[:, :-1][batch.mask], batch.tokens[:, 1:][batch.mask]
+    head = split.head
+    parts = [
+        checkpoint(lambda s, t: _chosen(head(s), t, temperature), some, aims, use_reentrant=False)
+        for some, aims in zip(*(torch.split(tensor, _places(policy)) for tensor in (states, targets)), strict=True)
+    ]
+    found = torch.zeros(batch.mask.shape, device=states.device)
+    return found.masked_scatter(batch.mask, torch.cat(parts))
 
 
 @torch.no_grad()
@@ -82,25 +102,67 @@ def read(
     top_k: int = 0,
     rows: int = 256,
 ) -> list[Reading]:
-    """A reading of every (prompt, completion), ``rows`` at a time.
+    """A reading of every (prompt, completion), at most ``rows`` at a time, fewer where there is no room for them.
 
     Sampling is taken to draw from the ``top_k`` likeliest tokens (0: all), which changes :attr:`Reading.drawn` alone.
     """
-    found = []
+    found: list[Reading] = []
     device = next(policy.module.parameters()).device
+    rows = rows_at_once(policy, max((len(prompt) + len(ids) for prompt, ids in pairs), default=1), rows)
     for start in range(0, len(pairs), rows):
-        part = pairs[start : start + rows]
-        batch = pad(part, device)
-        scores = (policy.logits(batch.tokens)[:, :-1].float() / temperature).log_softmax(-1)
-        chosen = scores.gather(-1, batch.tokens[:, 1:, None])
-        ranks = (scores > chosen).sum(-1)
-        supports = scores.topk(min(top_k or 1, scores.shape[-1])).values.logsumexp(-1)
-        weights = scores.exp()
-        entropies = -(weights * scores).sum(-1)
-        variances = ((weights * scores.square()).sum(-1) - entropies.square()).clamp_min(0)
-        for row, mask in enumerate(batch.mask):
-            parts = (chosen[..., 0], entropies, variances, supports)
-            logps, entropy, variance, support = (part_of[row][mask].double().cpu().numpy() for part_of in parts)
-            place = ranks[row][mask].cpu().numpy()
-            found.append(Reading(logps, place, entropy, variance, support if top_k else np.zeros(0)))
+        batch = pad(pairs[start : start + rows], device)
+        targets = torch.split(batch.tokens[:, 1:][batch.mask], _places(policy))
+        parts = [
+            _read_places(logits, aims, temperature, top_k)
+            for logits, aims in zip(_logits(policy, batch), targets, strict=True)
+        ]
+        ends = batch.mask.sum(1).cumsum(0).cpu().numpy()[:-1]
+        columns = [np.split(torch.cat(column).cpu().numpy(), ends) for column in zip(*parts, strict=True)]
+        for logps, ranks, entropies, variances, supports in zip(*columns, strict=True):
+            found.append(Reading(logps, ranks, entropies, variances, supports if top_k else np.zeros(0)))
     return found
+
+
+def _read_places(logits: Tensor, targets: Tensor, temperature: float, top_k: int) -> tuple[Tensor, ...]:
+    """Of M places with logits [M, V]: the columns of a :class:`Reading`, each [M]."""
+    scores = (logits.float() / temperature).log_softmax(-1)
+    chosen = scores.gather(-1, targets[:, None])
+    ranks = (scores > chosen).sum(-1)
+    supports = scores.topk(min(top_k or 1, scores.shape[-1])).values.logsumexp(-1)
+    weights = scores.exp()
+    entropies = -(weights * scores).sum(-1)
+    variances = ((weights * scores.square()).sum(-1) - entropies.square()).clamp_min(0)
+    return chosen[:, 0].double(), ranks, entropies.double(), variances.double(), supports.double()
+
+
+def _logits(policy: Policy, batch: Padded) -> Iterator[Tensor]:
+    """Logits of the completions' tokens [M, V], in the order of rows, so many at a time as their reading has room for.
+
+    They are a part of what the model makes of the whole rows, or made of a part of its states.
+    """
+    if (split := _split(policy, batch)) is None:
+        yield from torch.split(policy.logits(batch.tokens)[:, :-1][batch.mask], _places(policy))
+        return
+    for states in torch.split(split.states(batch.tokens)[:, :-1][batch.mask], _places(policy)):
+        yield split.head(states)
+
+
+def _chosen(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) [..., V] at ``targets`` [...]."""
+    scaled = logits.float() / temperature
+    return scaled.gather(-1, targets[..., None])[..., 0] - scaled.logsumexp(-1)
+
+
+def _split(policy: Policy, batch: Padded) -> Split | None:
+    """The policy, if it must make the logits of a batch a part at a time and can."""
+    fits = batch.tokens.numel() * policy.vocab <= _room(policy)
+    return policy if not fits and isinstance(policy, Split) and policy.splits else None
+
+
+def _places(policy: Policy) -> int:
+    """Tokens whose logits are worked on at a time: what is made of them takes several times their own room."""
+    return max(1, _room(policy) // (COPIES * policy.vocab))
+
+
+def _room(policy: Policy) -> int:
+    return getattr(policy, "room", ROOM)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
+
+import torch
+from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
+from planaria.swarm.policy.base import ROOM
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint
 
 
 class Wording:
     """A tokenizer beside a model with rows for ``vocab`` ids."""
+
+    room: int = ROOM
+    """numbers of logits at once"""
+    bf16: bool = False
+    """whether passes compute in bf16"""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         """:raises UserError: when the tokenizer has ids that the model has no rows for."""
@@ -31,6 +41,11 @@ class Wording:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; end tokens, and ids that the tokenizer does not have, leave nothing."""
         return self.tokenizer.decode([i for i in ids if i != self.end])
+
+    def passing(self, module: nn.Module) -> AbstractContextManager[object]:
+        """What a pass through ``module`` runs in: its precision."""
+        device = next(module.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()
 
     def clone(self) -> Self:
         """An equal policy with weights of its own."""

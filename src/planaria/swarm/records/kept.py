@@ -1,4 +1,5 @@
-"""What a peer keeps of itself in its folder, so that it need not learn all from the first round when started again.
+"""What a peer keeps of itself in its folder, so that it need not learn all from the first round when started again, and
+so that what it learned can be taken out of the run.
 
 ::
 
@@ -23,8 +24,11 @@ from planaria.documents import Record
 from planaria.errors import UserError
 from planaria.swarm.checks.defence import Memory
 from planaria.swarm.learning.learner import Learner
-from planaria.swarm.records.peer_state import load_state, save_state
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.records.peer_state import load_state, load_weights, save_state
 
+PEER, SHADOW = "peer", "shadow"
+"""the learners"""
 _MEMORY = "memory.json"
 _STATE = re.compile(r"state-(\d{6,})")
 
@@ -35,10 +39,12 @@ class _Kept(Record):
     defence: Memory
     digests: dict[str, str] = Field(default_factory=dict)
     """learner → SHA-256 of its file; empty where an older planaria wrote it"""
+    tokenizer: str = ""
+    """the policy's, by its fingerprint; empty where an older planaria wrote it"""
 
 
-def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], memory: Memory) -> None:
-    """Write down what a peer is after ``round`` rounds of ``run``; what it was before is removed then.
+def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], memory: Memory, most: int = 1) -> None:
+    """Write down what a peer is after ``round`` rounds of ``run``; of what it was before, ``most`` - 1 states stay.
 
     :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
     """
@@ -50,14 +56,16 @@ def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], me
         for name, learner in learners.items()
     }
     with (unfinished / _MEMORY).open("w") as file:
-        file.write(documents.sealed(_Kept(run=run, round=round, defence=memory, digests=digests)))
+        tokenizer = learners[PEER].policy.tokenizer_fingerprint
+        kept = _Kept(run=run, round=round, defence=memory, digests=digests, tokenizer=tokenizer)
+        file.write(documents.sealed(kept))
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(whole, ignore_errors=True)
     unfinished.replace(whole)
-    for number, older in _states(folder):
+    for number, place in _states(folder)[:-most]:
         if number != round:
-            shutil.rmtree(older)
+            shutil.rmtree(place)
 
 
 def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int, Memory] | None:
@@ -70,7 +78,7 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
     states = _states(folder)
     if not states:
         return None
-    _, place = max(states)
+    _, place = states[-1]
     try:
         kept = documents.unsealed(place / _MEMORY, _Kept)
         if kept.run != run:
@@ -84,6 +92,27 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
     return kept.round, kept.defence
 
 
+def rounds_kept(folder: Path) -> list[int]:
+    """After how many rounds the states in a peer's folder were saved, in order."""
+    return [number for number, _ in _states(folder)]
+
+
+def restore(folder: Path, round: int, policy: Policy) -> None:
+    """Give ``policy`` the weights that a peer had after ``round`` rounds.
+
+    :raises UserError: when that state is damaged, or of another policy or tokenizer.
+    """
+    place = folder / f"state-{round:06d}"
+    try:
+        kept = documents.unsealed(place / _MEMORY, _Kept)
+        load_weights(place / PEER, policy.module, kept.digests.get(PEER, ""))
+    except (UserError, OSError) as error:
+        raise UserError(f"{place}: cannot be read ({str(error).splitlines()[0]}); take another round") from None
+    if kept.tokenizer not in ("", policy.tokenizer_fingerprint):
+        raise UserError(f"{place}: the policy had another tokenizer; bring back the files that it began with")
+
+
 def _states(folder: Path) -> list[tuple[int, Path]]:
+    """(rounds, place) of every whole state, the newest last."""
     found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
-    return [(int(match[1]), path) for match, path in found if match]
+    return sorted((int(match[1]), path) for match, path in found if match)

@@ -54,18 +54,8 @@ def load_state(
 
     :raises UserError: when the file is missing or damaged, or of another policy; nothing is changed then.
     """
-    state = read_stage(folder, STAGE, sha256)
-    weights = _trained(module)
-    for name in weights.keys() | state.weights.keys():
-        ours = list(weights[name].shape) if name in weights else None
-        found = list(state.weights[name].shape) if name in state.weights else None
-        if ours != found:
-            raise UserError(f"{folder}: {name} is {found} there, {ours} here; resume with the policy that was saved")
-    if "cpu" not in state.generators or "round" not in state.outer:
-        raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
-    with torch.no_grad():
-        for name, parameter in weights.items():
-            parameter.copy_(state.weights[name])
+    state, weights = _fitting(folder, module, sha256), _trained(module)
+    _take(state, weights)
     optimizer.state.clear()
     for name, (first, second) in state.moments.items():
         parameter = weights[name]
@@ -76,6 +66,30 @@ def load_state(
         }
     generator.set_state(state.generators["cpu"])
     return Progress(int(state.outer["round"]), max(state.clocks.values(), default=0))
+
+
+def load_weights(folder: Path, module: nn.Module, sha256: str = "") -> None:
+    """Take the weights alone of what :func:`save_state` wrote; raises as :func:`load_state` does."""
+    _take(_fitting(folder, module, sha256), _trained(module))
+
+
+def _fitting(folder: Path, module: nn.Module, sha256: str) -> StageState:
+    """What was saved in a folder, if it is what ``module`` trains."""
+    state, weights = read_stage(folder, STAGE, sha256), _trained(module)
+    for name in weights.keys() | state.weights.keys():
+        ours = list(weights[name].shape) if name in weights else None
+        found = list(state.weights[name].shape) if name in state.weights else None
+        if ours != found:
+            raise UserError(f"{folder}: {name} is {found} there, {ours} here; resume with the policy that was saved")
+    if "cpu" not in state.generators or "round" not in state.outer:
+        raise UserError(f"{folder}: holds a stage, not a policy; give a folder that a peer saved")
+    return state
+
+
+@torch.no_grad()
+def _take(state: StageState, weights: dict[str, nn.Parameter]) -> None:
+    for name, parameter in weights.items():
+        parameter.copy_(state.weights[name])
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,0 +1,115 @@
+"""A program comes to the same wherever and whenever it is run: a clock, numbers and chance of its own. Part of
+``cage.py``.
+
+What is fixed is what a program asks in the usual way: ``time``, ``datetime``, ``random``, ``os.urandom``, process ids,
+the machine's name and processors, its folder. Each look at a clock takes a millisecond of it, and sleeping passes at
+once. A program that goes out of its way still finds what differs: the order in which its threads take turns, the files
+of the library, how long it takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import posix
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+BEGAN_NS = 1_577_836_800 * 10**9
+"""the first of January 2020"""
+LOOK_NS = 10**6
+UNSTEADY = ("_ctypes", "_datetime", "_zoneinfo", "_uuid", "_ssl", "_sqlite3", "_testcapi", "_testinternalcapi")
+"""modules in C that read clocks, chance or memory themselves; most have a twin in Python that takes their place"""
+FIXED: dict[str, Any] = {
+    "getpid": 2, "getppid": 1, "getpgrp": 2, "getuid": 1000, "geteuid": 1000, "getgid": 1000, "getegid": 1000,
+    "cpu_count": 1, "process_cpu_count": 1, "getcwd": "/", "getcwdb": b"/", "getloadavg": (0.0, 0.0, 0.0),
+    "getpgid": 2, "getsid": 2, "sched_getaffinity": {0},
+    "times": os.times_result((0.0, 0.0, 0.0, 0.0, 0.0)), "uname": os.uname_result(("Linux", "cage", "1", "1", "any")),
+}  # fmt: skip
+
+
+class Clock:
+    """Nanoseconds that pass only when somebody looks or sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def now(self) -> int:
+        self._now += LOOK_NS
+        return self._now
+
+    def sleep(self, seconds: float, /) -> None:
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        self._now += int(seconds * 10**9)
+
+
+def hold() -> None:
+    """Put all of it in the place of the real ones, before the program's first line."""
+    _clocks(Clock())
+    _chance()
+    for name, value in FIXED.items():
+        _put((os, posix), name, lambda *_, value=value: value)
+    import _thread
+    import resource
+
+    nothing = resource.struct_rusage((0.0, 0.0, *[0] * 14))
+    _put((resource,), "getrusage", lambda *_: nothing)
+    _put((_thread,), "get_native_id", lambda: 2)
+    for name in UNSTEADY:
+        sys.modules[name] = None  # type: ignore[assignment]
+    for name in ("ctypes", "cage_locks"):  # what reaches everything
+        sys.modules.pop(name, None)
+
+
+def _clocks(clock: Clock) -> None:
+    def of_day() -> int:
+        return BEGAN_NS + clock.now()
+
+    for name, read in {
+        **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), clock.now),
+        "time": of_day,
+    }.items():
+        _put((time,), name, lambda read=read: read() / 10**9)
+        _put((time,), f"{name}_ns", lambda read=read: read())
+    _put((time,), "clock_gettime", lambda which: (clock.now() if which else of_day()) / 10**9)
+    _put((time,), "clock_gettime_ns", lambda which: clock.now() if which else of_day())
+    _put((time,), "sleep", clock.sleep)
+    for name in ("localtime", "gmtime", "ctime"):
+        real = getattr(time, name)
+        _put((time,), name, lambda at=None, real=real: real(of_day() / 10**9 if at is None else at))
+    asked, written = time.asctime, time.strftime
+    _put((time,), "asctime", lambda at=None: asked(time.gmtime() if at is None else at))
+    _put((time,), "strftime", lambda form, at=None: written(form, time.gmtime() if at is None else at))
+
+
+def _chance() -> None:
+    import _random
+
+    seeds, plain = itertools.count(), _random.Random(0)
+
+    class Random(_random.Random):
+        """One that nobody seeds begins like the one with the same place among those."""
+
+        def seed(self, a: Any = None, /) -> None:
+            super().seed(next(seeds) if a is None else a)
+
+    def some(count: int, flags: int = 0) -> bytes:
+        if count < 0:
+            raise ValueError("negative argument not allowed")
+        return plain.getrandbits(8 * count).to_bytes(count, "big") if count else b""
+
+    _put((_random,), "Random", Random)
+    _put((os, posix), "urandom", some)
+    _put((os, posix), "getrandom", some)
+
+
+def _put(modules: tuple[ModuleType, ...], name: str, value: Any) -> None:
+    for module in modules:
+        if hasattr(module, name):
+            setattr(module, name, value)

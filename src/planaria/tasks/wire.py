@@ -1,0 +1,298 @@
+"""What crosses between a stranger's program and its tests, which run in two processes. Part of ``cage.py``.
+
+Plain values cross as copies: numbers, texts, bytes, lists, tuples, dictionaries and sets of such, and the names of
+built-in types. Everything else stays where it is and crosses as a number; the tests' side knows it as :class:`Held`. So
+no method of the program's is ever asked whether two values are equal, and nothing that the program can reach decides
+what its tests find.
+
+A value is written as one letter for its type, a length, and so many bytes or further values. It is no JSON, for the
+module that reads it takes longer to import than most programs run; and no pickle, for a stranger wrote it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import struct
+import sys
+
+TYPE_CHECKING = False  # typing's own takes as long to import as the rest of the cage
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+HEAD = struct.Struct("<cI")
+FLOAT = struct.Struct("<d")
+MOST = 4 << 20
+"""bytes of one message"""
+TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
+GROUPS: dict[bytes, Callable[[list[Any]], Any]] = {b"l": list, b"t": tuple, b"S": set, b"F": frozenset}
+LETTERS: dict[type[Any], bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"F"}
+
+
+def pack(value: Any, keep: Callable[[Any], int]) -> bytes:
+    """``value`` as bytes. ``keep`` gives a number to what is not plain, or raises TypeError."""
+    if value is None or isinstance(value, bool):
+        return _leaf(b"n", b"" if value is None else b"1" if value else b"0")
+    if isinstance(value, int):
+        return _leaf(b"i", hex(value).encode())
+    if isinstance(value, float):
+        return _leaf(b"f", FLOAT.pack(value))
+    if isinstance(value, str):
+        return _leaf(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes | bytearray):
+        return _leaf(b"b", bytes(value))
+    for kind, letter in LETTERS.items():
+        if isinstance(value, kind):
+            return _node(letter, [pack(one, keep) for one in value])
+    if isinstance(value, dict):
+        return _node(b"d", [pack(part, keep) for pair in value.items() for part in pair])
+    if isinstance(value, complex):
+        return _leaf(b"c", FLOAT.pack(value.real) + FLOAT.pack(value.imag))
+    if isinstance(value, range):
+        return _node(b"r", [pack(part, keep) for part in (value.start, value.stop, value.step)])
+    if isinstance(value, type) and TYPES.get(value.__name__) is value:
+        return _leaf(b"y", value.__name__.encode())
+    for letter, module, name in ((b"D", "decimal", "Decimal"), (b"Q", "fractions", "Fraction")):
+        if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
+            return _leaf(letter, str(value).encode())
+    return _leaf(b"h", hex(keep(value)).encode())
+
+
+def unpack(data: bytes, find: Callable[[int], Any]) -> Any:
+    """What :func:`pack` packed, made of built-in types alone; ``find`` knows what is held.
+
+    Raises ValueError, TypeError and the like for what is none: it may come from a stranger.
+    """
+    value, end = _read(data, 0, find)
+    if end != len(data):
+        raise ValueError("no message of a cage")
+    return value
+
+
+def _leaf(letter: bytes, data: bytes) -> bytes:
+    return HEAD.pack(letter, len(data)) + data
+
+
+def _node(letter: bytes, parts: list[bytes]) -> bytes:
+    return HEAD.pack(letter, len(parts)) + b"".join(parts)
+
+
+def _read(data: bytes, at: int, find: Callable[[int], Any]) -> tuple[Any, int]:
+    """The value at a place, and the place behind it."""
+    if at + HEAD.size > len(data):
+        raise ValueError("no message of a cage")
+    letter, length = HEAD.unpack_from(data, at)
+    at += HEAD.size
+    if length > len(data) - at:
+        raise ValueError("no message of a cage")
+    if letter in GROUPS or letter in b"dr":
+        parts = []
+        for _ in range(length):
+            part, at = _read(data, at, find)
+            parts.append(part)
+        if letter == b"d":
+            return dict(zip(parts[::2], parts[1::2], strict=True)), at
+        return (range(*parts) if letter == b"r" else GROUPS[letter](parts)), at
+    return _plain(letter, data[at : at + length], find), at + length
+
+
+def _plain(letter: bytes, text: bytes, find: Callable[[int], Any]) -> Any:
+    match letter:
+        case b"n":
+            return {b"": None, b"0": False, b"1": True}[text]
+        case b"i":
+            return int(text, 16)
+        case b"f":
+            return FLOAT.unpack(text)[0]
+        case b"s":
+            return text.decode("utf-8", "surrogatepass")
+        case b"b":
+            return text
+        case b"c":
+            return complex(*struct.unpack("<2d", text))
+        case b"y":
+            return TYPES[text.decode()]
+        case b"D":
+            from decimal import Decimal
+
+            return Decimal(text.decode())
+        case b"Q":
+            from fractions import Fraction
+
+            return Fraction(text.decode())
+        case b"h":
+            return find(int(text, 16))
+    raise ValueError("no message of a cage")
+
+
+def nothing_held(value: Any) -> int:
+    """For values that must all be plain."""
+    raise TypeError(f"a {type(value).__name__} cannot cross")
+
+
+class Pipe:
+    """Messages to and from the other process."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+
+    def say(self, *message: Any, keep: Callable[[Any], int] = nothing_held) -> None:
+        """ValueError when it is too long; BrokenPipeError when nobody reads it."""
+        text = pack(message, keep)
+        if len(text) > MOST:
+            raise ValueError(f"a value of more than {MOST} bytes")
+        data = memoryview(HEAD.pack(b"m", len(text)) + text)
+        while data:
+            data = data[os.write(self._writing, data) :]
+
+    def hear(self, find: Callable[[int], Any]) -> tuple[Any, ...]:
+        """EOFError when the other is gone, ValueError and the like for what is no message."""
+        _, length = HEAD.unpack(self._exactly(HEAD.size))
+        if length > MOST:
+            raise ValueError(f"a value of more than {MOST} bytes")
+        found = unpack(self._exactly(length), find)
+        if not isinstance(found, tuple):
+            raise ValueError("no message of a cage")
+        return found
+
+    def hear_how(self) -> str:
+        """Why the other could not do what it should; empty if it could."""
+        (failure,) = self.hear(lambda number: number)
+        return str(failure)
+
+    def hang_up(self) -> None:
+        """Say that nothing more comes, and wait until the other is gone."""
+        os.close(self._writing)
+        while os.read(self._reading, 1 << 16):
+            pass
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = os.read(self._reading, count - len(data))
+            if not piece:
+                raise EOFError("the program ended")
+            data += piece
+        return data
+
+
+class Held:
+    """Something that stays with the program: it can be called, asked for a part, and gone through.
+
+    Two are equal if they are the same. It is neither true nor false: tests judge values, not the program's word.
+    """
+
+    def __init__(self, far: Far, number: int) -> None:
+        self.__far, self.__number = far, number
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.__far.ask("part", self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__far.ask("call", self, args, kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__far.ask("item", self, key)
+
+    def __len__(self) -> int:
+        found = self.__far.ask("len", self)
+        if type(found) is not int:
+            raise TypeError("a length is a number")
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        walk = self.__far.ask("walk", self)
+        while (found := self.__far.ask("next", walk)) != ():
+            (one,) = found
+            yield one
+
+    def __bool__(self) -> bool:
+        raise TypeError("what is no plain value is neither true nor false here")
+
+
+class Far:
+    """The program as its tests see it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe, self._held = pipe, dict[int, Held]()
+        self._numbers = dict[int, int]()
+
+    def ask(self, what: str, *about: Any) -> Any:
+        """The program's answer; what it raises is raised here too, as a built-in exception."""
+        self._pipe.say(what, *about, keep=self._number)
+        how, *said = self._pipe.hear(self._find)
+        if how == "value":
+            return said[0]
+        name, why = map(str, said)
+        kind: Any = getattr(builtins, name, None)
+        real = isinstance(kind, type) and issubclass(kind, Exception)
+        raise kind(why) if real else RuntimeError(f"{name}: {why}")
+
+    def _find(self, number: int) -> Held:
+        if number not in self._held:
+            self._held[number] = Held(self, number)
+            self._numbers[id(self._held[number])] = number
+        return self._held[number]
+
+    def _number(self, value: Any) -> int:
+        if type(value) is not Held:
+            raise TypeError(f"tests cannot hand over a {type(value).__name__}")
+        return self._numbers[id(value)]
+
+
+def serve(pipe: Pipe, names: dict[str, Any]) -> None:
+    """Answer the tests' questions about a program with these names, until they have no more."""
+    held: list[Any] = []
+    numbers: dict[int, int] = {}
+
+    def keep(value: Any) -> int:
+        if id(value) not in numbers:
+            numbers[id(value)] = len(held)
+            held.append(value)
+        return numbers[id(value)]
+
+    while True:
+        try:
+            what, *about = pipe.hear(held.__getitem__)
+        except EOFError:
+            return
+        try:
+            pipe.say("value", _answer(what, names, *about), keep=keep)
+        except BrokenPipeError:
+            return
+        except BaseException as error:
+            pipe.say("raised", type(error).__name__, _said(error))
+
+
+def _answer(what: str, names: dict[str, Any], on: Any, *about: Any) -> Any:
+    match what:
+        case "name":
+            if on not in names:
+                raise NameError(f"name {on!r} is not defined")
+            return names[on]
+        case "call":
+            args, kwargs = about
+            return on(*args, **kwargs)
+        case "part":
+            return getattr(on, about[0])
+        case "item":
+            return on[about[0]]
+        case "len":
+            return len(on)
+        case "walk":
+            return iter(on)
+        case "next":
+            return next(((one,) for one in on), ())
+    raise ValueError(f"no question: {what}")
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)[:500]
+    except BaseException:
+        return "an exception that cannot be told"

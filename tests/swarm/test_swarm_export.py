@@ -1,0 +1,90 @@
+"""What a swarm learned leaves its run: as a folder for transformers, and for the next swarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from swarms import rounds, tiny, together
+
+from planaria import cli
+from planaria.digests import FILE
+from planaria.engine import runs
+from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.policies import open_policy
+from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.records.lines import PEERS
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five rounds; the states after the last three savings are kept, the run's end among them."""
+    folder = tmp_path_factory.mktemp("learned")
+    config = tiny(pupil, size=2, rounds={"count": 5, "keep": 1, "kept": 3, "prompts": 4, "group": 4})
+    runs.keep_config(folder, config)
+    together(config, folder)
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["export", *map(str, arguments)])
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("round", [None, 3])
+def test_an_exported_policy_has_the_weights_that_the_peer_noted(done: Path, tmp_path: Path, round: int | None) -> None:
+    to = tmp_path / "out"
+    asked = [] if round is None else ["--round", str(round)]
+    assert cli.run(["export", str(done), "--peer", "p1", "--to", str(to), *asked]) == 0
+    found = weights_fingerprint(open_policy(str(to)).module)
+    noted = rounds(done, "p1")
+    assert found == noted[(round or 5) - 1].weights != noted[0].weights
+
+
+def test_the_last_round_is_kept_whatever_the_interval(pupil: Path, tmp_path: Path) -> None:
+    together(tiny(pupil, size=2, rounds={"count": 3, "keep": 10, "prompts": 2, "group": 4}), tmp_path)
+    assert rounds_kept(tmp_path / PEERS / "p0") == [3]
+
+
+def test_as_many_states_stay_as_are_asked_for(done: Path) -> None:
+    assert rounds_kept(done / PEERS / "p0") == rounds_kept(done / PEERS / "p1") == [3, 4, 5]
+
+
+def test_transformers_says_the_same_as_the_exported_policy(done: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    cli.run(["export", str(done), "--peer", "p0", "--to", str(tmp_path / "out")])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours, tokens = open_policy(str(tmp_path / "out")), torch.arange(40, 60)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours.logits(tokens), atol=1e-4, rtol=1e-4)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("12+34=")["input_ids"] == ours.encode("12+34=")
+
+
+def test_another_swarm_begins_with_it(done: Path, tmp_path: Path) -> None:
+    cli.run(["export", str(done), "--peer", "p0", "--to", str(tmp_path / "out")])
+    together(tiny(tmp_path / "out", size=2, rounds={"count": 1, "prompts": 2, "group": 4}), tmp_path / "next")
+    assert len(rounds(tmp_path / "next", "p0")) == 1
+
+
+def test_what_cannot_be_exported_is_told_in_a_line(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert "give --peer" in refused(capsys, done, "--to", out)
+    assert "did you mean 'p1'?" in refused(capsys, done, "--to", out, "--peer", "p7")
+    assert "kept after 3, 4, 5" in refused(capsys, done, "--to", out, "--peer", "p0", "--round", 2)
+    assert "no run of a swarm" in refused(capsys, tmp_path, "--to", out, "--peer", "p0")
+    out.mkdir()
+    (out / "x").touch()
+    assert "exists and is not an empty folder" in refused(capsys, done, "--to", out, "--peer", "p0")
+    state = done / PEERS / "p1" / "state-000004" / "peer" / "stage-0000.safetensors"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "cannot be read" in refused(capsys, done, "--to", tmp_path / "b", "--peer", "p1", "--round", 4)
+    state.write_bytes(whole)
+    assert (done / FILE).is_file()
