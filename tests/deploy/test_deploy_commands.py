@@ -50,7 +50,8 @@ def in_pod(part: str, folder: Path) -> list[str]:
     places = {"/run/planaria": folder / "secret", "/tmp": folder / "tmp", "/work": folder, "/cache": folder}
     for place in places.values():
         place.mkdir(parents=True, exist_ok=True)
-    (folder / "secret" / "key").write_text(KEY)
+    for name in ("key", "token"):
+        (folder / "secret" / name).write_text(KEY)
     (container,) = pod(part)["containers"]
     mounts = "|".join(places)
     (text,) = container["args"]

@@ -21,6 +21,10 @@ POD: dict[str, Any] = {
     "containers": [{
         "name": str, "image": str, "command": [str], "args": [str],
         "ports": [{"name": str, "containerPort": int}],
+        "readinessProbe": {
+            "httpGet": {"path": str, "port": str, "httpHeaders": [{"name": str, "value": str}]},
+            "periodSeconds": int, "timeoutSeconds": int,
+        },
         "securityContext": {"allowPrivilegeEscalation": bool, "capabilities": {"drop": [str]}},
         "resources": {"requests": dict, "limits": dict},
         "volumeMounts": [{"name": str, "mountPath": str, "readOnly": bool}],
@@ -32,7 +36,9 @@ POD: dict[str, Any] = {
 }  # fmt: skip
 """fields of Kubernetes 1.31 that are used here, and their types"""
 SPECS: dict[str, Any] = {
-    "Service": {"clusterIP": str, "selector": dict, "ports": [{"name": str, "port": int}]},
+    "Service": {
+        "clusterIP": str, "publishNotReadyAddresses": bool, "selector": dict, "ports": [{"name": str, "port": int}],
+    },
     "PersistentVolumeClaim": {"accessModes": [str], "resources": {"requests": dict}},
     "Job": {
         "parallelism": int, "backoffLimit": int,
@@ -95,10 +101,15 @@ def test_the_objects_of_kubernetes_find_each_other() -> None:
     assert selected <= leads and not selected <= joins
     volumes = {volume["name"]: volume for volume in controller["spec"]["volumes"]}
     assert volumes["work"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    (port,), (container,) = service["spec"]["ports"], controller["spec"]["containers"]
-    assert container["ports"] == [{"name": port["name"], "containerPort": port["port"]}]
+    (port, live), (container,) = service["spec"]["ports"], controller["spec"]["containers"]
+    assert container["ports"] == [{"name": p["name"], "containerPort": p["port"]} for p in (port, live)]
     assert f"--fleet.port {port['port']} " in container["args"][0]
     assert f"--fleet.advertise {service['metadata']['name']} " in container["args"][0]
+    page = f"{service['metadata']['name']}:{live['port']}"
+    assert f"--live-at 0.0.0.0:{live['port']} --live-name {page} " in container["args"][0]
+    asked = container["readinessProbe"]["httpGet"]
+    assert asked["port"] == live["name"] and asked["httpHeaders"] == [{"name": "Host", "value": page}]
+    assert service["spec"]["publishNotReadyAddresses"], "machines call before the run has begun"
     (joining,) = machines["spec"]["containers"][0]["args"]
     assert f"planaria join {service['metadata']['name']}:{port['port']} " in joining
 

@@ -19,6 +19,7 @@ from test_followed import folder
 from planaria.commands import chaos
 from planaria.engine import runs
 from planaria.errors import UserError
+from planaria.observe.live.tally import Tally
 from planaria.observe.live_page import limits, serving
 from planaria.observe.live_page.frames import patched
 from planaria.observe.live_page.guard import new_token
@@ -218,7 +219,7 @@ def test_several_runs_have_stories_of_their_own(tmp_path: Path) -> None:
         assert [run["name"] for run in told["runs"]] == ["a", "b"] and told["faults"] == []
         assert len(list(client.frames(0))) == len(list(client.frames(1))) > 5
         assert client.ask("/api/runs/2/frames").status == 404
-        assert 'planaria_step{run="b"} 1.0' in client.ask("/metrics").body
+        assert 'planaria_steps_committed{run="b"} 1\n' in client.ask("/metrics").body
 
 
 def test_a_log_that_is_broken_ends_its_stream_with_the_reason(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
         assert client.ask("/health", token=None).body == "up\n"
         assert client.ask("/ready", token=None).body == "ready\n"
         metrics = client.ask("/metrics").body
-        assert 'planaria_workers{run="run",status="member"} 3.0' in metrics
+        assert 'planaria_workers{run="run",state="member"} 3\n' in metrics
         assert 'planaria_loss{run="run"} 2.5' in metrics
         long_ago = time.time() - 2 * limits.READY_S
         os.utime(run / "events.jsonl", (long_ago, long_ago))
@@ -251,7 +252,7 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_cannot_break_out_of_the_metrics() -> None:
-    told = exposition([('a"} 1\nevil{x="\\', {"run": {"steps": 1}}, 0.0)], 0)
+    told = exposition([('a"} 1\nevil{x="\\', Tally(), 0.0), ("b", Tally(), 1.0), ("b", Tally(), 2.0)], 0)
     assert all(
         re.fullmatch(r'(# .*|\w+(\{\w+="(\\.|[^"\\\n])*"(,\w+="[^"]*")*\})? \S+)', line) for line in told.splitlines()
     )

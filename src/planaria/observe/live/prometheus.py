@@ -16,6 +16,7 @@ from planaria.record import decisions as d
 from planaria.record import events as e
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Kind = Literal["gauge", "counter", "histogram"]
 OUTCOMES = ("running", *get_args(d.Finish.model_fields["outcome"].annotation))
 CAUSES = get_args(e.WorkerLost.model_fields["cause"].annotation)
 
@@ -32,7 +33,7 @@ class Family(NamedTuple):
     """All samples of one name."""
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Kind
     help: str
     samples: Callable[[Tally], Iterable[Sample]]
 
@@ -52,12 +53,18 @@ def names() -> frozenset[str]:
 
 
 def _lines(family: Family, runs: Mapping[str, Tally]) -> Iterator[str]:
-    yield f"# HELP {family.name} {_escaped(family.help)}"
-    yield f"# TYPE {family.name} {family.kind}"
-    for run, tally in runs.items():
-        for sample in family.samples(tally):
-            labels = ",".join(f'{name}="{_label(value)}"' for name, value in {"run": run, **sample.labels}.items())
-            yield f"{family.name}{sample.suffix}{{{labels}}} {_number(sample.value)}"
+    samples = ((run, sample) for run, tally in runs.items() for sample in family.samples(tally))
+    labelled = (sample._replace(labels={"run": run, **sample.labels}) for run, sample in samples)
+    return lines(family.name, family.kind, family.help, labelled)
+
+
+def lines(name: str, kind: Kind, help: str, samples: Iterable[Sample]) -> Iterator[str]:
+    """The lines of one family, without their ends."""
+    yield f"# HELP {name} {_escaped(help)}"
+    yield f"# TYPE {name} {kind}"
+    for sample in samples:
+        labels = ",".join(f'{label}="{_label(value)}"' for label, value in sample.labels.items())
+        yield f"{name}{sample.suffix}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}"
 
 
 def _escaped(text: str) -> str:

@@ -124,6 +124,11 @@ class Tally:
         return dict(sorted(self.members.generation.items()))
 
     @property
+    def latest(self) -> dict[int, RecoveryTiming]:
+        """Replica → its latest recovery, as far as it has come."""
+        return self._fold.latest
+
+    @property
     def counts(self) -> dict[str, float]:
         """What has been counted so far, by the name of its curve."""
         return {

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from planaria.errors import UserError
+from planaria.observe.live.prometheus import CONTENT_TYPE
 from planaria.observe.live_page.frames import SCHEMA
 from planaria.observe.live_page.limits import ASK_S, LARGEST_BODY, LEAVE_S, MOST_STREAMS
 from planaria.observe.live_page.prometheus import exposition
@@ -154,8 +155,8 @@ class Page:
         return PlainTextResponse("ready\n") if not why else _refused(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
 
     async def _metrics(self, _: Request) -> Response:
-        told = exposition([(run.name, run.story.state, run.age_s) for run in self._runs], self._streams)
-        return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")
+        told = exposition([(run.name, run.story.tally, run.age_s) for run in self._runs], self._streams)
+        return Response(told, media_type=CONTENT_TYPE)
 
 
 async def _order(request: Request) -> tuple[str, int, str] | None:

@@ -21,13 +21,13 @@ Where microbatches are within a step the log does not tell; a page that moves th
 from __future__ import annotations
 
 from planaria.config import RunConfig
+from planaria.observe.live.tally import Tally
 from planaria.observe.live_page.captions import Captions
 from planaria.observe.live_page.frames import SCHEMA, Frame, Json, difference, patched
 from planaria.observe.live_page.recoveries_shown import shown
 from planaria.observe.live_page.scene import Scene
 from planaria.observe.live_page.ways import Ways
 from planaria.observe.run.narrate import Narrator
-from planaria.observe.run.recovery_fold import Recoveries
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.logs import News
@@ -50,7 +50,7 @@ class Story:
         self.members = self._narrator.members
         self._scene = Scene(self.members, inline=config.engine == "inline")
         self._captions = Captions(self.members, config.pipeline.microbatches)
-        self._recoveries = Recoveries()
+        self.tally = Tally()
         self._ways = Ways(config, self.members)
         self._looks = 0
         """how many routine facts may yet tell more of a recovery"""
@@ -70,6 +70,7 @@ class Story:
             self._origin = t
         self.latest = max(self.latest, t) if not isinstance(news, e.RunStarted) else t
         if isinstance(news, StepMetric | ValidationMetric):
+            self.tally.measured(news)
             return self._frame(t, {"loss": _loss(news)} if isinstance(news, StepMetric) else _validation(news))
         if isinstance(news, e.Worked):
             return self._worked(t, news)
@@ -83,7 +84,7 @@ class Story:
         held = dict(self.members.holders)
         line = self._narrator.tell(t, fact)
         left = [node for node, worker in held.items() if self.members.holders.get(node) != worker]
-        self._recoveries.take(t, fact)
+        self.tally.take(t, fact)
         self._scene.take(fact)
         caption = self._captions.say(fact, left)
         change: Json = {"said": caption._asdict()} if caption else {}
@@ -97,8 +98,7 @@ class Story:
         return self._frame(t, after, told, routine=False)
 
     def _worked(self, t: float, worked: e.Worked) -> Frame | None:
-        replica = self.members.replica(worked.node)
-        self._recoveries.worked(worked, replica)
+        self.tally.worked(worked)
         self._scene.take(worked)
         change: Json = {"links": self._scene.links()}
         if worked.worker in self.state.get("workers", {}):
@@ -163,7 +163,7 @@ class Story:
             return {}
         found = {
             str(n): shown(timing, self.seconds)
-            for n, timing in self._recoveries.latest.items()
+            for n, timing in self.tally.latest.items()
             if timing.outcome != "handed over" or timing.nodes
         }
         self._looks = self._looks - 1 if routine else LOOKS
