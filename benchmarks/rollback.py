@@ -14,7 +14,7 @@ from collections import defaultdict
 
 from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
 from benchmarks.fleet_run import VOCAB, bytes_data
-from planaria.chaos.trace import generate
+from planaria.chaos.generating import generate
 from planaria.compare.race import race
 from planaria.config import CheckpointConfig, ModelConfig, PipelineConfig, RecoveryConfig, RunConfig, TrainConfig
 from planaria.data.shards import prepare

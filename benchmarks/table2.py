@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.common import Cell, Claim, Row, conclude, parser, start
 from benchmarks.rollback import STAGES, simulated, struck
-from planaria.chaos.trace import per_step_probability
+from planaria.chaos.generating import per_step_probability
 from planaria.recovery.checkpoint import best_steps, rollback_mean
 
 NAME = "table2"

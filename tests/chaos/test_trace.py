@@ -9,19 +9,8 @@ from hypothesis import strategies as st
 
 from planaria.bounds import EXACT
 from planaria.chaos import trace as traces
-from planaria.chaos.trace import (
-    Fault,
-    Trace,
-    awaits,
-    burst_sizes,
-    digest,
-    generate,
-    hourly_of_all,
-    order,
-    per_step_probability,
-    read,
-    write,
-)
+from planaria.chaos.generating import generate, hourly_of_all, per_step_probability
+from planaria.chaos.trace import Fault, Trace, awaits, burst_sizes, digest, order, read, write
 from planaria.errors import UserError
 
 SEEDS = st.integers(-EXACT, EXACT)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from harness import ending, facts, folder_of, outcomes, tiny, train
 
-from planaria.chaos.trace import Fault, Trace, generate
+from planaria.chaos.generating import generate
+from planaria.chaos.trace import Fault, Trace
 from planaria.checkpoint.stage_file import read_stage
 from planaria.config import RunConfig
 from planaria.engine import inline_run, runs

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from planaria import atomic, recipe
-from planaria.chaos.trace import Trace, digest, hourly_of_all, write
+from planaria.chaos.generating import hourly_of_all
+from planaria.chaos.trace import Trace, digest, write
 from planaria.compare.clock import Clock, clock_of, exchanged_bytes, step_bytes_and_memory
 from planaria.compare.race import Course
 from planaria.compare.race_job import Race, run_races

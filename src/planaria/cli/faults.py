@@ -89,7 +89,8 @@ def _chaos(given: argparse.Namespace) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from planaria.chaos.trace import burst_sizes, digest, generate, write
+    from planaria.chaos.generating import generate
+    from planaria.chaos.trace import burst_sizes, digest, write
 
     trace = generate(
         given.seed,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planaria.chaos.trace import per_step_probability
+from planaria.chaos.generating import per_step_probability
 from planaria.compare.clock import clock_of, step_bytes_and_memory
 from planaria.compare.experience import Experience
 from planaria.compare.predict import Failures, Prediction, is_known, predict, ways

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planaria.bounds import EXACT, Fraction, Natural
-from planaria.chaos.trace import Trace, generate
+from planaria.chaos.generating import generate
+from planaria.chaos.trace import Trace
 from planaria.config import RunConfig, Section
 from planaria.errors import UserError, nearest
 from planaria.recovery import RECOVERIES
