@@ -50,6 +50,8 @@ class PretendFleet:
         self.gifts: set[Gift] = set()
         self.ages: dict[int, int] = {}
         self.next_step = started.first_step
+        self.around = started.routes
+        """the ways of microbatches when all nodes are there"""
         self.measured = 0
         """the step of which workers told last that they had measured it"""
         self.ready: set[int] = set()
@@ -333,6 +335,9 @@ class PretendFleet:
                 assert decision.worker == before.holders[decision.node]
                 relieved = [f.worker for f in self.history if isinstance(f, d.Relieve)]
                 assert relieved.count(decision.worker) == 1, "handed to and fro"
+            case d.Reroute():
+                plans = [f for f in self.history if isinstance(f, e.Replanned) and set(f.nodes) == set(self.stage_of)]
+                self.around = plans[-1].routes
             case d.Cannot():
                 assert self.cannot is None
                 self._judge_cannot(decision, before)
@@ -360,7 +365,7 @@ class PretendFleet:
             assert before.holders.keys() <= set(nodes), "a node that has a worker is left out"
         if self.started.arrangement:
             assert {m.stage for m in form.members} == set(self.stage_of.values()), "a schedule leaves out no stage"
-            assert form.routes == (self.started.routes if whole else detours(self.started, nodes))
+            assert form.routes == (self.around if whole else detours(self.started, nodes))
         assert len(set(workers)) == len(workers), "two nodes for one worker"
         assert all(self.alive[w].joined for w in workers)
         plan = self._answer(before)
@@ -468,7 +473,7 @@ class PretendFleet:
 
     def _edges(self, present: set[int]) -> set[tuple[int, int]]:
         """Along routes past what is not there and a validation's, to the first of one's stage, to hosts of copies."""
-        walks = [[node for node in route if node in present] for route in self.started.routes]
+        walks = [[node for node in route if node in present] for route in self.around]
         if self.started.arrangement and present != self.stage_of.keys():
             walks = detours(self.started, sorted(present))
         held = dict(enumerate(self._listed))

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from open_fleet import OpenFleet
-from test_machine import started
+from test_machine import SHARED, started
 
 from planaria.control.steering import PAUSE_S
 from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.gauges import Flow, Passes
 
 SLOW = 2
 """a stage"""
@@ -112,3 +114,58 @@ def test_two_deeds_are_half_a_minute_of_training_apart() -> None:
 
     assert fleet.run.gauges.clock > before + PAUSE_S
     assert len(deeds(fleet)) == 2
+
+
+def on_a_schedule_with_a_slow_link(**changed: Any) -> OpenFleet:
+    """An edge's activations take 50 times as long as at first, as of the fourth report."""
+    plain = started(**({"steps": 5000, "diagnose": "act", "spares": 0} | changed))
+    fleet = OpenFleet(e.RunStarted.model_validate(plain.model_dump() | SHARED))
+    while fleet.state.phase != "run":
+        go_on(fleet, 1)
+    for report in range(10):
+        for node, worker in sorted(fleet.state.holders.items()):
+            flows = {
+                peer: Flow(frames=8, low_s=0.05 if report > 6 and (peer, node) == (3, 4) else 0.001, high_s=0.002)
+                for pair in fleet.state.pairs_of(fleet.state.holders)
+                if node in pair
+                for peer in {*pair} - {node}
+            }
+            told = {"node": node, "stage": fleet.stage_of[node], "generation": fleet.state.generation, "waited": {}}
+            passes = {"forward": Passes(count=1, median_s=1.0)}
+            fleet.happened(
+                e.Gauged(worker=worker, step=2 * report + 1, steps=2, seconds=2.0, passes=passes, flows=flows, **told)
+            )
+    go_on(fleet, 2)
+    return fleet
+
+
+def offer(fleet: OpenFleet, before_s: float) -> None:
+    """The planner has found routes on which a step takes a second, in place of ``before_s``."""
+    nodes = fleet.asked.pop(0).nodes
+    routes = [[6, 1, 2, 3, 6], *fleet.started.routes[1:]]
+    fleet.happened(e.Replanned(nodes=nodes, routes=routes, step_s=1.0, seconds=0.1, before_s=before_s))
+
+
+def test_a_slow_link_is_gone_around_when_that_pays() -> None:
+    fleet = on_a_schedule_with_a_slow_link()
+    (asked,) = fleet.asked
+    assert [(way.source, way.target, way.seconds) for way in asked.ways] == [(3, 4, 0.05)]
+    assert fleet.state.phase == "replan"
+
+    offer(fleet, before_s=2.0)
+
+    assert isinstance(fleet.history[-2], d.Reroute)
+    form = fleet.history[-1]
+    assert isinstance(form, d.Form)
+    assert form.routes[0] == [6, 1, 2, 3, 6]
+    assert all(isinstance(member.source, d.Keep) for member in form.members)
+    assert not fleet.asked, "it is asked for once"
+
+
+def test_a_plan_that_gains_too_little_is_not_taken() -> None:
+    fleet = on_a_schedule_with_a_slow_link()
+
+    offer(fleet, before_s=1.0)
+
+    assert not any(isinstance(fact, d.Reroute) for fact in fleet.history)
+    assert isinstance(fleet.history[-1], d.RunStep), "training goes on as before"

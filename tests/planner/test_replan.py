@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -13,7 +15,7 @@ from instances import CA, problems, published, published_plan
 from planaria.planner.evaluate import NEVER
 from planaria.planner.guidelines import broken
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.replan import remaining, replan
+from planaria.planner.replan import measured, remaining, replan
 from planaria.planner.search import step_ns
 from planaria.planner.start import greedy, random_routes
 
@@ -37,7 +39,7 @@ def test_every_rule_that_the_old_plan_kept_is_kept(problem: Problem, seed: int, 
     assume(others)
     gone = data.draw(st.sets(st.sampled_from(others), min_size=1))
     nodes = [n for n in range(problem.nodes) if n not in gone]
-    found, step_s = replan(problem, old, nodes, seed)
+    found, step_s, _ = replan(problem, old, nodes, seed)
     left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
     assert broken(left, new) == []
     assert step_ns(left, new) / 1e9 == step_s
@@ -48,11 +50,29 @@ def test_the_published_plan_without_some_of_its_nodes() -> None:
     whole = step_ns(problem, old) / 1e9
     for gone in ([15], [0], [14, 9], [3, 13]):
         nodes = [n for n in range(20) if n not in gone]
-        found, step_s = replan(problem, old, nodes, 0)
+        found, step_s, _ = replan(problem, old, nodes, 0)
         left, new = remaining(problem, old, nodes), numbered_anew(found, nodes)
         assert broken(left, new) == []
         assert left.count == 30, "microbatches are lost with a data node"
         assert whole * 0.8 < step_s < whole * 2.5
+
+
+def test_a_slow_link_is_gone_around() -> None:
+    """The busiest link between two block stages takes a second longer."""
+    problem, old = published(), published_plan(CA)
+    nodes = list(range(problem.nodes))
+    hops = Counter(hop for path in old.path.tolist() for hop in pairwise(path))
+    (source, target), _ = hops.most_common(1)[0]
+    slower = measured(
+        problem, {(source, target): float(problem.link[problem.site[source], problem.site[target]]) / 1e9 + 1}
+    )
+
+    found, step_s, before_s = replan(slower, old, nodes, 0)
+
+    assert broken(slower, found) == []
+    assert before_s == step_ns(slower, old) / 1e9
+    assert step_s < before_s, "the search kept the old routes"
+    assert measured(problem, {(source, source): 9.0}).link.tolist() == problem.link.tolist(), "within a site"
 
 
 def test_the_same_nodes_and_seed_give_the_same_plan() -> None:
@@ -67,5 +87,5 @@ def test_walks_that_would_deadlock_are_put_in_order() -> None:
     problem, old = published(), published_plan(CA)
     tight = replace(problem, slots=np.ones(20, np.int64))
     nodes = [n for n in range(20) if n != 15]
-    found, step_s = replan(tight, old, nodes, 0)
+    found, step_s, _ = replan(tight, old, nodes, 0)
     assert step_ns(remaining(tight, old, nodes), numbered_anew(found, nodes)) != NEVER and step_s > 0

@@ -8,7 +8,7 @@ from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.observe.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.observe.run.naming import Naming, naming_of
-from planaria.observe.run.verdict_lines import cleared, deed, sentence
+from planaria.observe.run.verdict_lines import cleared, deed, rerouted, sentence
 from planaria.record import decisions as d
 from planaria.record.logs import read_run
 
@@ -37,6 +37,8 @@ def diagnose(folder: Path) -> str:
             told.append(f"step {fact.step}  {sentence(fact, naming)}")
         elif isinstance(fact, d.Relieve):
             told.append(f"step {fact.step}  {deed(fact, naming)}")
+        elif isinstance(fact, d.Reroute):
+            told.append(f"step {fact.step}  {rerouted(fact)}")
         elif isinstance(fact, d.Cleared):
             told.append(f"step {fact.step}  {cleared(fact, naming)}")
     standing = [sentence(blamed, naming) for blamed in found.standing]

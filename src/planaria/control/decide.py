@@ -17,7 +17,7 @@ from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
 from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
-from planaria.control.steering import steer
+from planaria.control.steering import reroute, steer
 from planaria.control.witnesses import disagreement, left_out
 from planaria.record import decisions as d
 from planaria.record.replica import ReplicaState
@@ -72,7 +72,8 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     unfilled = replica.skipped & set(replica.vacant) and fit_spares(run)
     if replica.broken or unfilled:
         return stuck_link(run, replica) or form(run, replica)
-    return diagnose(run, replica) or steer(run, replica) or relieve(run, replica) or _proceed(run, replica)
+    about_slowness = diagnose(run, replica) or steer(run, replica) or reroute(run, replica)
+    return about_slowness or relieve(run, replica) or _proceed(run, replica)
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:

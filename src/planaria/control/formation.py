@@ -201,7 +201,7 @@ def _formation(
     """
     routes = replica.routes_over(holders)
     if routes is None:
-        return d.Replan(replica=replica.number, nodes=sorted(holders))
+        return d.Replan(replica=replica.number, nodes=sorted(holders), ways=list(replica.ways))
     generation, stage = 1 + run.replicas.generation, replica.arrangement.stage
     new = {node for node, worker in holders.items() if replica.holders.get(node) != worker}
     kept = {pair: known for pair, known in replica.links.items() if not set(pair) & new}

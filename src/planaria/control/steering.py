@@ -1,4 +1,4 @@
-"""What is done about slow workers: hand their stage to a spare, where that pays. Pure.
+"""What is done about slow workers and links: hand a stage to a spare, or go around, where that pays. Pure.
 
 The rule: the seconds that are saved until the run's end are more than twice those that handing over takes. Nothing is
 handed to and fro: there are 30 seconds of training between two such deeds, a worker is relieved once, and from then on
@@ -46,6 +46,26 @@ def steer(run: RunState, replica: ReplicaState) -> d.Relieve | None:
         predicted_s=predicted,
         cost_s=cost,
     )
+
+
+def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None:
+    """On a schedule: look for routes around links that have become slow, and take them if that pays."""
+    if run.settings.diagnose != "act" or not run.settings.arrangement or run.stopping or run.allotment.done:
+        return None
+    if replica.vacant or replica.meeting:
+        return None
+    offered, cost = replica.offered, run.gauges.linking_s
+    if offered is not None:
+        if (offered.before_s - offered.step_s) * (run.settings.steps - replica.step) <= PAYS * cost:
+            return None
+        told = {"before_s": offered.before_s, "predicted_s": offered.step_s, "cost_s": cost}
+        return d.Reroute.model_validate({"replica": replica.number, "step": replica.step} | told)
+    known = {(way.source, way.target) for way in replica.ways}
+    slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
+    if slow.keys() <= known:
+        return None
+    new = [d.Way(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
+    return d.Replan(replica=replica.number, nodes=sorted(replica.holders), ways=[*replica.ways, *new])
 
 
 def _slow(run: RunState, replica: ReplicaState) -> list[int]:

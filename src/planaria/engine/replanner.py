@@ -7,7 +7,7 @@ import time
 from queue import Empty, SimpleQueue
 
 from planaria.planner.problem import Problem, Solution
-from planaria.planner.replan import replan
+from planaria.planner.replan import measured, replan
 from planaria.planner.schedule import Schedule
 from planaria.record.decisions import Replan
 from planaria.record.events import Replanned
@@ -40,18 +40,20 @@ class Replanner:
         try:
             _plan(self._problem, self._solution, list(range(self._problem.nodes)), self._seed)
             while True:
-                nodes = self._asked.get().nodes
-                self._found.put(_plan(self._problem, self._solution, nodes, self._seed))
+                asked = self._asked.get()
+                problem = measured(self._problem, {(way.source, way.target): way.seconds for way in asked.ways})
+                self._found.put(_plan(problem, self._solution, asked.nodes, self._seed))
         except BaseException as error:  # a thread's death would leave the run waiting for ever
             self._found.put(error)
 
 
 def _plan(problem: Problem, solution: Solution, nodes: list[int], seed: int) -> Replanned:
     began = time.monotonic()
-    found, step_s = replan(problem, solution, nodes, seed)
+    found, step_s, before_s = replan(problem, solution, nodes, seed)
     return Replanned(
         nodes=nodes,
         routes=[list(route) for route in found.routes],
         step_s=step_s,
+        before_s=before_s,
         seconds=time.monotonic() - began,
     )

@@ -6,7 +6,7 @@ one kept (CC1 to CC3); the moves that then make it better keep them too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -38,13 +38,26 @@ def remaining(problem: Problem, solution: Solution, nodes: Collection[int]) -> P
     )
 
 
-def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float]:
-    """Routes over ``nodes``, some of every stage, by their old numbers; and the simulated step in seconds."""
+def measured(problem: Problem, ways: Mapping[tuple[int, int], float]) -> Problem:
+    """The problem when activations take so many seconds from one node to another: between their sites, since nodes of
+    one site share its links. Ways within a site are left as they are."""
+    link = problem.link.copy()
+    for (source, target), seconds in ways.items():
+        pair = problem.site[source], problem.site[target]
+        if pair[0] != pair[1]:
+            link[pair] = round(seconds * 1e9)
+    return replace(problem, link=link)
+
+
+def replan(problem: Problem, solution: Solution, nodes: Collection[int], seed: int) -> tuple[Solution, float, float]:
+    """Routes over ``nodes``, some of every stage, by their old numbers; the simulated step in seconds, and that of the
+    old routes, mended where nodes are gone."""
     kept = sorted(nodes)
     left, mended = remaining(problem, solution, kept), _mended(problem, solution, kept)
     found = improve(left, mended, seed, max(1, WORK // (problem.count * (problem.visits + 2))))
     old = np.array(kept)
-    return Solution(solution.stage, old[found.solution.origin], old[found.solution.path]), found.step_s
+    better = Solution(solution.stage, old[found.solution.origin], old[found.solution.path])
+    return better, found.step_s, step_ns(left, mended) / 1e9
 
 
 def _mended(problem: Problem, solution: Solution, kept: list[int]) -> Solution:

@@ -278,7 +278,8 @@ def _(fact: e.IntervalChosen, run: RunState) -> RunState:
 @handles
 def _(fact: e.Replanned, run: RunState) -> RunState:
     (replica,) = run.replicas.values()  # only a run of one replica has a schedule
-    replica = replace(replica, detour=fact)
+    whole = set(fact.nodes) == replica.arrangement.stage.keys()
+    replica = replace(replica, offered=fact) if whole else replace(replica, detour=fact)
     return with_replica(run, replace(replica, phase="idle") if replica.phase == "replan" else replica)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.record.events import Fact, Mode, Standing
+from planaria.record.gauges import Way as Way
 from planaria.record.members import BEFORE as BEFORE
 from planaria.record.members import PEER as PEER
 from planaria.record.members import Fresh as Fresh
@@ -26,6 +27,7 @@ from planaria.record.members import state_link as state_link
 from planaria.record.verdicts import Blamed as Blamed
 from planaria.record.verdicts import Cleared as Cleared
 from planaria.record.verdicts import Relieve as Relieve
+from planaria.record.verdicts import Reroute as Reroute
 
 
 class Spawn(Fact):
@@ -95,6 +97,8 @@ class Replan(Fact):
     kind: Literal["replan"] = "replan"
     replica: int = 0
     nodes: list[int]
+    ways: list[Way] = Field(default_factory=list)
+    """links that are slow, to be reckoned with"""
 
 
 class RunStep(Fact):
@@ -318,6 +322,7 @@ Decision = Annotated[
     | Blamed
     | Cleared
     | Relieve
+    | Reroute
     | DrawGroups
     | Introduce
     | Meet

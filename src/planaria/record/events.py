@@ -165,6 +165,8 @@ class Replanned(Fact):
     """the simulated step"""
     seconds: float
     """that it took to find them"""
+    before_s: float = 0.0
+    """where links are slow: the simulated step by the routes as they were, mended where nodes are gone"""
 
 
 class RoundSettled(Fact):

@@ -79,6 +79,15 @@ class Gauged(Fact):
         return sum(passes.median_s * passes.count for passes in self.passes.values()) / self.steps
 
 
+class Way(Fact):
+    """A link that is slow, from one node to another."""
+
+    source: int
+    target: int
+    seconds: Finite
+    """that an activation takes"""
+
+
 @dataclass(frozen=True)
 class Gauge:
     """The reports of one node's present worker."""

@@ -12,6 +12,7 @@ from planaria.record.coded import CodedStep
 from planaria.record.copied import copied
 from planaria.record.decisions import Recall, Source
 from planaria.record.events import Replanned, RunStarted, Standing
+from planaria.record.gauges import Way
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
 from planaria.record.suspicion import Suspicion
@@ -70,16 +71,22 @@ class ReplicaState:
     skipped: frozenset[int] = frozenset()
     """nodes that the present generation does without"""
     detour: Replanned | None = None
-    """the last plan for nodes that were left"""
+    """the last plan for nodes that were left, or around links that are slow"""
+    offered: Replanned | None = None
+    """a plan around slow links, which is to be taken if that pays"""
+    ways: tuple[Way, ...] = ()
+    """slow links that plans reckon with, as they were measured"""
+    routes: Routes = field(default_factory=list)
+    """those of the present generation, on a schedule"""
     links: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     over: Mapping[Pair, str] = field(default_factory=lambda: MappingProxyType({}))
     """edges that go over a relay → its name"""
     shunned: frozenset[str] = frozenset()
     """relays over which an edge has broken and nobody was dead: others are taken while there are any"""
     suspects: frozenset[Pair] = frozenset()
+    """edges that broke in this generation"""
     stalled: tuple[tuple[int, int, float], ...] = ()
     """(node, the node whose message it has not got, seconds that it waited), in the order in which they told"""
-    """edges that broke in this generation"""
     waiting: Waiting = NOBODY
     """workers that have not yet reported what the present phase waits for"""
     attempts: int = 0
@@ -153,9 +160,11 @@ class ReplicaState:
     def routes_over(self, present: Collection[int]) -> Routes | None:
         """The ways of microbatches when these nodes are there; None if they have to be planned yet."""
         missing = self.arrangement.stage.keys() - set(present)
+        if self.detour and set(self.detour.nodes) == set(present):
+            return self.detour.routes
         if not missing or not self.settings.arrangement:
             return [[node for node in route if node not in missing] for route in self.settings.routes_of(self.number)]
-        return self.detour.routes if self.detour and set(self.detour.nodes) == set(present) else None
+        return None
 
     def pairs_of(self, present: Collection[int]) -> set[Pair]:
         """The edges of a replica that has these nodes only."""
@@ -175,7 +184,9 @@ class ReplicaState:
         """Does a node lack a worker or a state, or a pair of them an edge? What is skipped may lack a worker."""
         stateless = any(node in self.holders for nodes in (self.lost, self.origins) for node in nodes)
         unfilled = any(node not in self.skipped for node in self.vacant)
-        return unfilled or stateless or bool(self.pairs_of(self.holders) - self.links.keys())
+        if unfilled or stateless or self.pairs_of(self.holders) - self.links.keys():
+            return True
+        return bool(self.routes) and self.routes_over(self.holders) != self.routes
 
     @cached_property
     def troubled(self) -> bool:
@@ -197,7 +208,7 @@ class ReplicaState:
         return Standing(step=self.step, rounds=self.rounds, inner=self.inner)
 
 
-BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "cannot"})
+BUILT_OF = frozenset({"holders", "origins", "lost", "skipped", "leavers", "links", "detour", "routes", "cannot"})
 """fields from which the others of a replica follow (what is a ``cached_property`` above)"""
 _STEADY = frozenset(ReplicaState.__dataclass_fields__) - BUILT_OF
 

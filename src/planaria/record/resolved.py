@@ -29,7 +29,14 @@ from planaria.record.waiting import NOBODY, Waiting
 
 @handles
 def _(fact: d.Replan, run: RunState) -> RunState:
-    return with_replica(run, replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY))
+    asked = replace(run.replicas[fact.replica], phase="replan", waiting=NOBODY, ways=tuple(fact.ways))
+    return with_replica(run, asked)
+
+
+@handles
+def _(fact: d.Reroute, run: RunState) -> RunState:
+    replica = run.replicas[fact.replica]
+    return with_replica(run, replace(replica, detour=replica.offered, offered=None))
 
 
 @handles
@@ -112,6 +119,7 @@ def _formed(run: RunState, replica: ReplicaState, form: d.Form) -> ReplicaState:
         over=freeze({(link.low, link.high): link.over for link in form.links if link.over}),
         suspects=frozenset(),
         stalled=(),
+        routes=form.routes,
         waiting=Waiting(m.worker for m in form.members),
         evaluated=min(replica.evaluated, form.step),
         rounds=form.rounds,

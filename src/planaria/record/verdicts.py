@@ -53,3 +53,17 @@ class Relieve(Fact):
     """and afterwards"""
     cost_s: float
     """of handing over: the longest that anybody has taken to take a place"""
+
+
+class Reroute(Fact):
+    """Microbatches are to go by the plan that was found around slow links, because that pays."""
+
+    kind: Literal["reroute"] = "reroute"
+    replica: int
+    step: int
+    before_s: float
+    """simulated step by the routes as they are, over the links as measured"""
+    predicted_s: float
+    """and by the new ones"""
+    cost_s: float
+    """of another generation: the longest that anybody has taken to take a place"""

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
-from planaria.observe.run.verdict_lines import cleared, deed, sentence
+from planaria.observe.run.verdict_lines import cleared, deed, rerouted, sentence
 from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -179,6 +179,8 @@ class Narrator:
             return self._line("fault", sentence(fact, self._naming), fact.replica)
         if isinstance(fact, d.Relieve):
             return self._line("relink", deed(fact, self._naming), fact.replica)
+        if isinstance(fact, d.Reroute):
+            return self._line("relink", rerouted(fact), fact.replica)
         if isinstance(fact, d.Cleared):
             return self._line("note", cleared(fact, self._naming), fact.replica)
         if isinstance(fact, e.HostJoined):

@@ -44,6 +44,14 @@ def deed(relieve: d.Relieve, naming: Naming) -> str:
     )
 
 
+def rerouted(fact: d.Reroute) -> str:
+    """That microbatches go other ways, in one line."""
+    return (
+        f"microbatches go around the slow link: by simulation a step takes {fact.before_s:.2f} s, and "
+        f"{fact.predicted_s:.2f} s by the new plan"
+    )
+
+
 def cleared(fact: d.Cleared, naming: Naming) -> str:
     """What is not slow any more, in one line."""
     if "link" in fact.fault:
