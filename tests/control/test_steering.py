@@ -169,3 +169,34 @@ def test_a_plan_that_gains_too_little_is_not_taken() -> None:
 
     assert not any(isinstance(fact, d.Reroute) for fact in fleet.history)
     assert isinstance(fleet.history[-1], d.RunStep), "training goes on as before"
+
+
+@pytest.mark.parametrize(
+    ("told", "blamed"),
+    [
+        ([(3, 2, 0.1), (4, 3, 0.0), (2, 3, 0.3)], [2, 3]),
+        ([(0, 1, 0.0), (1, 2, 0.2), (2, 3, 0.3), (3, 2, 0.1)], [2, 3]),
+        ([(2, 3, 0.1), (3, 2, 0.3)], [3, 2]),
+        ([(3, 2, 0.1), (4, 3, 0.0)], None),
+        ([(0, 1, 0.1)], None),
+    ],
+)
+def test_of_those_who_wait_for_each_other_the_first_names_the_link(
+    told: list[tuple[int, int, float]], blamed: list[int] | None
+) -> None:
+    """(who, for whom, since when); nobody is blamed while a chain of waits leads to somebody who has told nothing."""
+    fleet = OpenFleet(started(diagnose="tell"))
+    while fleet.state.phase != "run":
+        go_on(fleet, 1)
+    for node, peer, since_s in told:
+        worker, generation = fleet.state.holders[node], fleet.state.generation
+        fleet.happened(
+            e.EdgeBroken(
+                worker=worker, node=node, peer=peer, generation=generation, detail="", waited_s=2.0, since_s=since_s
+            )
+        )
+    fleet.expire_grace()
+
+    found = [fact.nodes for fact in fleet.history if isinstance(fact, d.Blamed)]
+    assert found == ([] if blamed is None else [blamed])
+    assert isinstance(fleet.history[-1], d.Form), "the edges are replaced in any case"

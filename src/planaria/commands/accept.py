@@ -9,6 +9,7 @@ from planaria import digests, documents, recipe
 from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.model.huggingface import is_exported
+from planaria.record.identity import ID
 from planaria.swarm.records.lines import PEERS
 
 
@@ -27,7 +28,7 @@ def accept(folder: Path) -> list[str]:
     with runs.held(folder):
         if not (folder / PEERS).is_dir():
             recipe.parse(documents.text(folder / runs.CONFIG), str(folder / runs.CONFIG))
-        return _told(folder, runs.KEPT)
+        return _told(folder, (*runs.KEPT, ID))
 
 
 def _told(folder: Path, names: Iterable[str]) -> list[str]:

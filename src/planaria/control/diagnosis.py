@@ -84,21 +84,26 @@ def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | Non
 def stuck_link(run: RunState, replica: ReplicaState) -> d.Blamed | None:
     """The link over which a message has not come, for want of which others got none either.
 
-    Who waits for somebody who waits too only hands the wait on. Where two wait for each other, or more in a ring, it is
-    the one who told first: the others had something to do yet.
+    Who waits for somebody who waits too only hands the wait on. So waits lead to a ring, such as two who wait for each
+    other, and there it is the one who began to wait first: the others had something to do yet. Nobody is blamed where
+    they lead to somebody who has not told that it waits.
     """
     if run.settings.diagnose == "off" or not replica.stalled:
         return None
-    waiting = {node for node, _, _ in replica.stalled}
-    roots = [told for told in replica.stalled if told[1] not in waiting] or list(replica.stalled)
-    node, peer, waited_s = roots[0]
-    nodes = (peer, node)
-    workers = [replica.holders[n] for n in nodes if n in replica.holders]
-    if ("stuck link", nodes) in run.blamed or len(workers) < len(nodes):
+    awaited = {told.node: told for told in replica.stalled}
+    place, seen = replica.stalled[0].node, list[int]()
+    while place in awaited and place not in seen:
+        seen.append(place)
+        place = awaited[place].peer
+    if place not in seen:
+        return None
+    first = min((awaited[node] for node in seen[seen.index(place) :]), key=lambda told: told.since_s)
+    nodes = (first.peer, first.node)
+    if ("stuck link", nodes) in run.blamed or not set(nodes) <= replica.holders.keys():
         return None
     return d.Blamed(
-        replica=replica.number, step=replica.step, fault="stuck link", nodes=list(nodes), workers=workers,
-        seconds=waited_s, past=0.0, usual=0.0,
+        replica=replica.number, step=replica.step, fault="stuck link", nodes=list(nodes),
+        workers=[replica.holders[node] for node in nodes], seconds=first.waited_s, past=0.0, usual=0.0,
     )  # fmt: skip
 
 

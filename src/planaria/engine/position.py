@@ -61,8 +61,9 @@ class Position:
         own = {name: getattr(self, name) for name in _TOLD if name in kind.model_fields}
         self._tell(kind.model_validate(own | said))
 
-    def report_broken(self, peer: int, detail: str, waited_s: float = 0.0) -> None:
-        """Report that the edge to node ``peer`` is of no use, and why; it may be that a message has not come."""
+    def report_broken(self, peer: int, detail: str, waited_s: float = 0.0, since_s: float = 0.0) -> None:
+        """Report that the edge to node ``peer`` is of no use, and why; it may be that a message has not come, for which
+        it waited so long, since so long after the step began."""
         when = f"at step {self.step}, generation {self.generation}"
         ends = f"worker {self.worker} ({self.name_of(self.node)}) and {self.name_of(peer)}"
-        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", waited_s=waited_s)
+        self.report(e.EdgeBroken, peer=peer, detail=f"{ends}: {detail} {when}", waited_s=waited_s, since_s=since_s)

@@ -67,6 +67,7 @@ class Post:
         """node → seconds that its frames have been waited for, since somebody took this"""
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
+        self._step_began = time.monotonic()
 
     def move(self, node: int, form: Form) -> None:
         """Stand at ``node`` as ``form`` says; what belongs to older generations is dropped."""
@@ -83,7 +84,7 @@ class Post:
 
     def advance(self, step: int) -> None:
         """Turn to ``step``."""
-        self.here.step, self.first_pass = step, 0
+        self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
         self.mail.turn(self.here.generation, step)
 
     def leave(self) -> None:
@@ -132,8 +133,8 @@ class Post:
 
         A wait longer than the time-out is reported once, as for ``what``, whose {} names the first of these nodes.
         """
-        patience_s = self.patience.seconds
-        deadline: float | None = time.monotonic() + patience_s
+        patience_s, began = self.patience.seconds, time.monotonic()
+        deadline: float | None = began + patience_s
         while nodes := late():
             since = time.monotonic()
             item = self.desk.next(deadline)
@@ -142,7 +143,7 @@ class Post:
                 self.hear(item)
             else:
                 waited = f"waited {patience_s:g} s for {what.format(self.here.name_of(nodes[0]))}"
-                self.here.report_broken(nodes[0], waited, patience_s)
+                self.here.report_broken(nodes[0], waited, patience_s, began - self._step_began)
                 deadline = None
 
     def collect(self, frames: Sequence[Awaited], what: str) -> list[Tensor]:

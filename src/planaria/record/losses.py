@@ -106,7 +106,7 @@ def _(fact: e.EdgeBroken, run: RunState) -> RunState:
         return run
     pair = (min(fact.node, fact.peer), max(fact.node, fact.peer))
     run = copied(run, gauges=run.gauges.broken(*pair, fact.generation))
-    stalled = (*replica.stalled, (fact.node, fact.peer, fact.waited_s)) if fact.waited_s else replica.stalled
+    stalled = (*replica.stalled, fact) if fact.waited_s else replica.stalled
     return with_replica(run, replace(replica, suspects=replica.suspects | {pair}, stalled=stalled))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from planaria.record.coded import CodedStep
 from planaria.record.copied import copied
 from planaria.record.decisions import Recall, Source
-from planaria.record.events import Replanned, RunStarted, Standing
+from planaria.record.events import EdgeBroken, Replanned, RunStarted, Standing
 from planaria.record.gauges import Way
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
@@ -85,8 +85,8 @@ class ReplicaState:
     """relays over which an edge has broken and nobody was dead: others are taken while there are any"""
     suspects: frozenset[Pair] = frozenset()
     """edges that broke in this generation"""
-    stalled: tuple[tuple[int, int, float], ...] = ()
-    """(node, the node whose message it has not got, seconds that it waited), in the order in which they told"""
+    stalled: tuple[EdgeBroken, ...] = ()
+    """what those tell that wait for a message in vain, in this generation"""
     waiting: Waiting = NOBODY
     """workers that have not yet reported what the present phase waits for"""
     attempts: int = 0

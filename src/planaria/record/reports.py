@@ -61,6 +61,8 @@ class EdgeBroken(Fact):
     detail: str
     waited_s: float = 0.0
     """that a message from there was waited for; 0 where the connection itself is gone"""
+    since_s: float = 0.0
+    """seconds after the step began for this worker that it began to wait"""
 
 
 class OfferHeard(Fact):
