@@ -9,6 +9,7 @@ nothing is slow; telling and measuring cost at most 1 %.
 from __future__ import annotations
 
 import argparse
+import statistics
 
 from benchmarks.common import Claim, Row, conclude, interleaved, parser, start
 
@@ -45,9 +46,9 @@ def main() -> int:
     def over(one: str, other: str) -> list[float]:
         return [a / b for a, b in zip(took[one], took[other], strict=True)]
 
-    bound = given.steps / (given.onset + (given.steps - given.onset) * given.times)
+    most = f"{statistics.median(over('off', 'nothing slow')):.2f}: nothing slow"
     rows = [
-        Row("steps a second: act over off", over("off", "act"), f"{1 / bound:.2f}: as if at once", Claim(low=1.8)),
+        Row("steps a second: act over off", over("off", "act"), most, Claim(low=1.8)),
         Row("steps a second: act over nothing slow", over("nothing slow", "act"), "1", Claim(low=0.9)),
         Row("seconds: tell over off", over("tell", "off"), "1"),
         Row("seconds of a run without faults: measured", over("measured", "not measured"), "1", Claim(high=1.01)),
