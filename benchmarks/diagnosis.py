@@ -4,7 +4,7 @@ Four block stages and the ends, whose passes sleep. From a step drawn for each r
 times), or a link in one direction (20 or 100 ms), or all that a worker sends, or that reaches it, or a link breaks
 again and again; in twenty runs nothing happens. The claims: of what is blamed at least 0.95 is right, by class and
 place; of the faults at least 0.9 are found, at most 12 steps after they began, half of them after at most 6; in runs
-without a fault nothing is done. And every log leads to the same verdicts when it is replayed.
+without a fault, where a spare is at hand as in all, nobody is blamed or relieved. And every log leads to the same verdicts when it is replayed.
 
 ``--busy`` runs so many busy loops beside: at least 0.9 of what is blamed is right.
 """
@@ -96,7 +96,7 @@ def carry_out(episode: Episode) -> Outcome:
     from planaria.control.replay import replay
     from planaria.record import decisions as d
 
-    config = recipe(f"{NAME}-{episode.number}", episode.onset + TAIL, "act", spares=0)
+    config = recipe(f"{NAME}-{episode.number}", episode.onset + TAIL, "act", spares=1)
     record = run_fleet(config, tuple(Fault.model_validate(fault) for fault in episode.faults))
     require_finished(record)
     blamed = [fact for _, fact in record.history if isinstance(fact, d.Blamed)]
@@ -182,6 +182,13 @@ def table(given: argparse.Namespace, drawn: list[Episode], outcomes: list[Outcom
             None if given.busy else Claim(low=0.9),
         ),
         Row("steps until they are named", found, "reports of every second step", None if given.busy else Claim(high=6)),
+        Row(
+            "verdicts in runs without a fault",
+            [float(len(o.wrong)) for o in calm],
+            "0",
+            None if given.busy else Claim(high=0),
+            judged="worst",
+        ),
         Row("deeds in runs without a fault", [float(o.deeds) for o in calm], "0", Claim(high=0), judged="worst"),
         Row("logs that lead to the same", [sum(o.replayed for o in outcomes) / len(outcomes)], "1", Claim(low=1)),
     ]
