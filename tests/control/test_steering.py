@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -117,26 +118,29 @@ def test_two_deeds_are_half_a_minute_of_training_apart() -> None:
 
 
 def on_a_schedule_with_a_slow_link(**changed: Any) -> OpenFleet:
-    """An edge's activations take 50 times as long as at first, as of the fourth report."""
+    """An edge's activations take 50 times as long as at first, as of the eighth report."""
     plain = started(**({"steps": 5000, "diagnose": "act", "spares": 0} | changed))
     fleet = OpenFleet(e.RunStarted.model_validate(plain.model_dump() | SHARED))
     while fleet.state.phase != "run":
         go_on(fleet, 1)
-    for report in range(10):
+    report_ways(fleet, range(7), set())
+    report_ways(fleet, range(7, 10), {(3, 4)})
+    go_on(fleet, 2)
+    return fleet
+
+
+def report_ways(fleet: OpenFleet, reports: Iterable[int], slow: set[tuple[int, int]]) -> None:
+    """All tell what activations took to reach them."""
+    for report in reports:
         for node, worker in sorted(fleet.state.holders.items()):
-            flows = {
-                peer: Flow(frames=8, low_s=0.05 if report > 6 and (peer, node) == (3, 4) else 0.001, high_s=0.002)
-                for pair in fleet.state.pairs_of(fleet.state.holders)
-                if node in pair
-                for peer in {*pair} - {node}
-            }
+            pairs = [pair for pair in fleet.state.pairs_of(fleet.state.holders) if node in pair]
+            peers = {peer for pair in pairs for peer in {*pair} - {node}}
+            flows = {p: Flow(frames=8, low_s=0.05 if (p, node) in slow else 0.001, high_s=0.002) for p in peers}
             told = {"node": node, "stage": fleet.stage_of[node], "generation": fleet.state.generation, "waited": {}}
             passes = {"forward": Passes(count=1, median_s=1.0)}
             fleet.happened(
                 e.Gauged(worker=worker, step=2 * report + 1, steps=2, seconds=2.0, passes=passes, flows=flows, **told)
             )
-    go_on(fleet, 2)
-    return fleet
 
 
 def offer(fleet: OpenFleet, before_s: float) -> None:
@@ -169,6 +173,12 @@ def test_a_plan_that_gains_too_little_is_not_taken() -> None:
 
     assert not any(isinstance(fact, d.Reroute) for fact in fleet.history)
     assert isinstance(fleet.history[-1], d.RunStep), "training goes on as before"
+
+    report_ways(fleet, range(10, 13), {(3, 4), (4, 3)})
+    go_on(fleet, 2)
+
+    (asked,) = fleet.asked
+    assert [(way.source, way.target) for way in asked.ways] == [(3, 4), (4, 3)], "a second link is planned for too"
 
 
 @pytest.mark.parametrize(

@@ -55,5 +55,5 @@ def test_a_run_without_spares_is_told_that_it_can_only_look() -> None:
     config = changed(fleet={"diagnose": "act", "spares": 0})
     said = list(idle(config.model_copy(update={"engine": "fleet"}), Trace(faults=())))
 
-    assert any("what is slow is only told" in line for line in said)
+    assert any("such workers are only told" in line for line in said)
     assert not list(idle(changed(fleet={"diagnose": "act", "spares": 1}), Trace(faults=())))

@@ -54,18 +54,27 @@ def reroute(run: RunState, replica: ReplicaState) -> d.Replan | d.Reroute | None
         return None
     if replica.vacant or replica.meeting:
         return None
-    offered, cost = replica.offered, run.gauges.linking_s
-    if offered is not None:
-        if (offered.before_s - offered.step_s) * (run.settings.steps - replica.step) <= PAYS * cost:
-            return None
-        told = {"before_s": offered.before_s, "predicted_s": offered.step_s, "cost_s": cost}
-        return d.Reroute.model_validate({"replica": replica.number, "step": replica.step} | told)
     known = {(way.source, way.target) for way in replica.ways}
     slow = {nodes: blamed.seconds for (fault, nodes), blamed in run.blamed.items() if fault == "slow link"}
     if slow.keys() <= known:
-        return None
-    new = [d.Way(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
+        return _taken(run, replica)
+    new = [d.SlowLink(source=a, target=b, seconds=seconds) for (a, b), seconds in slow.items() if (a, b) not in known]
     return d.Replan(replica=replica.number, nodes=sorted(replica.holders), ways=[*replica.ways, *new])
+
+
+def _taken(run: RunState, replica: ReplicaState) -> d.Reroute | None:
+    """The plan that was found last, if it pays."""
+    offered, cost = replica.offered, run.gauges.linking_s
+    left = run.settings.steps - replica.step
+    if offered is None or (offered.before_s - offered.step_s) * left <= PAYS * cost:
+        return None
+    return d.Reroute(
+        replica=replica.number,
+        step=replica.step,
+        before_s=offered.before_s,
+        predicted_s=offered.step_s,
+        cost_s=cost,
+    )
 
 
 def _slow(run: RunState, replica: ReplicaState) -> list[int]:

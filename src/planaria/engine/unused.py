@@ -99,7 +99,7 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"
     elif config.fleet.diagnose == "act" and not config.fleet.spares and config.fleet.own is None:
-        yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; what is slow is only told"
+        yield "fleet.diagnose = 'act': there are no spares to hand a slow worker's stage to; such workers are only told"
     retaining = recovery(config.recovery, config.pipeline.stages).retaining
     if config.engine == "inline" and retaining is not None and retaining[1].outlive:
         yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
