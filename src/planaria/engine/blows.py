@@ -65,12 +65,14 @@ class Blows:
                 chosen = of_kind[int(blow.offset * len(of_kind))]
                 self._targets[blow.number] = (chosen.kind, chosen.microbatch, chosen.hop)
 
-    def lag(self, busy_s: float) -> None:
-        """What the main thread has done for ``busy_s`` seconds takes longer, if it is to be slow."""
-        if self._slow:
-            now = time.monotonic()
-            time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
-            self._slow = self._slow if now < self._slow else 0.0
+    def lag(self, busy_s: float) -> bool:
+        """What the main thread has done for ``busy_s`` seconds takes longer, if it is to be slow. Was it?"""
+        if not self._slow:
+            return False
+        now = time.monotonic()
+        time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
+        self._slow = self._slow if now < self._slow else 0.0
+        return True
 
     def at(self, doing: str, microbatch: int, hop: int) -> None:
         """The main thread begins to do this."""

@@ -80,8 +80,7 @@ class Desk:
 
     def lag(self) -> None:
         """What the main thread has done so far takes longer, where a fault says so."""
-        if self.blows is not None:
-            self.blows.lag(time.monotonic() - self._place.since)
+        if self.blows is not None and self.blows.lag(time.monotonic() - self._place.since):
             self._place = self._place._replace(since=time.monotonic())
 
     def beside(self, doing: str) -> None:

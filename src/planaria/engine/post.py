@@ -64,7 +64,7 @@ class Post:
         self.first_pass = 0
         """what activations are numbered from: in a coded step, those of rounds that were broken off are never taken"""
         self.waited: dict[int, float] = {}
-        """node → seconds that its frames have been waited for, since somebody took this"""
+        """node → seconds that its frames have been waited for in this step"""
         self._itinerary = itinerary
         self._broken: dict[Edge, str] = {}
         self._step_began = time.monotonic()
@@ -85,6 +85,7 @@ class Post:
     def advance(self, step: int) -> None:
         """Turn to ``step``."""
         self.here.step, self.first_pass, self._step_began = step, 0, time.monotonic()
+        self.waited = {}
         self.mail.turn(self.here.generation, step)
 
     def leave(self) -> None:

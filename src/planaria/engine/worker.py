@@ -204,8 +204,8 @@ class Worker:
 
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
         """Take down what a step has taken, and tell it now and then."""
-        waited, self.post.waited = self.post.waited, {}
-        if told := self.gauge.stepped(self.here.step, seconds, spans, waited, self.post.links.newly_arrived()):
+        arrived = self.post.links.newly_arrived()
+        if told := self.gauge.stepped(self.here.step, seconds, spans, self.post.waited, arrived):
             self.here.report(e.Gauged, **told)
 
     def _straggle(self, round: int) -> None:
@@ -262,7 +262,6 @@ class Worker:
     def _drop(self) -> None:
         """Forget the step under way."""
         self.runner.drop()
-        self.post.waited.clear()
         self.post.circle.outer.drop()
         if self.keeping is not None:
             self.keeping.drop()

@@ -60,7 +60,7 @@ class Gauged(Fact):
     step: int
     """the last of them"""
     steps: Annotated[int, Field(ge=1, lt=1 << 31)]
-    seconds: Finite
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """of all of them, from the order to being ready, waiting included"""
     passes: dict[Literal["forward", "backward"], Passes]
     waited: dict[int, Finite]
@@ -79,7 +79,7 @@ class Gauged(Fact):
         return sum(passes.median_s * passes.count for passes in self.passes.values()) / self.steps
 
 
-class Way(Fact):
+class SlowLink(Fact):
     """A link that is slow, from one node to another."""
 
     source: int
