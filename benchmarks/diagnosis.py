@@ -4,7 +4,8 @@ Four block stages and the ends, whose passes sleep. From a step drawn for each r
 times), or a link in one direction (20 or 100 ms), or all that a worker sends, or that reaches it, or a link breaks
 again and again; in twenty runs nothing happens. The claims: of what is blamed at least 0.95 is right, by class and
 place; of the faults at least 0.9 are found, at most 12 steps after they began, half of them after at most 6; in runs
-without a fault, where a spare is at hand as in all, nobody is blamed or relieved. And every log leads to the same verdicts when it is replayed.
+without a fault, where a spare is at hand as in all, nobody is blamed or relieved. And every log leads to the same
+verdicts when it is replayed.
 
 ``--busy`` runs so many busy loops beside: at least 0.9 of what is blamed is right.
 """

@@ -8,7 +8,7 @@ from planaria.engine import runs
 from planaria.errors import UserError
 from planaria.observe.run.diagnosis import Diagnosis, diagnosis_of
 from planaria.observe.run.naming import Naming, naming_of
-from planaria.observe.run.verdict_lines import cleared, deed, rerouted, sentence
+from planaria.observe.run.verdict_lines import line, sentence
 from planaria.record import decisions as d
 from planaria.record.logs import read_run
 
@@ -33,14 +33,8 @@ def diagnose(folder: Path) -> str:
     lines = [f"{folder}, step {last} ({live})", "", *_workers(found, naming), "", *_ways(found, naming), ""]
     told = []
     for _, fact in record.landmarks:
-        if isinstance(fact, d.Blamed):
-            told.append(f"step {fact.step}  {sentence(fact, naming)}")
-        elif isinstance(fact, d.Relieve):
-            told.append(f"step {fact.step}  {deed(fact, naming)}")
-        elif isinstance(fact, d.Reroute):
-            told.append(f"step {fact.step}  {rerouted(fact)}")
-        elif isinstance(fact, d.Cleared):
-            told.append(f"step {fact.step}  {cleared(fact, naming)}")
+        if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+            told.append(f"step {fact.step}  {line(fact, naming)}")
     standing = [sentence(blamed, naming) for blamed in found.standing]
     lines += ["Slow at present:", *(f"  {text}" for text in standing)] if standing else ["Nothing is slow at present."]
     return "\n".join(lines + (["", "What was found:", *(f"  {text}" for text in told)] if told else []))

@@ -172,12 +172,12 @@ def _by_host(workers: list[Verdict], hosts: Mapping[int, str]) -> list[Verdict]:
         nodes = tuple(sorted(node for node, at in hosts.items() if at == host))
         if 1 < len(nodes) < len(hosts) and set(nodes) <= slow.keys():
             together = [slow.pop(node) for node in nodes]
-            seconds, past, usual = (max(v[2] for v in together), max(v[3] for v in together), together[-1].usual)
-            return [Verdict("slow host", nodes, seconds, past, usual), *slow.values()]
+            worst = max(together, key=lambda verdict: verdict.seconds)
+            return [worst._replace(fault="slow host", nodes=nodes), *slow.values()]
     return workers
 
 
-class Way(NamedTuple):
+class Reading(NamedTuple):
     """What activations take over an edge, in one direction, in seconds."""
 
     low: float
@@ -190,29 +190,29 @@ class Way(NamedTuple):
     """most of them, at first"""
 
 
-def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Way]:
+def ways(own: Mapping[int, Gauge], hosts: Mapping[int, str]) -> dict[Pair, Reading]:
     """Of each edge (from, to).
 
     The clocks of two machines are set by their first readings both ways, as if those had taken equally long.
     """
-    raw: dict[Pair, Way] = {}
+    raw: dict[Pair, Reading] = {}
     for node, gauge in own.items():
         for peer in gauge.last.flows:
             recent = [fact.flows[peer] for fact in gauge.recent if peer in fact.flows]
             past = [fact.flows[peer] for fact in gauge.past if peer in fact.flows]
             if peer in own and past and len(recent) == RECENT:
                 low, high = median(flow.low_s for flow in recent), min(flow.high_s for flow in recent)
-                raw[peer, node] = Way(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
+                raw[peer, node] = Reading(low, recent[-1].low_s, high, median(flow.low_s for flow in past))
     found = {}
     for (one, other), way in raw.items():
         offset = 0.0
         if hosts[one] != hosts[other] and (other, one) in raw:
             offset = (way.past - raw[other, one].past) / 2
-        found[one, other] = Way(*(seconds - offset for seconds in way))
+        found[one, other] = Reading(*(seconds - offset for seconds in way))
     return found
 
 
-def _hot(edges: Mapping[Pair, Way], known: Known) -> tuple[set[Pair], set[Pair]]:
+def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pair]]:
     """Edges whose activations take too long; and those whose last do."""
     if len(edges) < 3:
         return set(), set()
@@ -230,7 +230,7 @@ def _hot(edges: Mapping[Pair, Way], known: Known) -> tuple[set[Pair], set[Pair]]
     return hot, lately
 
 
-def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Way]) -> list[Verdict]:
+def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Reading]) -> list[Verdict]:
     """Slow edges; where all that leave a node are, or all that come to it, it is that side of the node.
 
     An edge is not blamed while another one of its ends has just become slow: the side may be.
@@ -254,7 +254,7 @@ def _sides(hot: set[Pair], lately: set[Pair], edges: Mapping[Pair, Way]) -> list
 def _flaky(
     gauges: Gauges,
     own: Mapping[int, Gauge],
-    edges: Mapping[Pair, Way],
+    edges: Mapping[Pair, Reading],
     hot: set[Pair],
     known: Known,
 ) -> list[Verdict]:
@@ -262,7 +262,7 @@ def _flaky(
     found = []
     for (low, high), times in sorted(gauges.breaks.items()):
         if {low, high} <= own.keys() and len(times) > BREAKS:
-            way = edges.get((low, high), Way(0.0, 0.0, 0.0, 0.0))
+            way = edges.get((low, high), Reading(0.0, 0.0, 0.0, 0.0))
             found.append(Verdict("flaky link", (low, high), way.high, way.past, 0.0))
     highs = [way.high for way in edges.values()]
     for pair, way in sorted(edges.items()):

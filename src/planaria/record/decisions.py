@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from planaria.record.events import Fact, Mode, Standing
-from planaria.record.gauges import Way as Way
+from planaria.record.gauges import SlowLink as SlowLink
 from planaria.record.members import BEFORE as BEFORE
 from planaria.record.members import PEER as PEER
 from planaria.record.members import Fresh as Fresh
@@ -97,7 +97,7 @@ class Replan(Fact):
     kind: Literal["replan"] = "replan"
     replica: int = 0
     nodes: list[int]
-    ways: list[Way] = Field(default_factory=list)
+    ways: list[SlowLink] = Field(default_factory=list)
     """links that are slow, to be reckoned with"""
 
 

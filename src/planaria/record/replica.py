@@ -12,7 +12,7 @@ from planaria.record.coded import CodedStep
 from planaria.record.copied import copied
 from planaria.record.decisions import Recall, Source
 from planaria.record.events import EdgeBroken, Replanned, RunStarted, Standing
-from planaria.record.gauges import Way
+from planaria.record.gauges import SlowLink
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
 from planaria.record.suspicion import Suspicion
@@ -74,7 +74,7 @@ class ReplicaState:
     """the last plan for nodes that were left, or around links that are slow"""
     offered: Replanned | None = None
     """a plan around slow links, which is to be taken if that pays"""
-    ways: tuple[Way, ...] = ()
+    ways: tuple[SlowLink, ...] = ()
     """slow links that plans reckon with, as they were measured"""
     routes: Routes = field(default_factory=list)
     """those of the present generation, on a schedule"""

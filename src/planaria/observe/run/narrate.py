@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
-from planaria.observe.run.verdict_lines import cleared, deed, rerouted, sentence
+from planaria.observe.run.verdict_lines import line
 from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -18,6 +18,7 @@ from planaria.record.membership import Membership
 
 Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
 SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
+SLOWNESS: dict[str, Tone] = {"blamed": "fault", "relieve": "relink", "reroute": "relink", "cleared": "note"}
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
 
 
@@ -175,14 +176,8 @@ class Narrator:
         if isinstance(fact, d.Cannot):
             whose = f" of replica {fact.replica}" if self._naming.several else ""
             return self._line("loss", f"{stages(fact.lost)}{whose} cannot be rebuilt: {fact.reason}", fact.replica)
-        if isinstance(fact, d.Blamed):
-            return self._line("fault", sentence(fact, self._naming), fact.replica)
-        if isinstance(fact, d.Relieve):
-            return self._line("relink", deed(fact, self._naming), fact.replica)
-        if isinstance(fact, d.Reroute):
-            return self._line("relink", rerouted(fact), fact.replica)
-        if isinstance(fact, d.Cleared):
-            return self._line("note", cleared(fact, self._naming), fact.replica)
+        if isinstance(fact, d.Blamed | d.Relieve | d.Reroute | d.Cleared):
+            return self._line(SLOWNESS[fact.kind], line(fact, self._naming), fact.replica)
         if isinstance(fact, e.HostJoined):
             workers = counted(fact.workers, "worker")
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")

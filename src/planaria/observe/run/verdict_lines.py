@@ -6,6 +6,19 @@ from planaria.observe.run.naming import Naming
 from planaria.record import decisions as d
 
 
+def line(fact: d.Blamed | d.Relieve | d.Reroute | d.Cleared, naming: Naming) -> str:
+    """What such a decision comes to, in one line."""
+    match fact:
+        case d.Blamed():
+            return sentence(fact, naming)
+        case d.Relieve():
+            return deed(fact, naming)
+        case d.Reroute():
+            return rerouted(fact)
+        case d.Cleared():
+            return cleared(fact, naming)
+
+
 def sentence(blamed: d.Blamed, naming: Naming) -> str:
     """What is slow, and the evidence, in one line."""
     where = naming.name(blamed.nodes)
