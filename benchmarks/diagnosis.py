@@ -16,7 +16,7 @@ import argparse
 import math
 import multiprocessing
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -36,9 +36,11 @@ class Episode(NamedTuple):
 
     number: int
     onset: int
-    what: str
-    nodes: tuple[int, ...]
+    blamed: dict[str, tuple[int, ...]]
+    """what is to be named, and where; empty: nothing happens"""
     faults: tuple[dict[str, Any], ...]
+    tail: int
+    """steps that the run goes on after the onset"""
 
 
 class Outcome(NamedTuple):
@@ -47,7 +49,7 @@ class Outcome(NamedTuple):
     right: int
     wrong: tuple[str, ...]
     after: float
-    """steps from the onset to the right verdict; infinite if there was none"""
+    """steps from the onset until all is named rightly; infinite if it was not"""
     deeds: int
     replayed: bool
 
@@ -60,7 +62,24 @@ def episodes(count: int, seed: int) -> list[Episode]:
     for number in range(count):
         onset, node = draw.randrange(14, 19), draw.randrange(1, STAGES + 1)
         what = "" if number % 3 == 2 else kinds[number // 3 * 2 % 5 if number % 3 == 0 else (number // 3 * 2 + 1) % 5]
-        found.append(Episode(number, onset, what, *_faults(what, onset, node, draw)))
+        nodes, faults = _faults(what, onset, node, draw)
+        found.append(Episode(number, onset, {what: nodes} if what else {}, faults, TAIL))
+    return found
+
+
+def pairs(count: int, seed: int) -> list[Episode]:
+    """In each, a worker becomes slow, and at once a link that does not touch it."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(count):
+        onset, node = draw.randrange(14, 19), draw.randrange(1, STAGES + 1)
+        slow, faults = _faults("slow worker", onset, node, draw)
+        elsewhere = [n for n in range(STAGES + 1) if node not in (n, (n + 1) % (STAGES + 1))]
+        source = draw.choice(elsewhere)
+        link = (source, (source + 1) % (STAGES + 1))
+        delay = {"signal": "delay", "strength": draw.choice([0.02, 0.1]), "step": onset}
+        both = (*faults, {**delay, "stage": link[1], "peer": link[0]})
+        found.append(Episode(number, onset, {"slow worker": slow, "slow link": link}, both, 2 * TAIL))
     return found
 
 
@@ -97,24 +116,28 @@ def carry_out(episode: Episode) -> Outcome:
     from planaria.control.replay import replay
     from planaria.record import decisions as d
 
-    config = recipe(f"{NAME}-{episode.number}", episode.onset + TAIL, "act", spares=1)
+    config = recipe(f"{NAME}-{episode.number}", episode.onset + episode.tail, "act", spares=1)
     record = run_fleet(config, tuple(Fault.model_validate(fault) for fault in episode.faults))
     require_finished(record)
     blamed = [fact for _, fact in record.history if isinstance(fact, d.Blamed)]
     deeds = sum(isinstance(fact, d.Relieve) for _, fact in record.history)
-    right = [fact for fact in blamed if (fact.fault, tuple(sorted(fact.nodes))) == _place(episode)]
-    wrong = tuple(f"{episode.what or 'nothing'} {episode.nodes}: {fact.fault} {fact.nodes}, step {fact.step}"
+    right = [
+        fact for fact in blamed if _place(fact.fault, fact.nodes) in {_place(*one) for one in episode.blamed.items()}
+    ]
+    wrong = tuple(f"{episode.blamed or 'nothing'}: {fact.fault} {fact.nodes}, step {fact.step}"
                   for fact in blamed if fact not in right)  # fmt: skip
-    after = min((fact.step - episode.onset for fact in right), default=math.inf)
+    first = {fact.fault: fact.step - episode.onset for fact in reversed(right)}
+    after = max((first.get(what, math.inf) for what in episode.blamed), default=math.inf)
     replayed = not replay(fact for _, fact in record.history).problems
     return Outcome(len(right), wrong, after, deeds, replayed)
 
 
-def _place(episode: Episode) -> tuple[str, tuple[int, ...]]:
-    return episode.what, tuple(sorted(episode.nodes))
+def _place(what: str, nodes: Iterable[int]) -> tuple[str, tuple[int, ...]]:
+    """A flaky link has no direction; others have."""
+    return what, tuple(sorted(nodes) if what == "flaky link" else nodes)
 
 
-def recipe(name: str, steps: int, diagnose: str, spares: int) -> Any:
+def recipe(name: str, steps: int, diagnose: str, spares: int, microbatches: int = 4) -> Any:
     """Passes of 8 and 16 ms."""
     from benchmarks.fleet_run import VOCAB, bytes_data
     from planaria.config import RunConfig
@@ -125,7 +148,7 @@ def recipe(name: str, steps: int, diagnose: str, spares: int) -> Any:
             "name": name,
             "out": str(RUNS),
             "model": {"vocab": VOCAB, "dim": 32, "layers": STAGES, "heads": 2, "hidden": 64, "context": 64},
-            "pipeline": {"stages": STAGES, "microbatches": 4, "microbatch_size": 1},
+            "pipeline": {"stages": STAGES, "microbatches": microbatches, "microbatch_size": 1},
             "train": {"steps": steps, "eval_every": 0},
             "fleet": {"spares": spares, "missed": 40, "diagnose": diagnose},
             "checkpoint": {"every": 0},
@@ -160,22 +183,37 @@ def main() -> int:
     flags.add_argument("--at-once", type=int, default=2, help="runs beside each other")
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--busy", type=int, default=0, metavar="LOOPS", help="busy loops beside")
+    flags.add_argument(
+        "--two", action="store_true", help="two faults in each: a slow worker, and a slow link elsewhere"
+    )
     given = flags.parse_args()
-    drawn = episodes(given.episodes, given.seed)
+    drawn = (pairs if given.two else episodes)(given.episodes, given.seed)
     context = multiprocessing.get_context("spawn")
     with busy(given.busy), ProcessPoolExecutor(given.at_once, mp_context=context) as pool:
         outcomes = list(pool.map(carry_out, drawn))
-    return conclude(f"{NAME}_busy" if given.busy else NAME, given, *table(given, drawn, outcomes))
+    name = f"{NAME}_two" if given.two else f"{NAME}_busy" if given.busy else NAME
+    rows = both_named(outcomes) if given.two else table(given, drawn, outcomes)
+    return conclude(name, given, rows, [f"wrong: {text}" for outcome in outcomes for text in outcome.wrong])
 
 
-def table(given: argparse.Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> tuple[list[Row], list[str]]:
-    right, wrong = sum(o.right for o in outcomes), [text for o in outcomes for text in o.wrong]
-    afters = [o.after for e, o in zip(drawn, outcomes, strict=True) if e.what]
+def both_named(outcomes: list[Outcome]) -> list[Row]:
+    found = [o.after for o in outcomes if o.after <= 2 * WITHIN]
+    right, wrong = sum(o.right for o in outcomes), sum(len(o.wrong) for o in outcomes)
+    return [
+        Row(f"runs with both named within {2 * WITHIN} steps", [len(found) / len(outcomes)], "1", Claim(low=0.8)),
+        Row("of what is blamed, right", [right / max(1, right + wrong)], "1"),
+        Row("steps until both are named", found, "reports of every second step"),
+    ]
+
+
+def table(given: argparse.Namespace, drawn: list[Episode], outcomes: list[Outcome]) -> list[Row]:
+    right, wrong = sum(o.right for o in outcomes), sum(len(o.wrong) for o in outcomes)
+    afters = [o.after for e, o in zip(drawn, outcomes, strict=True) if e.blamed]
     found = [after for after in afters if after <= WITHIN]
-    calm = [o for e, o in zip(drawn, outcomes, strict=True) if not e.what]
+    calm = [o for e, o in zip(drawn, outcomes, strict=True) if not e.blamed]
     least = 0.9 if given.busy else 0.95
     rows = [
-        Row("of what is blamed, right", [right / max(1, right + len(wrong))], "1", Claim(low=least)),
+        Row("of what is blamed, right", [right / max(1, right + wrong)], "1", Claim(low=least)),
         Row(
             f"faults named within {WITHIN} steps",
             [len(found) / len(afters)],
@@ -193,10 +231,10 @@ def table(given: argparse.Namespace, drawn: list[Episode], outcomes: list[Outcom
         Row("deeds in runs without a fault", [float(o.deeds) for o in calm], "0", Claim(high=0), judged="worst"),
         Row("logs that lead to the same", [sum(o.replayed for o in outcomes) / len(outcomes)], "1", Claim(low=1)),
     ]
-    for kind in sorted({e.what for e in drawn if e.what}):
-        own = [o.after for e, o in zip(drawn, outcomes, strict=True) if e.what == kind]
+    for kind in sorted({what for e in drawn for what in e.blamed}):
+        own = [o.after for e, o in zip(drawn, outcomes, strict=True) if kind in e.blamed]
         rows.append(Row(f"{kind}: named", [sum(a <= WITHIN for a in own) / len(own)], "1", beside={"runs": len(own)}))
-    return rows, [f"wrong: {text}" for text in wrong]
+    return rows
 
 
 if __name__ == "__main__":

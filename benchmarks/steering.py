@@ -25,7 +25,7 @@ def seconds(given: argparse.Namespace, name: str, diagnose: str, slow: bool) -> 
     from planaria.chaos.trace import Fault
     from planaria.record import decisions as d
 
-    config = recipe(f"{NAME}-{name.replace(' ', '-')}", given.steps, diagnose, spares=1)
+    config = recipe(f"{NAME}-{name.replace(' ', '-')}", given.steps, diagnose, 1, given.microbatches)
     fault = Fault(step=given.onset, stage=2, signal="slow", strength=given.times)
     record = run_fleet(config, (fault,) if slow else ())
     require_finished(record)
@@ -37,6 +37,7 @@ def main() -> int:
     flags.add_argument("--steps", type=int, default=300)
     flags.add_argument("--onset", type=int, default=50)
     flags.add_argument("--times", type=float, default=3.0)
+    flags.add_argument("--microbatches", type=int, default=8, help="with few of them a slow stage does not fill a step")
     flags.add_argument("--repeats", type=int, default=3)
     given = flags.parse_args()
     sides = [lambda n=name, a=arm: seconds(given, n, *a) for name, arm in ARMS.items()]  # type: ignore[misc]
