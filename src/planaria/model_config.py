@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,10 @@ class ModelConfig(Section):
     """share the embedding table with the language-model head"""
     init_std: Annotated[float, Field(gt=0)] = 0.02
     """standard deviation of the initial weights"""
+    share: Positive = 1
+    """weights of decoder layers that have one number in common, which is stored, sent and updated (arXiv 2310.11611)"""
+    share_over: Literal["layer", "model"] = "layer"
+    """one array for each layer; or one for all, which every stage holds, so that any stage brings back all others"""
 
     @property
     def kv(self) -> int:
@@ -79,6 +83,33 @@ class ModelConfig(Section):
             )
             return f"model.layers = {self.layers}{less} does not divide into pipeline.stages = {stages}; {mend}"
         return ""
+
+    @property
+    def one_array(self) -> bool:
+        """Does every stage hold all that is stored of the model?"""
+        return self.share_over == "model"
+
+    @property
+    def dense(self) -> Self:
+        """The same shape with numbers of its own for every weight."""
+        return self.model_copy(update={"share": 1, "share_over": "layer"})
+
+    @model_validator(mode="after")
+    def _shares_what_there_is(self) -> Self:
+        least = self.dim * self.hidden * 3 // self.share
+        if self.share > 1 and least < self.dim:
+            raise ValueError(
+                f"model.share = {self.share} leaves a layer of model.dim = {self.dim} fewer numbers than that"
+            )
+        if self.share > 1 and self.family != "llama":
+            raise ValueError(
+                f"model.share = {self.share}: only layers of model.family = 'llama' are cut from one array"
+            )
+        if self.one_array and self.share == 1:
+            raise ValueError(
+                "model.share_over = 'model' shares nothing with model.share = 1; give how many weights share"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shapes_divide(self) -> Self:

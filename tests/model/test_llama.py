@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from planaria.config import ModelConfig
-from planaria.model.llama import Attention, RMSNorm, rotary_tables, rotate, to_rotate_half
+from planaria.model.llama import Attention, Dense, RMSNorm, rotary_tables, rotate, to_rotate_half
 from planaria.model.stages import Llama
 
 CONFIG = ModelConfig(vocab=50, dim=24, layers=2, heads=4, kv_heads=2, hidden=40, context=16, init_std=0.3)
@@ -86,7 +86,7 @@ def test_attention_uses_the_fused_kernel(kv_heads: int, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     config = CONFIG.model_copy(update={"kv_heads": kv_heads})
-    attention = Attention(config)
+    attention = Attention(config, Dense())
     attention(torch.randn(1, 16, 24), *rotary_tables(config))
     assert "Flash" in fused[0]
 

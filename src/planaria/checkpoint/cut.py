@@ -75,6 +75,8 @@ def require_alike(saved: Cut, wanted: Cut, place: str) -> None:
 
 def holders(saved: Cut, wanted: Cut, stage: int) -> list[int]:
     """The saved stages that hold something of the wanted ``stage``."""
+    if saved.model.one_array:
+        return [stage if stage <= saved.stages else 0]
     if saved.lines == wanted.lines:
         return [stage]
     layers = set(wanted.lines[stage])

@@ -20,6 +20,7 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
 from planaria.model.families import family
+from planaria.model.one_array import dense_state
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
 
@@ -30,8 +31,8 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
     :raises UserError: when stages are missing or damaged.
     """
     weights = {atom.name: atom.read("weights") for atom in atoms_of(saved)}
-    model = Llama(saved.manifest.model, stages, initialise=False)
-    model.load_global_state(weights)
+    model = Llama(saved.manifest.model.dense, stages, initialise=False)
+    model.load_global_state(dense_state(weights, saved.manifest.model))
     return model
 
 
@@ -69,7 +70,7 @@ def atoms_of(saved: Saved) -> list[Atom]:
             "stages' files, which are safetensors"
         )
     one, found = Cut(manifest.model, manifest.pipeline_stages), list[Atom]()
-    for stage in manifest.stages:
+    for stage in manifest.stages if not manifest.model.one_array else (0,):
         made = planned(saved.folder, one, stage, whole=True)
         for local, entry in declared(one, stage).items():
             tensors = (made.weights[local], *made.moments.get(local, ()))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from planaria.config import ModelConfig
 from planaria.engine.post import Post
 from planaria.engine.runner import StageRunner, added
 from planaria.exchange.base import Offer
+from planaria.routing.arrangement import Arrangement
 
 
 def exchange_gradients(post: Post, runner: StageRunner) -> None:
@@ -34,9 +38,14 @@ def _blocking(offer: Offer) -> Tensor:
     return offer.blocking
 
 
-def add_shards(post: Post, runner: StageRunner) -> None:
-    """Nodes that share the microbatches of one replica add up what each has: at the first, in the order of nodes."""
-    first, *others = post.here.present.peers(post.here.node)
+def adding(there: Arrangement, model: ModelConfig, node: int) -> tuple[int, ...]:
+    """The nodes that have the parameters of ``node``: those of its stage, or all where every stage has all of them."""
+    return tuple(there.stage) if model.one_array else there.peers(node)
+
+
+def add_shards(post: Post, runner: StageRunner, nodes: Sequence[int]) -> None:
+    """``nodes`` with the same parameters add up what each has of a step: at the first, in their order."""
+    first, *others = nodes
     own = runner.share()
     if post.here.node == first:
         own = added([own, *post.take_shares(others, own)])

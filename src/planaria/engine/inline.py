@@ -13,6 +13,7 @@ from planaria.data.stream import Stream
 from planaria.engine.batches import batches, masks
 from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping
+from planaria.engine.gradients import adding
 from planaria.engine.inline_passes import carry_out
 from planaria.engine.inline_replicas import InlineReplicas, Round, Verdicts
 from planaria.engine.inline_rounds import InlineRounds
@@ -273,7 +274,7 @@ class InlineEngine:
         """The nodes of each stage add up what they have of its gradient, as workers do; replicas have their own way."""
         if self.replicas is not None:
             return self.replicas.agree(self.step)
-        for nodes in (there.nodes(stage) for stage in there.stages):
+        for nodes in dict.fromkeys(adding(there, self.config.model, node) for node in there.stage):
             if len(nodes) > 1:
                 total = added(self.runners[node].share() for node in nodes)
                 for node in nodes:

@@ -147,7 +147,7 @@ class Links:
         config, stage = self._setup.config, self._itinerary.arrangement.stage
         pair = min(stage[node], stage[peer]), max(stage[node], stage[peer])
         copied = {source for slot in self._slots if pair in slot.copy.pairs for source in slot.copy.sources}
-        if stage[node] == stage[peer]:
+        if stage[node] == stage[peer] or config.model.one_array:
             copied.add(stage[node])
         return max(message_bytes(config.model, config.pipeline), *(self._state_bytes(s) for s in copied), 0)
 

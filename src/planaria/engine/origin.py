@@ -72,6 +72,8 @@ def run_started(itinerary: Itinerary, origin: Origin) -> RunStarted:
     met = list(combinations(stages, 2)) if change(config) and not shared else []
     if itinerary.at_once > 1 and exchange(config.exchange).interval == 0:  # each sends all others its gradient
         met = [pair for stage in stages for pair in combinations(itinerary.arrangement.nodes(stage), 2)]
+    if config.model.one_array:  # any may be the one that is left to give to all
+        met = list(combinations(stages, 2))
     copies = [slot.copy for slot in recovery(config.recovery, pipeline.stages).slots]
     columns = [[itinerary.arrangement.nodes(stage)[r] for stage in stages] for r in range(itinerary.most_replicas)]
     return RunStarted(

@@ -6,7 +6,7 @@ data and its first weights turn out to be. What passes is a :class:`Prepared` ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,12 +215,36 @@ def require_sound(config: RunConfig, itinerary: Itinerary) -> None:
                 f"recovery.strategy = {config.recovery.strategy!r}: {name} makes a block stage of others; these have "
                 f"pipeline.layers = {config.pipeline.cut}; use 'echo, checkpoint' or 'snapshot'"
             )
+    _check_shared(config, [*chain.strategies])
     if config.pipeline.unlike and itinerary.schedule is not None:
         raise UserError("routing.schedule: was planned for block stages of as many layers; leave pipeline.layers out")
     if config.data.document_mask and not family(config.model).masks:
         raise UserError(f"data.document_mask: model.family = {config.model.family!r} takes no masks; leave it out")
     if not family(config.model).whole:
         check_shapes(config.model, config.pipeline.stages)
+
+
+def _check_shared(config: RunConfig, strategies: Sequence[str]) -> None:
+    """What weights that share their numbers go together with."""
+    said = f"model.share = {config.model.share}"
+    if config.model.share > 1 and config.optim.kind != "adamw":
+        raise UserError(f"{said}: optim.kind = {config.optim.kind!r} is for matrices of their own; use 'adamw'")
+    if config.model.share > 1 and "identity" in strategies:
+        raise UserError(f"{said}: recovery 'identity' sets single matrices to zero, and they share; use 'random'")
+    if not config.model.one_array:
+        if "survivor" in strategies:
+            raise UserError(
+                "recovery.strategy: 'survivor' needs model.share_over = 'model', where every stage has all; set it, or "
+                "use another strategy"
+            )
+        return
+    said = "model.share_over = 'model'"
+    if config.exchange.replicas > 1 or config.exchange.most is not None:
+        raise UserError(f"{said}: all stages of one replica share; leave exchange.replicas out")
+    if config.routing.schedule is not None or config.routing.kind not in ("full", "swapped"):
+        raise UserError(f"{said}: every stage has to see every microbatch; use routing.kind = 'full' or 'swapped'")
+    if config.pipeline.layers == "auto":
+        raise UserError(f"{said}: stages hold the same whatever their layers; give pipeline.layers numbers")
 
 
 def require_device(config: RunConfig) -> None:

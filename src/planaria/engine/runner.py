@@ -168,7 +168,8 @@ class StageRunner:
         named = zip(self.parameters.items(), pieces, strict=True)
         # Others absorb the same total, and clipping changes gradients in place.
         self.take({name: piece.view_as(parameter).clone() for (name, parameter), piece in named})
-        self._seen = float(round(counted[0].item()))  # a whole number of passes, whatever it was added up of
+        if not self.config.model.one_array:  # there, every stage has seen all of them
+            self._seen = float(round(counted[0].item()))  # a whole number of passes, whatever it was added up of
         if self.stage == 0:
             self._losses = {0: counted[1].clone()}
 

@@ -22,7 +22,7 @@ from planaria.engine.coded_step import Data, coded_steps
 from planaria.engine.copies import Keeping, Parcel
 from planaria.engine.desk import Desk, Interrupted
 from planaria.engine.gauge import Gauge
-from planaria.engine.gradients import add_shards, exchange_gradients
+from planaria.engine.gradients import add_shards, adding, exchange_gradients
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.outliving import outliving
 from planaria.engine.own_classes import own_classes
@@ -247,12 +247,15 @@ class Worker:
 
     def _agree(self, spans: list[e.Span]) -> None:
         """The nodes of a stage come to one gradient."""
-        if len(self.here.present.peers(self.here.node)) == 1:
+        nodes = adding(self.here.present, self.config.model, self.here.node)
+        if len(nodes) == 1:
             return
         self.desk.at("exchange", self.here.step)
         start = time.monotonic()
-        agree = exchange_gradients if self.config.exchange.replicas > 1 else add_shards
-        agree(self.post, self.runner)
+        if self.config.exchange.replicas > 1:
+            exchange_gradients(self.post, self.runner)
+        else:
+            add_shards(self.post, self.runner, nodes)
         spans.append(e.Span(action="exchange", start=start, end=time.monotonic()))
 
     def _validate(self, plan: Plan, spans: list[e.Span]) -> float | None:

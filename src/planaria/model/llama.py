@@ -7,7 +7,7 @@ weights overwrite them, and a rebuilt stage must not wait for random numbers tha
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planaria.config import ModelConfig
+from planaria.model.sharing import Cut, stored
 
 
 class Linear(nn.Linear):
@@ -91,16 +92,30 @@ class Past(NamedTuple):
     """[B, 1, T, N], added to the scores: -inf where a token may not look; None: every token sees those before it"""
 
 
+class Parts(Protocol):
+    """What makes a layer's matrices and norms, in the order in which it asks for them."""
+
+    def linear(self, inputs: int, outputs: int) -> nn.Module: ...
+
+    def norm(self, dim: int, eps: float) -> nn.Module: ...
+
+
+class Dense:
+    """Each has its own numbers."""
+
+    linear, norm = Linear, RMSNorm
+
+
 class Attention(nn.Module):
     """Causal self-attention; H / K query heads share one key/value head (arXiv 2305.13245)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, of: Parts) -> None:
         super().__init__()
         self.heads, self.kv, self.head_dim = config.heads, config.kv, config.head_dim
-        self.q_proj = Linear(config.dim, config.heads * config.head_dim)
-        self.k_proj = Linear(config.dim, config.kv * config.head_dim)
-        self.v_proj = Linear(config.dim, config.kv * config.head_dim)
-        self.o_proj = Linear(config.heads * config.head_dim, config.dim)
+        self.q_proj = of.linear(config.dim, config.heads * config.head_dim)
+        self.k_proj = of.linear(config.dim, config.kv * config.head_dim)
+        self.v_proj = of.linear(config.dim, config.kv * config.head_dim)
+        self.o_proj = of.linear(config.heads * config.head_dim, config.dim)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None, mask: Tensor | None = None
@@ -128,26 +143,36 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)) (arXiv 2002.05202, eq. 6)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, of: Parts) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.dim, config.hidden)
-        self.up_proj = Linear(config.dim, config.hidden)
-        self.down_proj = Linear(config.hidden, config.dim)
+        self.gate_proj = of.linear(config.dim, config.hidden)
+        self.up_proj = of.linear(config.dim, config.hidden)
+        self.down_proj = of.linear(config.hidden, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
+def matrix_numbers(config: ModelConfig) -> int:
+    """Numbers in all matrices of one decoder layer."""
+    return 2 * config.dim * config.head_dim * (config.heads + config.kv) + 3 * config.dim * config.hidden
+
+
 class DecoderLayer(nn.Module):
     """One residual block: attention, then feed-forward, each behind its norm."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, of: Parts | None = None) -> None:
+        """``of``: what its parts are made of; unless given, each has its own numbers, or all share the layer's."""
         super().__init__()
-        self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
-        self.mlp = SwiGLU(config)
+        if of is None and config.share > 1:
+            self.shared = nn.Parameter(torch.empty(stored(matrix_numbers(config), config.share)))
+            of = Cut(self, RMSNorm)
+        of = of or Dense()
+        self.input_layernorm = of.norm(config.dim, config.norm_eps)
+        self.self_attn = Attention(config, of)
+        self.post_attention_layernorm = of.norm(config.dim, config.norm_eps)
+        self.mlp = SwiGLU(config, of)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: Past | None = None, mask: Tensor | None = None

@@ -19,7 +19,9 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.chunked_loss import head_loss
 from planaria.model.family import Family
-from planaria.model.llama import DecoderLayer, Linear, RMSNorm, rotary_tables, through
+from planaria.model.llama import Linear, matrix_numbers, rotary_tables, through
+from planaria.model.one_array import GAINS, SHARED, final_norm, hold_all, layers_of
+from planaria.model.sharing import stored
 
 
 class BlockStage(nn.Module):
@@ -30,9 +32,13 @@ class BlockStage(nn.Module):
     recompute = False
     """see :func:`through`"""
 
-    def __init__(self, config: ModelConfig, count: int) -> None:
+    def __init__(self, config: ModelConfig, numbers: range) -> None:
+        """``numbers``: of its layers, in the whole model."""
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(count))
+        if config.one_array:
+            hold_all(self, config)
+            self.embed_tokens, self.lm_head = _tables(config)
+        self.layers = layers_of(self, config, numbers)
         cos, sin = rotary_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -60,16 +66,15 @@ class Ends(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        # An explicit table: nn.Embedding would otherwise draw one from the global generator.
-        table = torch.empty(config.vocab, config.dim)
-        self.embed_tokens = nn.Embedding(config.vocab, config.dim, _weight=table)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.ends_layers))
+        if config.one_array:
+            hold_all(self, config)
+        self.embed_tokens, self.lm_head = _tables(config)
+        self.layers = layers_of(self, config, range(config.ends_layers))
         if config.ends_layers:
             cos, sin = rotary_tables(config)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.lm_head = None if config.tied else Linear(config.dim, config.vocab)
+        self.norm = final_norm(self, config)
         self._tie()
         self.register_load_state_dict_post_hook(Ends._loaded)  # type: ignore[no-untyped-call]
 
@@ -127,6 +132,13 @@ class Ends(nn.Module):
         self._tie()
 
 
+def _tables(config: ModelConfig) -> tuple[nn.Embedding, Linear | None]:
+    """Embedding and head, uninitialised; a tied head is the embedding's."""
+    # An explicit table: nn.Embedding would otherwise draw one from the global generator.
+    table = nn.Embedding(config.vocab, config.dim, _weight=torch.empty(config.vocab, config.dim))
+    return table, None if config.tied else Linear(config.dim, config.vocab)
+
+
 class LlamaFamily(Family):
     """LLaMA decoders. Every parameter has its own generator on the CPU, seeded from ``seed`` and its global name."""
 
@@ -137,13 +149,13 @@ class LlamaFamily(Family):
         """:raises ValueError: when there is no such stage, or the layers do not divide into the stages."""
         if not 0 <= stage <= stages or config.uncut(stages):
             raise ValueError(f"no stage {stage} of {stages} in a model of {config.layers} layers")
-        return Ends(config) if stage == 0 else BlockStage(config, len(stage_layers(config, stages, stage)))
+        return Ends(config) if stage == 0 else BlockStage(config, stage_layers(config, stages, stage))
 
     def initialise(self, built: nn.Module, config: ModelConfig, stages: int, stage: int, seed: int) -> None:
         """Norm gains are 1, all else N(0, init_std²)."""
         with torch.no_grad():
             for local, parameter in built.named_parameters():
-                if parameter.dim() > 1:
+                if local.endswith(SHARED) or (parameter.dim() > 1 and local != GAINS):
                     name = global_name(config, stages, stage, local)
                     parameter.copy_(_draw(parameter.shape, config.init_std, seed, name))
 
@@ -160,7 +172,7 @@ def global_name(config: ModelConfig, stages: int, stage: int, local: str) -> str
     >>> global_name(ModelConfig(layers=8), stages=4, stage=2, local="layers.1.mlp.up_proj.weight")
     'model.layers.3.mlp.up_proj.weight'
     """
-    if stage == 0:
+    if stage == 0 or config.one_array:
         return local if local.startswith("lm_head.") else f"model.{local}"
     _, index, rest = local.split(".", 2)
     layers = stage_layers(config, stages, stage)
@@ -197,6 +209,8 @@ class Llama(nn.Module):
         initialise: bool = True,
     ) -> None:
         super().__init__()
+        if config.one_array:
+            raise ValueError("stages of one array each hold the whole model; put together what dense_state gives")
         self.config = config
         family = LlamaFamily()
         with torch.device(device):
@@ -262,15 +276,17 @@ def require_shapes(own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Parameters of the whole model; a tied table counts once."""
-    attention = 2 * config.dim * config.head_dim * (config.heads + config.kv)
-    layer = attention + 3 * config.dim * config.hidden + 2 * config.dim
+    """Parameters that are stored of the whole model; a tied table counts once."""
+    layer, together = matrix_numbers(config), config.layers if config.one_array else 1
+    arrays = config.layers // together * stored(together * layer, config.share)
     tables = config.vocab * config.dim * (1 if config.tied else 2)
-    return tables + config.layers * layer + config.dim
+    return tables + arrays + 2 * config.layers * config.dim + config.dim
 
 
 def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
     """Parameters of one stage of 0..``stages``."""
+    if config.one_array:
+        return parameter_count(config)
     bare = parameter_count(config.model_copy(update={"layers": 0}))
     layer = (parameter_count(config) - bare) // config.layers
     return len(stage_layers(config, stages, stage)) * layer + (0 if stage else bare)
@@ -279,8 +295,9 @@ def stage_parameters(config: ModelConfig, stages: int, stage: int) -> int:
 def flops_per_token(config: ModelConfig) -> float:
     """Floating-point operations that training on one token takes: 6 N + 12 L D T (PaLM, arXiv 2204.02311, appendix B).
 
-    N counts the parameters that multiply: all but an untied input table, which is only looked up. T is the context;
-    as in the paper, attention counts as if it were not causal. This is the numerator of model FLOPs utilisation.
+    N counts the parameters that multiply: all but an untied input table, which is only looked up; one that stands for
+    several weights counts as all of them. T is the context; as in the paper, attention counts as if it were not causal.
+    This is the numerator of model FLOPs utilisation.
     """
     lookup = 0 if config.tied else config.vocab * config.dim
-    return 6.0 * (parameter_count(config) - lookup) + 12.0 * config.layers * config.dim * config.context
+    return 6.0 * (parameter_count(config.dense) - lookup) + 12.0 * config.layers * config.dim * config.context

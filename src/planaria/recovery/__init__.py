@@ -15,6 +15,7 @@ from planaria.recovery.neighbour import CopyNeighbour
 from planaria.recovery.redraw import Identity, Redraw
 from planaria.recovery.redundant import Redundant
 from planaria.recovery.snapshot import Snapshot
+from planaria.recovery.survivor import Survivor
 from planaria.recovery.whole_copies import WholeCopies
 from planaria.registry import Registry
 
@@ -29,6 +30,7 @@ RECOVERIES: Registry[Recovery] = Registry(
         "redundant": Redundant,
         "snapshot": Snapshot,
         "whole_copies": WholeCopies,
+        "survivor": Survivor,
         "checkpoint": Checkpoint,
         "copy": CopyNeighbour,
         "uniform": Uniform,

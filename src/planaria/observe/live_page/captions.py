@@ -25,6 +25,7 @@ SENDERS = {
     "redundant": "{donors} has computed {stage} too all along, and sends its copy",
     "snapshot": "the others send their parities, from which {stage} is computed again, exactly",
     "whole_copies": "{donors} sends the copy of {stage} that it has kept",
+    "survivor": "{donors} has the same numbers, and sends them",
     "copy": "{donors} sends its weights, and these become the new {stage}",
     "uniform": "{donors} send their weights, and the plain mean of these becomes the new {stage}",
     "random": "{stage} is drawn anew, as random weights",

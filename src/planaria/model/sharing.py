@@ -1,0 +1,134 @@
+"""Matrices that are cut from one array: n weights are rotated copies of m stored numbers (arXiv 2310.11611).
+
+The map is the paper's RANDOMFOLD, with a sign for each copy: the weight at place j of all matrices, end to end, is
+g(p) · ψ[(u(p) + r) mod m], where p = j div m is its copy and r = j mod m its place there. So a matrix is a few slices
+of ψ, without a table of places, and every number of ψ stands for ⌊n/m⌋ or ⌈n/m⌉ weights. The map is the same for all
+layers, stages, replicas and runs, and linear: a mean of arrays is the mean of their matrices, to the last bit.
+
+Unlike the paper, weights are not scaled by layer: all matrices begin with one standard deviation here, and so does ψ,
+so that AdamW's learning rate stays as it is. The paper's scaling of gradients changes nothing under AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PRIME = 2038074743
+_A, _B, _C = 1103515245, 747796405, 362437
+"""odd; part of the format of what is stored, as is :data:`PRIME`"""
+
+
+class Slice(NamedTuple):
+    """Weights in a row that are numbers in a row."""
+
+    begin: int
+    """in ψ"""
+    length: int
+    sign: int
+
+
+def stored(count: int, share: int) -> int:
+    """m: how many numbers stand for ``count`` weights."""
+    return -(-count // share)
+
+
+@lru_cache(maxsize=4096)
+def slices(stands: int, begin: int, count: int) -> tuple[Slice, ...]:
+    """Where ``count`` weights from place ``begin`` on are, in an array of ``stands`` numbers."""
+    found, end = [], begin + count
+    while begin < end:
+        copy, place = divmod(begin, stands)
+        turned = (_A * copy * copy + _B * copy + _C) % PRIME
+        at = (turned + place) % stands
+        length = min(end - begin, stands - place, stands - at)
+        found.append(Slice(at, length, 1 if turned & 1 else -1))
+        begin += length
+    return tuple(found)
+
+
+def unfold(array: Tensor, begin: int, shape: tuple[int, ...]) -> Tensor:
+    """The weights of ``shape`` from place ``begin`` on, of ψ [m]."""
+    taken = slices(array.numel(), begin, prod(shape))
+    flat = torch.cat([array[at : at + length] if sign > 0 else -array[at : at + length] for at, length, sign in taken])
+    return flat.view(shape)
+
+
+def fold(gradient: Tensor, begin: int, into: Tensor) -> None:
+    """Add the gradient of the weights from place ``begin`` on to that of their numbers, ``into`` [m]."""
+    flat, place = gradient.reshape(-1), 0
+    for at, length, sign in slices(into.numel(), begin, flat.numel()):
+        into[at : at + length].add_(flat[place : place + length], alpha=sign)
+        place += length
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ, where W is unfolded anew in each direction: nothing dense outlives a product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, array: Tensor, begin: int, shape: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(x, array)
+        ctx.begin, ctx.shape = begin, shape
+        return F.linear(x, unfold(array, begin, shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        x, array = ctx.saved_tensors
+        weight = unfold(array, ctx.begin, ctx.shape).to(grad.dtype)
+        back = (grad @ weight).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dense = grad.flatten(0, -2).T @ x.flatten(0, -2).to(grad.dtype)
+        into = torch.zeros_like(array)
+        fold(dense.to(array.dtype), ctx.begin, into)
+        return back, into, None, None
+
+
+class SharedLinear(nn.Module):
+    """A matrix [outputs, inputs] without bias, of the numbers that its holder has as ``shared``."""
+
+    def __init__(self, holder: nn.Module, begin: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self._of = (holder,)  # in a tuple, or the holder would become a part of this module
+        self.begin, self.shape = begin, (outputs, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        out: Tensor = _Product.apply(x, self._of[0].shared, self.begin, self.shape)  # type: ignore[no-untyped-call]
+        return out
+
+
+class SharedNorm(nn.Module):
+    """An RMSNorm whose gains are row ``row`` of its holder's ``gains``."""
+
+    def __init__(self, holder: nn.Module, row: int, eps: float) -> None:
+        super().__init__()
+        self._of, self.row, self.eps = (holder,), row, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains: Tensor = self._of[0].gains  # type: ignore[assignment]
+        gain = gains[self.row]
+        return F.rms_norm(x, gain.shape, gain, self.eps)
+
+
+class Cut:
+    """Makes matrices of the array that ``holder`` has, one after the other; ``norm`` makes the norms beside them."""
+
+    def __init__(self, holder: nn.Module, norm: Callable[[int, float], nn.Module], begin: int = 0) -> None:
+        self._holder, self.norm, self._begin = holder, norm, begin
+
+    def linear(self, inputs: int, outputs: int) -> SharedLinear:
+        made = SharedLinear(self._holder, self._begin, inputs, outputs)
+        self._begin += inputs * outputs
+        return made
+
+
+def unfolded(array: Tensor, named: Mapping[str, tuple[int, ...]], begin: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Matrices of these shapes, end to end from place ``begin`` on, dense."""
+    for name, shape in named.items():
+        yield name, unfold(array, begin, shape)
+        begin += prod(shape)

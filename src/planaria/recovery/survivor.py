@@ -1,0 +1,32 @@
+"""Any survivor: where all stages hold one array (``model.share_over = "model"``), a lost stage is what any other is.
+
+Every stage has every stored number of the model, with its moments, and takes the same updates, so nothing is kept or
+sent beside training, and one stage that is left brings back all others, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from planaria.model.state import StageState
+from planaria.recovery.base import Answer, Copy, Recovery, Replica, Workshop
+
+
+class Survivor(Recovery):
+    """The nearest stage that is left gives its whole state."""
+
+    exact: ClassVar[bool] = True
+
+    def donors(self, lost: frozenset[int], replica: Replica) -> Answer:
+        left = [stage for stage in range(replica.stages + 1) if stage not in lost]
+        if not left:
+            return Answer(refused=dict.fromkeys(lost, "no stage is left"))
+        return Answer({stage: (min(left, key=lambda s: (abs(s - stage), s)),) for stage in sorted(lost)})
+
+    def give(self, lost: int, own: StageState, kept: Mapping[Copy, StageState]) -> StageState:
+        return own
+
+    def rebuild(self, stage: int, given: Mapping[int, StageState], at: Workshop) -> StageState:
+        (state,) = given.values()
+        return state
