@@ -11,7 +11,7 @@ from planaria.atomic import new_folder, refused
 from planaria.checkpoint.foreign import dcp, huggingface, universal
 from planaria.checkpoint.foreign.huggingface import Precision
 from planaria.checkpoint.foreign.note import Note, Summed, leave
-from planaria.checkpoint.loading import Atom, atoms_of, replicas_in
+from planaria.checkpoint.loading import Atom, atoms_of, replicas_in, weights_of
 from planaria.checkpoint.store import Saved
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
@@ -31,13 +31,13 @@ def export_run(
     """
     runs.config_of(folder, runs.TOKENIZER)
     tokenizer, saved = folder / runs.TOKENIZER, saved or runs.newest_whole(folder)
-    atoms, dtype = atoms_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
+    atoms, dtype = weights_of(saved), str(huggingface.DTYPES[precision]).removeprefix("torch.")
     end = Tokenizer.open(tokenizer).end
 
     def write(made: Path) -> None:
         huggingface.write(atoms, made, precision, largest or sys.maxsize)
 
-    export_folder(saved.manifest.model, to, write, tokenizer, end, dtype)
+    export_folder(saved.manifest.model.dense, to, write, tokenizer, end, dtype)
     return to
 
 
@@ -55,6 +55,11 @@ def export_state(folder: Path, to: Path, kind: Kind, saved: Saved | None = None)
         raise UserError(
             f"{folder}: optim.kind = {config.optim.kind!r}: --format {kind} has AdamW's moments; export the weights "
             "(--format hf)"
+        )
+    if saved.manifest.model.share > 1:
+        raise UserError(
+            f"{folder}: model.share = {saved.manifest.model.share}: weights share numbers and their moments, which "
+            f"--format {kind} does not have; export the weights (--format hf)"
         )
     manifest, sums = saved.manifest, dict[str, str]()
     atoms = [Summed(atom.name, atom.shape, atom.clock, atom.scale, atom.how, sums) for atom in atoms_of(saved)]

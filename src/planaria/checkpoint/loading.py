@@ -20,7 +20,7 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange.consensus import consensus
 from planaria.model.families import family
-from planaria.model.one_array import dense_state
+from planaria.model.one_array import Part, parts
 from planaria.model.stages import Llama
 from planaria.model.state import StageState
 
@@ -30,9 +30,9 @@ def load_model(saved: Saved, stages: int = 1) -> Llama:
 
     :raises UserError: when stages are missing or damaged.
     """
-    weights = {atom.name: atom.read("weights") for atom in atoms_of(saved)}
+    weights = {atom.name: atom.read("weights") for atom in weights_of(saved)}
     model = Llama(saved.manifest.model.dense, stages, initialise=False)
-    model.load_global_state(dense_state(weights, saved.manifest.model))
+    model.load_global_state(weights)
     return model
 
 
@@ -78,6 +78,31 @@ def atoms_of(saved: Saved) -> list[Atom]:
             scale = made.scales.get(local, made.lr_scale)
             found.append(Atom(atom_name(one, stage, local), entry.shape, made.clocks.get(local), scale, how))
     return found
+
+
+@dataclass(frozen=True)
+class _Taken(Atom):
+    """A weight that is cut from numbers which it shares; their moments are not its own."""
+
+    source: Atom
+    part: Part
+
+    def read(self, kind: str) -> Tensor:
+        assert kind == "weights", "moments belong to what is stored"
+        return self.part.taken(self.source.read(kind)).contiguous()
+
+
+def weights_of(saved: Saved) -> list[Atom]:
+    """The same of a model whose weights all have numbers of their own: dense, whatever is stored.
+
+    :raises UserError: as :func:`atoms_of`.
+    """
+    atoms, model = {atom.name: atom for atom in atoms_of(saved)}, saved.manifest.model
+    if model.share == 1:
+        return list(atoms.values())
+    found = parts(model, [(atom.name, atom.shape) for atom in atoms.values()])
+    own = ((name, part, atoms[part.of]) for name, part in found.items())
+    return [_Taken(name, part.shape, None, atom.scale, {}, atom, part) for name, part, atom in own]
 
 
 def stage_for(folder: Path, config: RunConfig, stage: int, replica: int = 0) -> StageState:

@@ -31,6 +31,11 @@ def starting_weights(config: RunConfig) -> Weights | None:
     """
     if config.train.start is None:
         return None
+    if config.model.share > 1:
+        raise UserError(
+            f"train.start = {config.train.start!r}: weights with numbers of their own cannot be "
+            f"folded into fewer; leave model.share = {config.model.share} out"
+        )
     weights = open_weights(config.train.start)
     require_same(config.train.start, weights.config, {name: getattr(config.model, name) for name in FIXED})
     if weights.tokenizer is not None and _inherits(config, weights.tokenizer):

@@ -152,9 +152,12 @@ def _receive(
 
 
 def _fitting(config: RunConfig, runner: StageRunner, stage: int) -> StageRunner:
-    """A runner for ``stage`` whose weights are about to be loaded; a spare's will do where it has as many layers."""
+    """A runner for ``stage`` whose weights are about to be loaded; a spare's will do where it has as many layers.
+
+    Not where all layers are cut from one array: there, a stage's module knows which of them are its own.
+    """
     theirs, own = (stage_layers(config.model, config.pipeline.stages, s) for s in (runner.stage, stage))
-    if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own):
+    if (runner.stage == 0) != (stage == 0) or len(theirs) != len(own) or config.model.one_array:
         return new_runner(config, stage, initialise=False)
     runner.stage = stage
     return runner

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria import digests
-from planaria.checkpoint.loading import atoms_of
+from planaria.checkpoint.loading import weights_of
 from planaria.config import ModelConfig
 from planaria.data.tokenizer import Tokenizer
 from planaria.engine import runs
@@ -43,9 +43,11 @@ def open_weights(source: str | Path) -> Weights:
         )
     runs.config_of(path, runs.TOKENIZER)
     saved = runs.newest_whole(path)
-    atoms = {atom.name: atom for atom in atoms_of(saved)}
+    atoms = {atom.name: atom for atom in weights_of(saved)}
     shapes = {name: atom.shape for name, atom in atoms.items()}
-    return Weights(path, saved.manifest.model, shapes, lambda name: atoms[name].read("weights"), path / runs.TOKENIZER)
+    return Weights(
+        path, saved.manifest.model.dense, shapes, lambda name: atoms[name].read("weights"), path / runs.TOKENIZER
+    )
 
 
 def open_model(source: str | Path) -> tuple[Llama, Tokenizer]:

@@ -8,13 +8,15 @@ of them is what any other was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from planaria.model.llama import DecoderLayer, RMSNorm, matrix_numbers
-from planaria.model.sharing import Cut, SharedNorm, stored, unfolded
+from planaria.model.sharing import Cut, SharedNorm, stored, unfold
 from planaria.model_config import ModelConfig
 
 SHARED, GAINS = "shared", "gains"
@@ -47,20 +49,43 @@ def final_norm(stage: nn.Module, config: ModelConfig) -> nn.Module:
     return RMSNorm(config.dim, config.norm_eps)
 
 
-def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Weights by global name, each with numbers of its own, as a model of ``config.dense`` has them."""
-    found = {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] not in (SHARED, GAINS)}
+class Part(NamedTuple):
+    """Where a dense model's parameter lies in what is stored."""
+
+    of: str
+    """the stored parameter, by global name"""
+    begin: int
+    """its first place there, among matrices that are cut from an array, or its row among gains; -1: it is all of it"""
+    shape: tuple[int, ...]
+
+    def taken(self, stored: Tensor) -> Tensor:
+        """The parameter, from the stored one."""
+        if self.begin < 0:
+            return stored
+        return unfold(stored, self.begin, self.shape) if stored.ndim == 1 else stored[self.begin]
+
+
+def parts(config: ModelConfig, names: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Part]:
+    """Where each parameter of ``config.dense`` lies, given the stored ones by global name and shape."""
+    found = {name: Part(name, -1, shape) for name, shape in names if name.rpartition(".")[2] not in (SHARED, GAINS)}
     for number in range(config.layers if config.share > 1 else 0):
         layer = f"model.layers.{number}"
         begin = number * matrix_numbers(config) if config.one_array else 0
-        array = state[f"model.{SHARED}" if config.one_array else f"{layer}.{SHARED}"]
-        found |= {f"{layer}.{name}": weight for name, weight in unfolded(array, _matrices(config), begin)}
+        for name, shape in _matrices(config).items():
+            found[f"{layer}.{name}"] = Part(f"{'model' if config.one_array else layer}.{SHARED}", begin, shape)
+            begin += prod(shape)
         if config.one_array:
-            gains = state[f"model.{GAINS}"][len(ROWS) * number :]
-            found |= {f"{layer}.{name}": gain for name, gain in zip(ROWS, gains, strict=False)}
+            rows = enumerate(ROWS, len(ROWS) * number)
+            found |= {f"{layer}.{name}": Part(f"model.{GAINS}", row, (config.dim,)) for row, name in rows}
     if config.one_array:
-        found["model.norm.weight"] = state[f"model.{GAINS}"][-1]
+        found["model.norm.weight"] = Part(f"model.{GAINS}", len(ROWS) * config.layers, (config.dim,))
     return found
+
+
+def dense_state(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Weights by global name, each with numbers of its own, as a model of ``config.dense`` has them."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in state.items()]
+    return {name: part.taken(state[part.of]) for name, part in parts(config, shapes).items()}
 
 
 def _matrices(config: ModelConfig) -> dict[str, tuple[int, ...]]:

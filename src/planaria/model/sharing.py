@@ -11,7 +11,7 @@ so that AdamW's learning rate stays as it is. The paper's scaling of gradients c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -125,10 +125,3 @@ class Cut:
         made = SharedLinear(self._holder, self._begin, inputs, outputs)
         self._begin += inputs * outputs
         return made
-
-
-def unfolded(array: Tensor, named: Mapping[str, tuple[int, ...]], begin: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Matrices of these shapes, end to end from place ``begin`` on, dense."""
-    for name, shape in named.items():
-        yield name, unfold(array, begin, shape)
-        begin += prod(shape)
