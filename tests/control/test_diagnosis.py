@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.control.diagnosis import Verdict, verdicts
+from planaria.control.diagnosis import verdicts
 from planaria.control.steering import after
+from planaria.control.suspicion import Verdict
 from planaria.record.gauges import EVERY, Flow, Gauged, Gauges, Pair, Passes
 
 STAGES = 5
@@ -36,11 +37,13 @@ def measured(
     clocks: Mapping[int, float] | None = None,
     first: int = 0,
     gauges: Gauges | None = None,
+    read: Mapping[int, float] | None = None,
 ) -> Gauges:
     """What workers measure: ``slow`` ones take so many times as long; activations over edges come so many seconds
-    ``later``, or a tenth of them does (``lost``); ``clocks`` run ahead by so much. With noise that is one-sided."""
+    ``later``, or a tenth of them does (``lost``); ``clocks`` run ahead by so much; a step's batches take so many
+    seconds to be ``read``. With noise that is one-sided."""
     noise, gauges = random.Random(seed), gauges or Gauges()
-    slow, later, lost, clocks = slow or {}, later or {}, lost or {}, clocks or {}
+    slow, later, lost, clocks, read = slow or {}, later or {}, lost or {}, clocks or {}, read or {}
     for report in range(first, first + reports):
         for node in range(STAGES):
             seconds = PASS_S * slow.get(node, 1.0) * (1 + noise.expovariate(10))
@@ -55,6 +58,7 @@ def measured(
                 Gauged(
                     worker=f"w{node}", node=node, stage=node, generation=1, step=EVERY * (report + 1) - 1, steps=EVERY,
                     seconds=EVERY * 0.5, waited={}, flows=flows,
+                    read_s=read.get(node, 0.0) * (1 + noise.expovariate(10)),
                     passes={"forward": Passes(count=16, median_s=seconds / 3),
                             "backward": Passes(count=16, median_s=2 * seconds / 3)},
                 )
@@ -107,6 +111,45 @@ def test_all_workers_of_a_machine_are_one_slow_machine() -> None:
 
     assert found(gauges, hosts) == {("slow host", (3, 4))}
     assert found(gauges) == {("slow worker", (3,)), ("slow worker", (4,))}
+
+
+@given(seed=st.integers(0, 1 << 30), times=st.floats(2, 8), small=st.booleans())
+def test_a_slow_machine_is_named_also_where_it_has_most_stages_and_the_ends(
+    seed: int, times: float, small: bool
+) -> None:
+    """Compared with all others, most of which are slow too, none of its workers would be slow."""
+    nodes = (3, 4) if small else (0, 1, 2, 3)
+    hosts = tuple((node, "h1" if node in nodes else "") for node in range(STAGES))
+    gauges = measured(5, seed, dict.fromkeys(nodes, times), first=ONSET, gauges=measured(ONSET, seed))
+
+    assert found(gauges, hosts) == {("slow host", nodes)}
+
+
+def test_nobody_is_named_while_the_rest_of_the_machine_has_just_become_slow() -> None:
+    """One worker's fault is told a report earlier than the other's: the machine is named once, and no worker before."""
+    hosts = ((0, ""), (1, ""), (2, ""), (3, "h1"), (4, "h1"))
+    one = measured(1, slow={3: 3.0}, first=ONSET, gauges=measured(ONSET))
+    both = measured(1, slow={3: 3.0, 4: 3.0}, first=ONSET + 1, gauges=one)
+    later = measured(1, slow={3: 3.0, 4: 3.0}, first=ONSET + 2, gauges=both)
+    alone = measured(2, slow={3: 3.0}, first=ONSET + 1, gauges=one)
+
+    assert [found(gauges, hosts) for gauges in (one, both, later)] == [set(), set(), {("slow host", (3, 4))}]
+    assert found(alone, hosts) == {("slow worker", (3,))}
+
+
+@given(seed=st.integers(0, 1 << 30), late=st.floats(0.06, 1.0))
+def test_data_that_come_late_are_no_slow_worker(seed: int, late: float) -> None:
+    gauges = measured(3, seed, read={0: 0.002 + late}, first=ONSET, gauges=measured(ONSET, seed, read={0: 0.002}))
+
+    assert found(gauges) == {("slow data", (0,))}
+
+
+@given(seed=st.integers(0, 1 << 30), late=st.floats(0, 0.015))
+def test_data_that_are_slow_from_the_first_or_a_little_late_are_not_blamed(seed: int, late: float) -> None:
+    past = measured(ONSET, seed, read={0: 0.2})
+
+    assert found(measured(3, seed, read={0: 0.2}, first=ONSET, gauges=past)) == set()
+    assert found(measured(3, seed, read={0: late}, first=ONSET, gauges=measured(ONSET, seed))) == set()
 
 
 def test_a_machine_that_is_busy_makes_nobody_slow() -> None:

@@ -22,10 +22,14 @@ MOST_DRAWS = 10**8
 """random numbers that one trace may take, some ten seconds"""
 
 
-LASTING = ("stop", "stuck", "slow", "delay", "cut", "disk_full", "disk_slow")
+LASTING = ("stop", "stuck", "slow", "slow_host", "slow_data", "delay", "cut", "disk_full", "disk_slow")
 """faults that end after a time, if one is given"""
 FATAL = ("kill", "stop", "stuck")
 """faults that cost the worker's state, unless they end in time"""
+LAGGING = ("slow", "slow_data")
+"""faults by which a worker's results come late"""
+STRONG = ("slow", "slow_host", "slow_data", "delay", "lie")
+"""faults that have a strength"""
 
 
 class Fault(Section):
@@ -35,11 +39,13 @@ class Fault(Section):
     stage: Natural
     """that the worker holds; in a run on a schedule, the number of its node"""
     signal: Literal[
-        "kill", "stop", "stuck", "slow", "delay", "reset", "cut", "disk_full", "disk_slow", "flip", "lie"
-    ] = "kill"
+        "kill", "stop", "stuck", "slow", "slow_host", "slow_data", "delay", "reset", "cut", "disk_full", "disk_slow",
+        "flip", "lie",
+    ] = "kill"  # fmt: skip
     """kill: SIGKILL, the process is gone; stop: SIGSTOP, it is frozen; stuck: its main thread is, and it beats on;
-    slow: its actions take ``strength`` times as long; delay: frames that reach it, or do from ``peer``, are held for
-    ``strength`` seconds;
+    slow: its actions take ``strength`` times as long; slow_host: so do those of all workers of its machine, also of
+    those that are started there later; slow_data: each batch that it reads comes ``strength`` seconds later, from the
+    beginning of the step on; delay: frames that reach it, or do from ``peer``, are held for ``strength`` seconds;
     reset: its connection to a neighbour breaks; cut: it has none to any neighbour; disk_full, disk_slow: it cannot
     write, or waits; flip: a bit of its stage in the newest checkpoint; lie: its next offer to replicas is wrong, or
     all of them up to ``until``"""
@@ -52,7 +58,8 @@ class Fault(Section):
     resume_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """seconds until a fault that lasts is over: a stopped worker gets SIGCONT; never unless given"""
     strength: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    """slow: how many times as long, 5 unless given; delay: how many seconds, 0.1 unless given; lie: of the attack"""
+    """slow, slow_host: how many times as long, 5 unless given; slow_data, delay: how many seconds, 0.1 unless given;
+    lie: of the attack"""
     attack: str | None = None
     """lie: what is said instead (``exchange/attacks/``); nothing that is a number, unless given"""
     until: Natural | None = None
@@ -66,8 +73,10 @@ class Fault(Section):
             raise ValueError("a killed worker cannot resume; remove resume_after_s or use signal 'stop'")
         if self.signal not in LASTING and self.resume_after_s is not None:
             raise ValueError(f"signal '{self.signal}' does not last; remove resume_after_s")
-        if self.signal not in ("slow", "delay", "lie") and self.strength is not None:
+        if self.signal not in STRONG and self.strength is not None:
             raise ValueError(f"signal '{self.signal}' has no strength; remove it")
+        if self.signal == "slow_data" and (self.moment, self.offset) != ("any", 0.0):
+            raise ValueError("signal 'slow_data' begins with its step; remove moment and offset")
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,8 @@ SIGNALLED = {"kill": "SIGKILL (also to TARGET controller)", "stop": "SIGSTOP (al
 ASKED = {
     "stuck": "hang the worker's main thread",
     "slow": "slow its actions down",
+    "slow_host": "slow down all workers of its machine",
+    "slow_data": "delay the batches that it reads",
     "delay": "delay the frames that reach it",
     "reset": "break its connection to a neighbour",
     "cut": "disconnect it from all neighbours",
@@ -33,9 +35,8 @@ def add(commands: Any) -> None:
         flag = f"--{action.replace('_', '-')}"
         blow.add_argument(flag, dest=action, metavar="TARGET", help=f"{what}; TARGET is stage=N, node=N or worker=NAME")
     chaos.add_argument("--resume-after", type=float, metavar="S", help="seconds until the fault ends")
-    chaos.add_argument(
-        "--strength", type=float, metavar="X", help="--slow: factor; --delay: seconds; --lie: of --attack"
-    )
+    strength = "--slow, --slow-host: factor; --slow-data, --delay: seconds; --lie: of --attack"
+    chaos.add_argument("--strength", type=float, metavar="X", help=strength)
     chaos.add_argument(
         "--peer", type=int, metavar="STAGE", help="--delay, --reset: only the edge from this stage or node"
     )

@@ -16,6 +16,7 @@ from planaria.engine import runs
 from planaria.engine.itinerary import Itinerary
 from planaria.engine.liar import require_listeners
 from planaria.engine.neighbours import require_edges
+from planaria.engine.reading import require_readers
 from planaria.errors import UserError
 from planaria.fleet.door import read_door
 from planaria.fleet.switchboard import VISITOR, call
@@ -80,7 +81,9 @@ def ask(folder: Path, target: str, given: Mapping[str, Any]) -> str:
         problem = error.errors(include_url=False)[0]
         raise UserError(f"planaria chaos: {problem['msg'].removeprefix('Value error, ')}") from None
     require_listeners(config, [fault], "planaria chaos")
-    require_edges(Itinerary(config), [fault], "planaria chaos")
+    itinerary = Itinerary(config)
+    require_edges(itinerary, [fault], "planaria chaos")
+    require_readers(itinerary, [fault], "planaria chaos")
     door = read_door(folder)
     try:
         line = call(door.at, bytes.fromhex(door.key), "the owner", VISITOR, _PATIENCE_S)

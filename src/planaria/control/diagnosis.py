@@ -3,31 +3,27 @@
 After C4D (arXiv 2406.04594): workers do alike, so that they are compared with one another and not with a model. In a
 pipeline they do not quite: block stages are, by the work of their passes; edges are, which carry activations of one
 size. An activation's way is counted from when its sender hands it over, so that a slow sender is not its link's fault;
-receivers always read.
+receivers always read. A pass is counted from when its batch is there, so that slow data are not the worker's fault.
 
-A worker is slow whose passes take more than 1.5 times as long as at first, and as the median of its peers'. An edge is
-slow whose activations take more than three times as long as at first and as the others', by more than scatter; if all
-that a node sends, or receives, are, it is that side of the node. The thresholds are our own.
+An edge is slow whose activations take more than three times as long as at first and as the others', by more than
+scatter; if all that a node sends, or receives, are, it is that side of the node. Workers, machines and data:
+``control/slow_workers.py``. The thresholds are our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from planaria.control.slow_workers import slow_data, slow_workers
+from planaria.control.suspicion import Known, Verdict, ease
 from planaria.record import decisions as d
 from planaria.record.gauges import RECENT, Gauge, Gauges, Pair
 from planaria.record.replica import ReplicaState
 from planaria.record.state import RunState
 from planaria.record.verdicts import Fault
 
-SLOW = 1.5
-"""times as long as at first, and as its peers' median: a slow worker's passes"""
-ALWAYS = 2.0
-"""times as long as its peers' median: of a worker that has been slow from the first"""
-LEAST_PASS_S = 0.02
-"""what passes take at least that are worth a verdict"""
 HOT = 3.0
 """times as long as at first, and as the others: activations over a slow edge"""
 LEAST_WAY_S = 0.005
@@ -42,22 +38,6 @@ LATE_S = 0.05
 """and what they take at least"""
 BREAKS = 3
 """that an edge may have in ten minutes"""
-EASE = 0.7
-"""thresholds are lower by this once something is blamed, or it would be cleared and blamed in turn"""
-
-
-Known = frozenset[tuple[str, tuple[int, ...]]]
-"""(fault, nodes) of what is blamed already"""
-
-
-class Verdict(NamedTuple):
-    """What is slow; the fields are those of :class:`Blamed`."""
-
-    fault: Fault
-    nodes: tuple[int, ...]
-    seconds: float
-    past: float
-    usual: float
 
 
 def diagnose(run: RunState, replica: ReplicaState) -> d.Blamed | d.Cleared | None:
@@ -118,63 +98,11 @@ def verdicts(
     ``work``: of a pass, by stage; empty where block stages are alike. ``known``: what is blamed already.
     """
     own = {node: gauges.nodes[node] for node, _ in hosts}
-    workers = _slow_workers(own, work, known)
-    edges = ways(own, dict(hosts))
+    at = dict(hosts)
+    slow = (*slow_workers(own, work, known, at), *slow_data(own, known))
+    edges = ways(own, at)
     hot, lately = _hot(edges, known)
-    return (*_by_host(workers, dict(hosts)), *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
-
-
-def _ease(known: Known, fault: Fault, nodes: Iterable[int]) -> float:
-    """What thresholds are multiplied by."""
-    blamed = any(kind == fault and set(nodes) <= {*of} for kind, of in known)
-    return EASE if blamed else 1.0
-
-
-def _slow_workers(own: Mapping[int, Gauge], work: Sequence[float], known: Known) -> list[Verdict]:
-    """Workers whose passes take too long; the ends are compared with their own past alone."""
-    per_work = {
-        node: gauge.pass_s / (work[gauge.last.stage] if work else 1.0)
-        for node, gauge in own.items()
-        if gauge.last.stage and len(gauge.recent) == RECENT
-    }
-    busy = _all_slower(own, per_work)
-    found: list[Verdict] = []
-    for node, gauge in own.items():
-        ease = min(_ease(known, fault, [node]) for fault in ("slow worker", "slow host"))
-        others = [seconds for other, seconds in per_work.items() if other != node]
-        over_past, usual = _times(gauge.pass_s, gauge.past_s), median(others) if others else 0.0
-        if node in per_work and usual:
-            over_others = per_work[node] / usual
-            slow = over_others > SLOW * ease and (over_past > SLOW * ease or over_others > ALWAYS * ease)
-        else:
-            slow, usual = not busy and len(gauge.recent) == RECENT and over_past > SLOW * ease, 0.0
-        if slow and gauge.pass_s > LEAST_PASS_S * ease:
-            usual *= work[gauge.last.stage] if work else 1.0
-            found.append(Verdict("slow worker", (node,), gauge.pass_s, gauge.past_s, usual))
-    return found
-
-
-def _times(now: float, past: float) -> float:
-    """How many times as long something takes; 1 where it takes no time, as passes do that only hand on."""
-    return now / past if past > 0 else 1.0
-
-
-def _all_slower(own: Mapping[int, Gauge], blocks: Iterable[int]) -> bool:
-    """Are the block stages' passes slower than at first, by and large? Then the machine is busy, and nobody's fault."""
-    ratios = [_times(own[node].pass_s, own[node].past_s) for node in blocks]
-    return bool(ratios) and median(ratios) > (1 + SLOW) / 2
-
-
-def _by_host(workers: list[Verdict], hosts: Mapping[int, str]) -> list[Verdict]:
-    """Where all workers of one machine of several are slow, it is the machine."""
-    slow = {node: verdict for verdict in workers for node in verdict.nodes}
-    for host in sorted(set(hosts.values())):
-        nodes = tuple(sorted(node for node, at in hosts.items() if at == host))
-        if 1 < len(nodes) < len(hosts) and set(nodes) <= slow.keys():
-            together = [slow.pop(node) for node in nodes]
-            worst = max(together, key=lambda verdict: verdict.seconds)
-            return [worst._replace(fault="slow host", nodes=nodes), *slow.values()]
-    return workers
+    return (*slow, *_sides(hot, lately, edges), *_flaky(gauges, own, edges, hot, known))
 
 
 class Reading(NamedTuple):
@@ -220,9 +148,9 @@ def _hot(edges: Mapping[Pair, Reading], known: Known) -> tuple[set[Pair], set[Pa
     scatter = median(abs(way.low - middle) for way in edges.values())
     hot, lately = set(), set()
     for pair, way in edges.items():
-        ease = min(_ease(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
+        eased = min(ease(known, fault, pair) for fault in ("slow link", "slow sender", "slow receiver"))
         usual = max(middle, way.past, 0.0)
-        limit = ease * max(middle + SCATTER * scatter, HOT * usual, usual + LEAST_WAY_S)
+        limit = eased * max(middle + SCATTER * scatter, HOT * usual, usual + LEAST_WAY_S)
         if way.low > limit and way.low > OF_HOTTEST * hottest:
             hot.add(pair)
         if way.last > limit:
@@ -266,8 +194,8 @@ def _flaky(
             found.append(Verdict("flaky link", (low, high), way.high, way.past, 0.0))
     highs = [way.high for way in edges.values()]
     for pair, way in sorted(edges.items()):
-        ease = _ease(known, "flaky link", pair)
-        late = way.high > ease * LATE * max(median(highs), way.past, 0.0) and way.high > ease * LATE_S
+        eased = ease(known, "flaky link", pair)
+        late = way.high > eased * LATE * max(median(highs), way.past, 0.0) and way.high > eased * LATE_S
         if late and pair not in hot and not any({*v.nodes} == {*pair} for v in found):
             found.append(Verdict("flaky link", pair, way.high, way.past, median(highs)))
     return found

@@ -43,10 +43,21 @@ def has_room(run: RunState, worker: str, stage: int) -> bool:
 def at_hand(run: RunState, replica: ReplicaState) -> list[str]:
     """Spares for a replica: those of the run's own machines first, or last if it is there because machines joined.
 
-    Those that have been slow come behind all others.
+    Those that have been slow, or whose machine is, come behind all others.
     """
     later, known = replica.number >= run.settings.replicas, run.workers
-    return sorted(run.spares, key=lambda worker: (known[worker].slow, bool(known[worker].host) != later))
+    return sorted(run.spares, key=lambda worker: (is_slow(run, worker), bool(known[worker].host) != later))
+
+
+def is_slow(run: RunState, worker: str) -> bool:
+    """Has a worker been relieved because it was slow, or is its machine slow?"""
+    machines = {
+        run.workers[there].host
+        for (fault, _), told in run.blamed.items()
+        if fault == "slow host"
+        for there in told.workers
+    }
+    return run.workers[worker].slow or run.workers[worker].host in machines
 
 
 def fit_spares(run: RunState) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from planaria.control.diagnosis import SLOW
-from planaria.control.spares import taken_over
+from planaria.control.slow_workers import SLOW
+from planaria.control.spares import is_slow, taken_over
 from planaria.record import decisions as d
 from planaria.record.gauges import Gauge
 from planaria.record.replica import ReplicaState
@@ -82,7 +82,7 @@ def _slow(run: RunState, replica: ReplicaState) -> list[int]:
     blamed = {node for fault, nodes in run.blamed if fault in ("slow worker", "slow host") for node in nodes}
     nodes = [n for n, worker in sorted(replica.holders.items()) if n in blamed and not run.workers[worker].slow]
     taking = taken_over(run, replica, nodes) if nodes else {}
-    return [node for node in nodes if node in taking and not run.workers[taking[node]].slow]
+    return [node for node in nodes if node in taking and not is_slow(run, taking[node])]
 
 
 def after(gauges: Mapping[int, Gauge], nodes: Sequence[int]) -> float:

@@ -29,6 +29,10 @@ _OF_THE_FILE = ("kill", "stop", "disk_slow", "disk_full")
 """faults that strike a save when its file is begun, by whatever thread"""
 _TIMES = 5.0
 """unless a fault says otherwise: how many times as long a slow worker's actions take"""
+_LATE_S = 0.1
+"""unless a fault says otherwise: how much later a batch comes"""
+_WITH_THE_STEP = ("lie", "slow_data")
+"""faults of all of a step, which begin with it"""
 _FULL_BYTES = 4096
 """the largest file that can be written on a full disk"""
 
@@ -48,6 +52,7 @@ class Blows:
         self._waiting: list[Blow] = []
         self._targets: dict[int, Target] = {}
         self._slow, self._times, self._full = 0.0, 1.0, 0.0
+        self._late_s, self._late_until = 0.0, 0.0
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def add(self, blow: Blow) -> None:
@@ -55,9 +60,9 @@ class Blows:
         self._waiting.append(blow)
 
     def aim(self, actions: Sequence[Action]) -> None:
-        """These are this worker's actions in the step that begins: choose one for each fault that is meant for one. A
-        lie is about all of a step, and begins with it."""
-        for blow in [b for b in self._waiting if b.signal == "lie" and b.moment not in _PLACES]:
+        """These are this worker's actions in the step that begins: choose one for each fault that is meant for one.
+        What is about all of a step begins with it."""
+        for blow in [b for b in self._waiting if b.signal in _WITH_THE_STEP and b.moment not in _PLACES]:
             self._suffer(blow)
         for blow in self._waiting:
             of_kind = [a for a in actions if blow.moment in ("any", a.kind)] or list(actions)
@@ -73,6 +78,11 @@ class Blows:
         time.sleep(max(0.0, min((self._times - 1) * busy_s, self._slow - now)))
         self._slow = self._slow if now < self._slow else 0.0
         return True
+
+    @property
+    def late_s(self) -> float:
+        """How much later a batch is to come now."""
+        return self._late_s if time.monotonic() < self._late_until else 0.0
 
     def at(self, doing: str, microbatch: int, hop: int) -> None:
         """The main thread begins to do this."""
@@ -110,8 +120,11 @@ class Blows:
                 until = time.monotonic() + (blow.seconds or float("inf"))
                 while (left := until - time.monotonic()) > 0:
                     time.sleep(min(left, 3600.0))
-            case "slow":
+            case "slow" | "slow_host":
                 self._times, self._slow = blow.strength or _TIMES, time.monotonic() + (blow.seconds or float("inf"))
+            case "slow_data":
+                self._late_s = _LATE_S if blow.strength is None else blow.strength
+                self._late_until = time.monotonic() + (blow.seconds or float("inf"))
             case "disk_full":
                 self._full = time.monotonic() + (blow.seconds or float("inf"))
                 resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL_BYTES, self._limits[1]))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from planaria.engine.blows import Blows
+from planaria.engine.reading import Reading
 from planaria.fleet.base import ControlLine
 from planaria.record.decisions import ORDER, Blow, CloseRound, Disband, Form, Leave, Order, Save
 from planaria.record.events import Fact, Heartbeat
@@ -53,6 +54,7 @@ class Desk:
         self._place = Place("orders", -1, -1, False, time.monotonic(), time.thread_time())
         self.blows: Blows | None = None
         """faults that await this worker; None where no trace can strike"""
+        self.reading = Reading()
         self.writing: tuple[int, float] | None = None
         """the checkpoint for which another thread writes, and since when (monotonic seconds)"""
 

@@ -23,7 +23,7 @@ class Gauge:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._seconds, self._read = 0, 0.0, 0.0
         self._passes: defaultdict[str, list[float]] = defaultdict(list)
         self._waited: defaultdict[int, float] = defaultdict(float)
         self._transits: defaultdict[int, list[float]] = defaultdict(list)
@@ -35,11 +35,12 @@ class Gauge:
         spans: Iterable[Span],
         waited: Mapping[int, float],
         transits: Mapping[int, Sequence[float]],
+        read: float = 0.0,
     ) -> dict[str, Any] | None:
-        """Take in a step: its seconds and spans, seconds ``waited`` for each node, and from each node the seconds of
-        every frame. What :class:`Gauged` says of the steps so far, if it is time for a report: all workers
-        report after the same steps."""
-        self._steps, self._seconds = self._steps + 1, self._seconds + seconds
+        """Take in a step: its seconds and spans, seconds ``waited`` for each node, from each node the seconds of every
+        frame, and the seconds that its batches took to be ``read``. What :class:`Gauged` says of the steps so far, if
+        it is time for a report: all workers report after the same steps."""
+        self._steps, self._seconds, self._read = self._steps + 1, self._seconds + seconds, self._read + read
         for span in spans:
             if span.action in get_args(Pass):
                 self._passes[span.action].append(span.end - span.start)
@@ -71,8 +72,8 @@ class Gauge:
             if took
         }
         waited = {node: three_digits(took) for node, took in self._waited.items()}
-        seconds = three_digits(self._seconds)
-        return {"steps": self._steps, "seconds": seconds, "passes": passes, "waited": waited, "flows": flows}
+        told = {"steps": self._steps, "seconds": three_digits(self._seconds), "passes": passes, "waited": waited}
+        return told | {"flows": flows, "read_s": three_digits(self._read / self._steps)}
 
 
 def quantile(numbers: Sequence[float], share: float) -> float:

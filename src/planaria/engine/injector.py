@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +41,8 @@ class TraceChaos:
         self._together: dict[int, list[tuple[int, Fault]]] = defaultdict(list)
         """number of a kill → others that strike with it"""
         self._thaws: list[tuple[float, Struck]] = []
+        self._slow_hosts: list[tuple[str, d.Blow, float]] = []
+        """machine, what its workers are told, and until when (monotonic seconds)"""
 
     def add(self, fault: Fault) -> None:
         """One more, to strike at the next occasion."""
@@ -75,6 +79,8 @@ class TraceChaos:
             if fault.signal == "stop" and fault.resume_after_s is not None:
                 self._thaws.append((t + fault.resume_after_s, struck))
             return [self._kill(*mate, event.step, state) for mate in self._together.pop(event.number, ())]
+        if isinstance(event, e.WorkerJoined):
+            self._slow_newcomer(event.worker, state)
         if isinstance(event, e.WorkerLost):
             for number, (fault, struck) in list(self._armed.items()):
                 if struck == (event.worker, event.incarnation):
@@ -128,6 +134,24 @@ class TraceChaos:
             until=fault.until,
             peer=fault.peer,
         )
+        if fault.signal != "slow_host":
+            self._send(worker, blow)
+            return
+        host, lasts_s = state.workers[worker].host, math.inf if blow.seconds is None else blow.seconds
+        self._slow_hosts.append((host, blow, time.monotonic() + lasts_s))
+        for name, known in state.workers.items():
+            if known.host == host and known.status in ("spare", "member"):
+                self._send(name, blow)
+
+    def _slow_newcomer(self, worker: str, state: RunState) -> None:
+        """Who is started on a slow machine is as slow as the others there."""
+        now = time.monotonic()
+        for host, blow, until in self._slow_hosts:
+            if host == state.workers[worker].host and now < until:
+                left = None if blow.seconds is None else until - now
+                self._send(worker, blow.model_copy(update={"seconds": left}))
+
+    def _send(self, worker: str, blow: d.Blow) -> None:
         self._fleet.send(worker, blow.model_dump_json().encode())
 
     def _kill(self, number: int, fault: Fault, step: int, state: RunState) -> e.FaultInjected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from planaria.chaos.trace import Trace
+from planaria.chaos.trace import LAGGING, Trace
 from planaria.engine.coded_step import CodedSteps, Data, Sums
 from planaria.engine.inline_passes import carry_out
 from planaria.engine.runner import StageRunner
@@ -23,12 +23,12 @@ class InlineRounds:
         self.counts: Counts = lambda step, counted: frozenset(range(steps.coding.replicas))
 
     def slowed(self, trace: Trace) -> None:
-        """From now on a replica is late in all rounds of a step in which ``trace`` slows a node of it; of several, as
-        many as must be are waited for."""
+        """From now on a replica is late in all rounds of a step in which ``trace`` slows a node of it, or its data; of
+        several, as many as must be are waited for."""
         arrangement, coding = self._steps.itinerary.arrangement, self._steps.coding
         late = defaultdict[int, set[int]](set)
         for fault in trace.faults:
-            if fault.signal == "slow":
+            if fault.signal in LAGGING:
                 late[fault.step].add(arrangement.peers(fault.stage).index(fault.stage))
 
         def counts(step: int, counted: Counted) -> frozenset[int]:

@@ -62,9 +62,11 @@ def _first_ready(todo: list[Task], done: set[Key], post: Post) -> Task:
 def _act(task: Task, post: Post, runner: StageRunner, passed: Passed | None) -> Span:
     action = task.action
     post.desk.at(action.kind, post.here.step, action.microbatch, action.hop)
+    post.desk.reading.newly()
     start = time.monotonic()
     work = runner.forward if action.kind == "forward" else runner.backward
     out = work(action.microbatch, action.hop, None if task.input is None else post.take(task.input))
+    start += post.desk.reading.newly()  # a pass begins when its batch is there, as it does with its input
     post.desk.lag()  # before anybody has what it made
     if action.target is not None:
         assert out is not None

@@ -29,6 +29,7 @@ from planaria.engine.needs import needs
 from planaria.engine.neighbours import require_edges
 from planaria.engine.network_checks import require_network
 from planaria.engine.origin import START, run_started
+from planaria.engine.reading import require_readers
 from planaria.engine.unused import idle, require_used
 from planaria.errors import UserError
 from planaria.exchange import exchange
@@ -298,4 +299,5 @@ def read_faults(config: RunConfig) -> Trace:
         if fault.stage > last:
             raise UserError(f"{config.chaos.trace}: a fault at {place} {fault.stage}; this run has {place}s 0..{last}")
     require_edges(itinerary, trace.faults, str(config.chaos.trace))
+    require_readers(itinerary, trace.faults, str(config.chaos.trace))
     return trace

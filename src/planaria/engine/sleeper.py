@@ -87,11 +87,13 @@ class SleepingRunner(StageRunner):
         masks: Masks | None = None,
         weights: Sequence[float] | None = None,
     ) -> None:
-        super().begin(None, train, microbatches, weights=weights)
+        super().begin(batch, train, microbatches, weights=weights)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
     def forward(self, microbatch: int, hop: int, x: Tensor | None) -> Tensor | None:
+        if hop == 0 and self._batch is not None:
+            self._batch(microbatch)  # which is read as ever, and may come late
         self._sleep("forward", hop)
         if self.stage == 0 and hop:
             self._losses[microbatch] = torch.zeros(())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from planaria.chaos.trace import FATAL, Trace
+from planaria.chaos.trace import FATAL, LAGGING, Trace
 from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.exchange import exchange
@@ -103,7 +103,7 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     retaining = recovery(config.recovery, config.pipeline.stages).retaining
     if config.engine == "inline" and retaining is not None and retaining[1].outlive:
         yield "recovery.options.outlive: for workers, which may die; engine 'inline' has none"
-    kept = {*FATAL, "lie", *(("slow",) if config.exchange.coded else ())}
+    kept = {*FATAL, "lie", *(LAGGING if config.exchange.coded else ())}
     left_out = Counter(fault.signal for fault in trace.faults if fault.signal not in kept)
     if left_out and config.engine == "inline":
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))

@@ -30,6 +30,7 @@ from planaria.engine.peaks import peaks
 from planaria.engine.perform import perform
 from planaria.engine.position import Position
 from planaria.engine.post import Post
+from planaria.engine.reading import Reading
 from planaria.engine.runner import NonFinite
 from planaria.engine.saver import Part, Saver
 from planaria.engine.setup import Setup
@@ -71,7 +72,8 @@ class Worker:
         self.port = Port(host, setup.key, setup.reach)
         self.here = Position(worker, self.itinerary, self.desk.report)
         self.post = Post(setup, self.itinerary, self.here, self.desk, self.port, self._lend)
-        self.desk.blows = Blows(self._struck)
+        self.desk.blows = blows = Blows(self._struck)
+        self.desk.reading = Reading(lambda: blows.late_s)
         self.desk.blows.effects = afflictions(self.post.links, self.post.circle.outer.liar, self.config.seed)
         began = time.monotonic()
         self.runner = warm_runner(setup.config)
@@ -205,7 +207,8 @@ class Worker:
     def _measure(self, seconds: float, spans: Iterable[e.Span]) -> None:
         """Take down what a step has taken, and tell it now and then."""
         arrived = self.post.links.newly_arrived()
-        if told := self.gauge.stepped(self.here.step, seconds, spans, self.post.waited, arrived):
+        waited, read = self.post.waited, self.desk.reading.step_s
+        if told := self.gauge.stepped(self.here.step, seconds, spans, waited, arrived, read):
             self.here.report(e.Gauged, **told)
 
     def _straggle(self, round: int) -> None:
@@ -344,7 +347,7 @@ class Worker:
             self._streams[split] = Stream(dataset, split, self.config.model.context, self.config.seed)
         first = self.setup.offset + order.block * self.itinerary.block if order.mode == "train" else 0
         stream = self._streams[split]
-        batch = batches(stream, first, self.config.pipeline.microbatch_size)
+        batch = self.desk.reading.of(batches(stream, first, self.config.pipeline.microbatch_size))
         apart = masks(self.config.data, stream, batch)
         if order.mode == "train":
             batch = self.post.circle.outer.liar.learned(batch, order.step, self.config.model.vocab)

@@ -67,6 +67,8 @@ class Gauged(Fact):
     """node → seconds that its frames were waited for"""
     flows: dict[int, Flow]
     """node → what came from it"""
+    read_s: Finite = 0.0
+    """of a step: until its batches were read; of no pass"""
 
     @property
     def pass_s(self) -> float:
@@ -115,6 +117,16 @@ class Gauge:
     def past_s(self) -> float:
         """What they took at first."""
         return median(fact.pass_s for fact in self.past)
+
+    @property
+    def read_s(self) -> float:
+        """What a step's batches take to be read now."""
+        return median(fact.read_s for fact in self.recent)
+
+    @property
+    def past_read_s(self) -> float:
+        """What they took at first."""
+        return median(fact.read_s for fact in self.past)
 
     @property
     def busy_s(self) -> float:

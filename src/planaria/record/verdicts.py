@@ -6,7 +6,9 @@ from typing import Literal
 
 from planaria.record.started import Fact
 
-Fault = Literal["slow worker", "slow host", "slow link", "slow sender", "slow receiver", "flaky link", "stuck link"]
+Fault = Literal[
+    "slow worker", "slow host", "slow data", "slow link", "slow sender", "slow receiver", "flaky link", "stuck link"
+]
 
 
 class Blamed(Fact):
@@ -22,7 +24,7 @@ class Blamed(Fact):
     workers: list[str]
     """who stands there"""
     seconds: float
-    """what it takes now: a microbatch's passes, or an activation's way"""
+    """what it takes now: a microbatch's passes, an activation's way, or a step's batches until they are read"""
     past: float
     """what it took at first"""
     usual: float

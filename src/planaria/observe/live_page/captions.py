@@ -41,6 +41,8 @@ WEAPONS = {
     "stop": "was frozen: it still has its weights, but neither computes nor answers",
     "stuck": "hangs: it beats on, but computes nothing",
     "slow": "was slowed down: its computing takes several times as long",
+    "slow_host": "was slowed down, as all of its machine were",
+    "slow_data": "gets its batches late from now on",
     "delay": "gets everything late from now on",
     "reset": "lost its connection to a neighbour",
     "cut": "was cut off from all its neighbours",

@@ -31,6 +31,12 @@ def sentence(blamed: d.Blamed, naming: Naming) -> str:
             f"{machine}{where} ({who}) is {times:.1f} times slower than {'its peers' if usual else 'at first'}: a "
             f"microbatch's passes take {ms(blamed.seconds)}, {ms(blamed.past)} at first{usual}"
         )
+    if blamed.fault == "slow data":
+        usual = f", {ms(blamed.usual)} elsewhere" if blamed.usual else ""
+        return (
+            f"the data of {where} ({blamed.workers[0]}) are slow: a step waits {ms(blamed.seconds)} for its batches, "
+            f"{ms(blamed.past)} at first{usual}"
+        )
     took = f"an activation takes {ms(blamed.seconds)}, {ms(blamed.past)} at first, {ms(blamed.usual)} elsewhere"
     match blamed.fault:
         case "slow sender":
@@ -69,8 +75,10 @@ def cleared(fact: d.Cleared, naming: Naming) -> str:
     """What is not slow any more, in one line."""
     if "link" in fact.fault:
         return f"the link {naming.way(*fact.nodes)} is not {fact.fault.partition(' ')[0]} any more"
-    what = {"slow sender": "what it sends", "slow receiver": "what reaches it"}.get(fact.fault, "its worker")
-    return f"{naming.name(fact.nodes)}: {what} is not slow any more"
+    if fact.fault == "slow host":
+        return f"the machine of {naming.name(fact.nodes)} is not slow any more"
+    what = {"slow sender": "what it sends", "slow receiver": "what reaches it", "slow data": "what it reads"}
+    return f"{naming.name(fact.nodes)}: {what.get(fact.fault, 'its worker')} is not slow any more"
 
 
 def ms(seconds: float) -> str:

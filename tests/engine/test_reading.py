@@ -1,0 +1,141 @@
+"""Batches that come late, and machines that are slow: who is told, who waits, and what is not called a pass."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from test_chaos import HOLDERS, chaos, run, state
+from tiny import config_in
+
+from planaria.chaos.trace import Fault, Trace, write
+from planaria.config import RunConfig
+from planaria.engine.blows import Blows
+from planaria.engine.prepare import read_faults
+from planaria.engine.reading import Reading
+from planaria.engine.unused import idle
+from planaria.errors import UserError
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.roster import Roster, WorkerState
+from planaria.record.state import RunState
+
+LATE_S = 0.02
+
+
+def blow(signal: str, **more: Any) -> d.Blow:
+    fields = {"number": 0, "moment": "any", "offset": 0.0, "seconds": None, "strength": None}
+    return d.Blow(**{"signal": signal, **fields, **more})
+
+
+def test_a_batch_comes_late_once_a_step_and_the_time_is_told_apart() -> None:
+    late = LATE_S
+    reading = Reading(lambda: late)
+    tokens = torch.zeros(1), torch.ones(1)
+    batch = reading.of(lambda microbatch: tokens)
+
+    assert batch(0) is tokens and reading.newly() >= LATE_S
+    assert batch(0) is tokens and reading.newly() < LATE_S, "it is there already"
+    batch(1)
+    assert reading.step_s >= 2 * LATE_S and reading.newly() >= LATE_S and reading.newly() == 0.0
+    late = 0.0
+    reading.of(lambda microbatch: tokens)(0)
+    assert reading.step_s < LATE_S, "a step begins at nothing"
+
+
+def test_slow_data_begin_with_their_step_and_end_in_time() -> None:
+    told: list[d.Blow] = []
+    blows = Blows(told.append)
+    blows.add(blow("slow_data", seconds=0.05, strength=3.0))
+    assert blows.late_s == 0.0 and not told, "the step has not begun"
+    blows.aim([])
+    assert blows.late_s == 3.0 and len(told) == 1
+    time.sleep(0.06)
+    assert blows.late_s == 0.0
+
+
+def test_a_worker_of_a_slow_machine_is_slow_like_one_that_is_slow_by_itself() -> None:
+    blows = Blows(lambda _: None)
+    blows.add(blow("slow_host", strength=1.5, moment="commit"))
+    assert not blows.lag(0.001)
+    blows.at("commit", -1, -1)
+    assert blows.lag(0.001)
+
+
+def on_machines(**hosts: str) -> RunState:
+    """Some workers stand on machines that have joined; a spare and one that is being started are there, too."""
+    known = {w: WorkerState(3, "member", host=hosts.get(w, "")) for w in HOLDERS.values()}
+    known |= {"s1": WorkerState(1, "spare", host="g1"), "s2": WorkerState(1, "starting", host="g1")}
+    return replace(state(), roster=Roster(MappingProxyType(known)))
+
+
+def test_all_workers_of_a_slow_machine_are_told_also_those_that_are_started_later() -> None:
+    made, fleet = chaos(Fault(step=2, stage=3, signal="slow_host", strength=4.0, resume_after_s=60.0))
+    there = on_machines(w3="g1", w4="g1")
+    made.on_decision(run(1), there)
+    assert not fleet.told
+    made.on_decision(run(2), there)
+    assert [(worker, blow.signal, blow.strength) for worker, blow in fleet.told] == [
+        (worker, "slow_host", 4.0) for worker in ("w3", "w4", "s1")
+    ]
+    fleet.numbers()
+    for worker, told in (("s2", [("s2", 0)]), ("w1", [])):
+        made.on_event(0.0, e.WorkerJoined(worker=worker, incarnation=1, pid=1, at=""), there)
+        assert all((b.seconds or 0) <= 60.0 for _, b in fleet.told)
+        assert fleet.numbers() == told
+    assert made.on_event(0.0, e.FaultInjected(worker="w4", node=4, signal="slow_host", step=2, moment="any", number=0),
+                         there) == []  # fmt: skip
+    made.on_decision(run(3), there)
+    assert not fleet.told, "it strikes once"
+
+
+def test_a_machine_that_is_slow_no_more_slows_no_newcomer() -> None:
+    made, fleet = chaos(Fault(step=0, stage=3, signal="slow_host", resume_after_s=0.01))
+    there = on_machines(w3="g1")
+    made.on_decision(run(0), there)
+    fleet.numbers()
+    time.sleep(0.02)
+    made.on_event(0.0, e.WorkerJoined(worker="s2", incarnation=1, pid=1, at=""), there)
+    assert not fleet.told
+
+
+def struck(folder: Path, fault: Fault, **sections: Any) -> RunConfig:
+    """A recipe with a trace of this fault."""
+    write(Trace(faults=(fault,)), folder / "trace.json")
+    return config_in(folder, chaos={"trace": str(folder / "trace.json")}, **sections)
+
+
+def test_data_can_be_late_only_where_data_are_read(tmp_path: Path) -> None:
+    assert read_faults(struck(tmp_path, Fault(step=0, stage=0, signal="slow_data"))).faults
+    block = Fault(step=0, stage=2, signal="slow_data")
+    with pytest.raises(UserError, match=r"'slow_data' at 2, which reads no batches; name one of these: 0$"):
+        read_faults(struck(tmp_path, block))
+    config = struck(tmp_path, block, data={"document_mask": True})
+    assert read_faults(config).faults, "every stage keeps documents apart"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"moment": "backward"}, "begins with its step; remove moment and offset"),
+        ({"offset": 0.5}, "begins with its step; remove moment and offset"),
+        ({"peer": 1}, "has no peer"),
+        ({"strength": 0}, "greater than 0"),
+    ],
+)
+def test_a_fault_says_only_what_it_means(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Fault(step=0, stage=0, signal="slow_data", **fields)
+
+
+def test_one_process_has_no_machines_and_says_so(tmp_path: Path) -> None:
+    config = config_in(tmp_path).model_copy(update={"engine": "inline"})
+    faults = (Fault(step=1, stage=0, signal="slow_data"), Fault(step=1, stage=2, signal="slow_host"))
+    assert "faults left out: 1 slow_data, 1 slow_host; they strike workers, and engine 'inline' has none" in list(
+        idle(config, Trace(faults=faults))
+    )
