@@ -81,23 +81,29 @@ def real_stages(given: argparse.Namespace, name: str, steps: int, spares: int, s
 
 
 def run_fleet(
-    config: RunConfig, faults: tuple[Fault, ...] = (), around: Callable[[Observer, Path], Observer] | None = None
+    config: RunConfig,
+    faults: tuple[Fault, ...] = (),
+    around: Callable[[Observer, Path], Observer] | None = None,
+    tracked: bool = False,
 ) -> RunRecord:
     """Train ``config`` on the fleet, as ``planaria train`` would, in a new folder below runs/benchmarks.
 
-    ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything.
+    ``around`` may wrap the observer; it is given the run's folder, and its observer is told everything. The recipe's
+    trackers hear of the run only where it is ``tracked``.
     """
     from planaria.chaos.trace import Trace
     from planaria.engine import fleet, runs
     from planaria.engine.prepare import prepare
     from planaria.observe.live.progress import Quiet
+    from planaria.observe.live.trackers import trackers
     from planaria.observe.live.watch import Watch
     from planaria.record.logs import read_run
 
     prepared = prepare(config, trace=Trace(faults=faults))
     folder = runs.create(config)
     shutil.copyfile(prepared.dataset.tokenizer_file, folder / "tokenizer.json")
-    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet())
+    told_too = trackers(config.observe) if tracked else {}
+    watch = Watch(folder, config.pipeline.samples * config.model.context, Quiet(), told_too)
     observer: Observer = around(watch, folder) if around else watch
     try:
         with runs.held(folder):

@@ -14,6 +14,7 @@ from planaria.observe.live.tally import RECOVERY_S, Durations, Tally
 from planaria.observe.run.recovery_timing import Outcome
 from planaria.record import decisions as d
 from planaria.record import events as e
+from planaria.record.verdicts import Fault
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["gauge", "counter", "histogram"]
@@ -110,6 +111,12 @@ def _state(tally: Tally) -> Iterator[Sample]:
     return _by("state", {now: 1} if now else {}, OUTCOMES)
 
 
+def _slow(tally: Tally) -> Iterator[Sample]:
+    for (fault, nodes), one in tally.verdicts.standing.items():
+        where, who = "-".join(map(str, nodes)), " ".join(one.blamed.workers)
+        yield Sample(one.times, {"class": fault, "nodes": where, "workers": who})
+
+
 def _histogram(durations: Durations) -> Iterator[Sample]:
     upto = list(accumulate(durations.counts))
     for bound, count in zip((*RECOVERY_S, math.inf), upto, strict=True):
@@ -146,6 +153,12 @@ FAMILIES = (
            lambda tally: [Sample(tally.rounds)]),
     Family("planaria_sent_bytes_total", "counter", "Payload sent between stages of one replica, and between replicas.",
            lambda tally: _by("between", tally.sent)),
+    Family("planaria_slow_times", "gauge", "Of what is slow now: times as long as elsewhere, or at first; 0: unknown.",
+           _slow),
+    Family("planaria_verdicts_total", "counter", "Verdicts of the diagnosis, by class.",
+           lambda tally: _by("class", tally.verdicts.blamed, get_args(Fault))),
+    Family("planaria_deeds_total", "counter", "What was done about slow workers and links.",
+           lambda tally: _by("deed", tally.verdicts.deeds, ("relieve", "reroute"))),
     Family("planaria_checkpoint_step", "gauge", "Step of the newest checkpoint.",
            lambda tally: _known(tally.checkpoint)),
 )  # fmt: skip

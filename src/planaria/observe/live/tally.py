@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from planaria.observe.run.naming import Naming, naming_of
 from planaria.observe.run.recovery_fold import Recoveries
 from planaria.observe.run.recovery_timing import RecoveryTiming
+from planaria.observe.run.standing import Verdicts
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.run_record import Metric, RunRecord, ValidationMetric
@@ -62,6 +63,8 @@ class Tally:
         """how the run ended"""
         self.committed_at: float | None = None
         """when the last step was, seconds since 1970"""
+        self.verdicts = Verdicts()
+        """who is slow"""
         self._starting: set[str] = set()
         self._epoch = 0.0
         """seconds since 1970 when the monotonic clock was 0"""
@@ -69,6 +72,7 @@ class Tally:
     def take(self, t: float, fact: e.Event | d.Decision) -> list[RecoveryTiming]:
         """An event or a decision, at ``t`` monotonic seconds; the recoveries that are over with it."""
         over = self._fold.take(t, fact)
+        self.verdicts.take(fact)
         match fact:
             case e.RunStarted():
                 self._epoch, self.outcome, self._starting = fact.wall_time - t, "", set()

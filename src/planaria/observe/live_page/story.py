@@ -12,6 +12,7 @@ The same fold serves a run that goes on and one that is over. The state is plain
     links       "low-high" → open, opening or broken, and the bytes that went over it
     rounds      "r.r" → replicas that meet
     recoveries  replica → its latest recovery, with its phases in seconds
+    slow        "class nodes" → what is slow: where, since which step, the evidence, and what is done about it
     said        what happens now, in a sentence
     over        how the run ended
 
@@ -26,7 +27,9 @@ from planaria.observe.live_page.captions import Captions
 from planaria.observe.live_page.frames import SCHEMA, Frame, Json, difference, patched
 from planaria.observe.live_page.recoveries_shown import shown
 from planaria.observe.live_page.scene import Scene
+from planaria.observe.live_page.slow_shown import slow_shown
 from planaria.observe.live_page.ways import Ways
+from planaria.observe.run.naming import Naming
 from planaria.observe.run.narrate import Narrator
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -91,6 +94,8 @@ class Story:
         change |= {"step": self.members.progress}
         if isinstance(fact, d.RunStep | d.Commit | e.StageReady):
             return self._frame(t, change | self._step(t, fact))
+        if isinstance(fact, d.Blamed | d.Cleared | d.Relieve | d.Reroute | e.RunStarted):
+            change |= {"slow": slow_shown(self.tally.verdicts, Naming(self.members.started))}
         if type(fact) in QUIET:
             return None
         after = self._all(t, fact) | change
@@ -189,7 +194,7 @@ class Story:
 
 LOOKS = 200
 """routine facts after the last other one within which a recovery is over, or will not be told of"""
-WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run")
+WHOLE = ("nodes", "workers", "machines", "links", "replicas", "rounds", "recoveries", "run", "slow")
 """parts of the state of which a frame that is no routine says all: what it does not name is gone"""
 QUIET: set[type] = {
     e.StageCommitted, e.StageCopied, e.StageSaved, e.OfferHeard, e.OffersCounted, e.MessageCompressed, e.RoundMade,

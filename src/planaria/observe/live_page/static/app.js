@@ -2,7 +2,7 @@
 
 import { Clock } from "./clock.js";
 import { draw } from "./chart.js";
-import { $, Sentence, el, lines, links, numbers, numbersOf, recovery, selected, time, workers } from "./panels.js";
+import { $, Sentence, el, lines, links, numbers, numbersOf, recovery, selected, time, verdicts, workers } from "./panels.js";
 import { Player } from "./player.js";
 import { Fleet } from "./ring.js";
 import { make, match, set } from "./svg.js";
@@ -259,6 +259,7 @@ function panels(player, state, t) {
   recovery($("#recovery"), found, t, several, player.recoveries.indexOf(found) + 1);
   numbers($("#numbers"), numbersOf(player, state));
   lines($("#lines"), player.lines, t, (when) => page.clock.seek(when - 0.05));
+  verdicts($("#verdicts"), state);
   workers($("#workers"), state, (kind, name) => choose(page.shown, kind, name));
   links($("#links"), state);
   selected($("#selected"), page.chosen, state, page.faults, page.clock.live, strike);

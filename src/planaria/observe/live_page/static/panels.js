@@ -149,10 +149,31 @@ export function lines(list, told, t, jump) {
   if (!shown.length) list.append(el("li", { class: "none" }, "Nothing out of the ordinary yet."));
 }
 
+/** What the diagnosis finds slow at the moment, with its evidence, and what is done about it. */
+export function verdicts(card, state) {
+  const slow = Object.values(state.slow ?? {}), key = JSON.stringify(slow);
+  card.hidden = !slow.length;
+  const list = $("ul", card);
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(...slow.map((one) => el("li", { "data-class": one.class },
+    el("b", {}, el("span", { class: "sign", "aria-hidden": "true" }, one.class.includes("link") ? "⇄ " : "≋ "), one.class),
+    el("span", { class: "when" }, `since step ${one.step}`),
+    el("p", {}, one.what), el("p", { class: "evidence" }, one.evidence),
+    el("p", { class: "deed" }, one.deed ?? "Told only."))));
+}
+
+/** Nodes that are found to be slow, but for links. */
+export function slowNodes(state) {
+  const found = Object.values(state.slow ?? {}).filter((one) => !one.class.includes("link"));
+  return new Set(found.flatMap((one) => one.nodes));
+}
+
 export function workers(table, state, choose) {
+  const slow = slowNodes(state);
   const rows = Object.entries(state.workers ?? {}).map(([name, w]) => {
     const node = w.node === undefined ? "–" : state.nodes?.[w.node] ? stageOf(state, w.node) : w.node;
-    const is = { member: w.struck ?? (w.leaving ? "leaving" : "working"), dead: `dead (${w.cause ?? "?"})`, released: "leaving" }[w.status] ?? w.status;
+    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: `dead (${w.cause ?? "?"})`, released: "leaving" }[w.status] ?? w.status;
     return [name, is, node, w.machine || "the run's own", bytes(w.device_peak ?? w.peak)];
   });
   fill(table, rows, (name) => choose("worker", name));

@@ -2,6 +2,7 @@
 
 import { make, match, point, sector, set, text } from "./svg.js";
 import { microbatches, progress } from "./motion.js";
+import { slowNodes } from "./panels.js";
 
 const INNER = 92, OUTER = 154, FORWARD = 169, BACKWARD = 78, CELL = 376, DOCK = 56;
 const CALLED = {
@@ -124,21 +125,21 @@ export class Fleet {
     const struck = worker?.struck;
     const kind = said.state === "empty" ? "empty" : said.state === "waits" ? "waits" : struck ? "frozen" : "holds";
     const ready = about.done?.includes(Number(node)) && about.phase !== "link" && about.phase !== "broken";
-    const births = player.birthsAt(node, t);
+    const births = player.birthsAt(node, t), slow = kind === "holds" && slowNodes(state).has(Number(node));
     set(element, {
-      class: `node ${kind}${ready ? " ready" : ""}${chosen === node ? " chosen" : ""}${said.stage ? "" : " ends"}`,
-      "aria-label": label(node, said, worker, kind, struck, births),
+      class: `node ${kind}${slow ? " slow" : ""}${ready ? " ready" : ""}${chosen === node ? " chosen" : ""}${said.stage ? "" : " ends"}`,
+      "aria-label": label(node, said, worker, slow ? "slow" : kind, struck, births),
       "aria-pressed": String(chosen === node),
     });
     const [seg, hatch, , name, who, tick] = element.children;
-    set(seg, { class: `seg ${kind}` });
+    set(seg, { class: `seg ${kind}${slow ? " slow" : ""}` });
     set(hatch, { class: `hatch ${kind}` });
     const room = place.turn * (place.inner + place.outer) / 2, thick = place.outer - place.inner;
     const words = room > 92 && thick > 40 ? (said.stage ? `stage ${said.stage}` : "ends") : room > 24 ? String(said.stage) : "";
     const thin = thick <= 30; // one of several nodes of a stage: one line, which says who it is
     set(name, { class: thin ? "name thin" : "name" });
     text(name, kind === "empty" && !thin ? "" : thin ? (said.worker ?? "gone") : words);
-    const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : births ? `↻${births > 1 ? births : ""}` : "";
+    const sign = struck ? (struck === "killed" ? "✕" : struck === "cut" ? "✂" : "‖") : slow ? "≋" : births ? `↻${births > 1 ? births : ""}` : "";
     const called = kind === "empty" ? words : [said.worker ?? "", sign].join(" ").trim();
     text(who, room > 44 && thick > 30 ? called : "");
     text(tick, ready && room > 30 ? "✓" : "");
@@ -278,7 +279,7 @@ function rank(said) { return ["spare", "starting", "released", "dead"].indexOf(s
 function label(node, said, worker, kind, struck, births) {
   const what = {
     empty: "gone, nobody stands there", waits: `waits for its weights${said.donors ? ` from nodes ${said.donors.join(" and ")}` : ""}`,
-    frozen: `${struck}, not noticed yet`, holds: "working",
+    frozen: `${struck}, not noticed yet`, holds: "working", slow: "found to be slow",
   }[kind];
   const where = said.stage ? `stage ${said.stage}` : "stage 0, the ends";
   return `${where}${said.worker ? `, worker ${said.worker}` : ""}, ${what}${births ? `, rebuilt ${births} times` : ""}`;
