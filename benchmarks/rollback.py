@@ -99,7 +99,7 @@ def real_row(given: argparse.Namespace, every: int, seed: int) -> Row:
     lost = lost_stages(given.real_p, seed, TRACE * given.real)
     foreseen = simulated(given.real, every, frozenset(lost), by_steps=True)
     config = recipe(every, seed, given.real, int(foreseen.ticks * (REAL.high or 1.0)) + 1)
-    course = race(config, prepare(config.data, config.model.vocab), lost, lambda tick: None)
+    course = race(config, prepare(config.data, config.model.vocab), lost, lambda tick, loss: None)
     ticks = [point.tick for point in course.points if point.step == given.real][:1]
     print(f"every {every}, seed {seed}: {ticks or 'not'} of {foreseen.ticks} foreseen ticks", flush=True)
     met = [met for met in course.met if met.tick < foreseen.ticks]

@@ -4,8 +4,8 @@ The same small run is trained on the fleet in turns: with nobody told of its num
 every step, each in a thread of its own in the controller's process (``observe/live/beside.py``). Compared are the
 medians of the steps' times, pair by pair. The claim: at most 1.01 of the time without.
 
-``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter. It is
-not among the trackers that the claim is made for, since nobody would ship it; it shows what a bad one does.
+``slow`` is a tracker that is made here: each of its calls computes for ``--call-ms`` and so holds the interpreter. It
+is not among the trackers that the claim is made for, since nobody would ship it; it shows what a bad one does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,8 @@ def main() -> int:
     config = real_stages(given, NAME, given.steps, spares=0, save_every=0)
     names = [*given.trackers, *([SLOW] if given.slow else [])]
     recipes = {name: observed(config, name, given.call_ms) for name in names}
-    sides = [lambda: step_s(config, False, given.warm)]
-    sides += [lambda recipe=recipe: step_s(recipe, True, given.warm) for recipe in recipes.values()]
+    sides = [partial(step_s, config, False, given.warm)]
+    sides += [partial(step_s, recipe, True, given.warm) for recipe in recipes.values()]
     alone, *others = interleaved(sides, given.repeats)
     rows = []
     for name, found in zip(names, others, strict=True):

@@ -8,6 +8,7 @@ import pytest
 
 from planaria.cli import main
 from planaria.commands import watch
+from planaria.observe.live_page import sources
 
 CONFIGURED = '{"name": "run", "model": {"vocab": 300}, "data": {"source": "none"}}'
 
@@ -29,7 +30,7 @@ def run(folder: Path) -> Path:
 def test_what_is_no_run_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no such folder" in said(capfd, "watch", str(tmp_path / "nowhere"))
     assert "not a run's folder" in said(capfd, "watch", str(tmp_path))
-    for name, what in watch.OTHERS.items():
+    for name, what in sources.OTHERS.items():
         folder = tmp_path / f"with {name}"
         (folder / name).mkdir(parents=True)
         assert f"but {what}, which has no page" in said(capfd, "watch", str(folder))

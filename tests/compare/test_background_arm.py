@@ -65,7 +65,7 @@ def test_a_race_goes_back_where_arithmetic_says(tmp_path: Path, dataset: Dataset
         }
     )
     struck = {3: [1], 8: [2], 9: [1]}
-    course: Course = race(raced, dataset, struck, lambda tick: None, behind)
+    course: Course = race(raced, dataset, struck, lambda tick, loss: None, behind)
     assert course.points, "the race was validated"
     reached = 14 - sum(met.steps_lost for met in course.met)
     done = rollback(reached, 2, struck, behind=behind)

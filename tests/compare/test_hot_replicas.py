@@ -39,7 +39,7 @@ def arm(folder: Path, replicas: int, strategy: str = "checkpoint", kind: str = "
 
 
 def raced(recipe: RunConfig, dataset: Dataset, faults: Mapping[int, Sequence[int]] | None = None) -> Course:  # noqa: F811
-    return race(recipe, dataset, faults or {}, lambda tick: None)
+    return race(recipe, dataset, faults or {}, lambda tick, loss: None)
 
 
 def losses(course: Course) -> list[float]:

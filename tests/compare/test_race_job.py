@@ -73,7 +73,7 @@ def test_a_race_in_a_process_is_the_race_in_this_one_and_is_run_once(tmp_path: P
     watcher = Watcher()
     courses = run_races(races, tmp_path / "races", Processes(workers=1), watcher)
     assert watcher.lines == ["1/2 runs: free, seed 0", "2/2 runs: echo, seed 0"]
-    assert courses == [race(races[0].config, dataset, faults, lambda tick: None) for faults in ({}, {3: [1]})]
+    assert courses == [race(races[0].config, dataset, faults, lambda tick, loss: None) for faults in ({}, {3: [1]})]
     assert sorted(path.name for path in (tmp_path / "races").iterdir()) == ["echo.0.json", "free.0.json"]
 
     (tmp_path / "races").rename(tmp_path / "elsewhere")
@@ -92,8 +92,8 @@ def test_a_race_reads_a_mixture(tmp_path: Path, dataset: Dataset) -> None:
     mixed = prepare(data, 257)
     given = one(tmp_path, dataset, data=data).model_copy(update={"dataset": str(mixed.folder)})
     (course,) = run_races([given], tmp_path / "races", Processes(workers=1), Watcher())
-    assert course == race(given.config, mixed, {3: [1]}, lambda tick: None)
-    assert course.points != race(given.config, dataset, {3: [1]}, lambda tick: None).points
+    assert course == race(given.config, mixed, {3: [1]}, lambda tick, loss: None)
+    assert course.points != race(given.config, dataset, {3: [1]}, lambda tick, loss: None).points
     assert given.identity() != one(tmp_path, dataset, data=data).identity()
 
 

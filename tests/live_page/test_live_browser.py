@@ -13,6 +13,7 @@ import pytest
 from browser import Tab, browser, found
 from live_server import TOKEN, served
 from test_live_server import run_in
+from trials_made import comparison_in, swarm_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -132,6 +133,25 @@ def test_two_runs_side_by_side(tab: Tab, tmp_path: Path) -> None:
         assert tab.run("[...document.querySelectorAll('figcaption')].map(e => e.textContent)") == ["first", "second"]
         tab.click("#runs button:nth-child(2)")
         tab.until("document.querySelector('.run.shown figcaption').textContent === 'second'")
+    assert not tab.trouble, tab.trouble
+
+
+@pytest.mark.parametrize("width", [390, 2560])
+def test_a_comparison_and_a_swarm_side_by_side(tab: Tab, tmp_path: Path, width: int) -> None:
+    with served([comparison_in(tmp_path / "mine-compare"), swarm_in(tmp_path / "swarm")]) as client:
+        tab.open(f"{client.url}#at=1000", width=width, dark=True)
+        tab.until(OPENED)
+        tab.until("document.querySelectorAll('.grid tbody tr').length === 5")
+        rows = tab.run("[...document.querySelectorAll('.grid')].map(g => g.tBodies[0].rows[1].textContent)")
+        assert rows[0].startswith("echo1✓ done40 of 40") and "× 1.50" in rows[0]
+        assert rows[1].startswith("bert (attacks: text)✓ finished3")
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        assert not tab.run("document.querySelector('#workers').closest('section').getBoundingClientRect().width")
+        tab.click("#runs button:nth-child(2)")
+        tab.until("document.querySelector('[data-curve]').textContent.startsWith('Reward by round')")
+        assert tab.run("document.querySelector('.scroll.wide').tabIndex") == 0, (
+            "a table that is too wide scrolls by keyboard"
+        )
     assert not tab.trouble, tab.trouble
 
 

@@ -1,4 +1,4 @@
-"""``planaria watch``: runs as a page in a browser, while they go on or played back; ``planaria train --live``."""
+"""``planaria watch``: runs, comparisons and swarms in a browser, live or played back; ``planaria train --live``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planaria.errors import UserError
-from planaria.record.logs import EVENTS
 
 if TYPE_CHECKING:
     from planaria.observe.live_page.server import Strike
@@ -24,13 +23,6 @@ START_S = 30.0
 """the server of a run that begins is up within so many seconds, or the run goes on without"""
 END_S = 8.0
 """it has so long to tell its watchers the end"""
-OTHERS = {
-    "peers": "a swarm's",
-    "comparison.json": "a comparison's",
-    "drill.json": "a drill's",
-    "experts.json": "an ensemble's",
-}
-"""what is in folders that are no run's"""
 NICE = 10
 """how far the page of a run that is being trained stands back behind its workers"""
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 200
@@ -52,8 +44,6 @@ def watch(folders: Sequence[Path], address: Address, token_file: Path | None, ch
 
     if len(folders) > MOST_RUNS:
         raise UserError(f"watch: shows {MOST_RUNS} runs at most, not {len(folders)}")
-    for folder in folders:
-        _require_run(folder)
     token = new_token() if token_file is None else token_in(token_file)
     if until_closed:
         os.nice(NICE)
@@ -86,13 +76,6 @@ def require_server(word: str) -> None:
     """UserError when the packages that serve the page are not installed."""
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{word}: needs {' and '.join(missing)}; install them with `pip install 'planaria[live]'`")
-
-
-def _require_run(folder: Path) -> None:
-    """UserError when a folder holds something else than one run."""
-    for name, what in OTHERS.items():
-        if (folder / name).exists() and not (folder / EVENTS).exists():
-            raise UserError(f"{folder}: is not a run's folder but {what}, which has no page; see its report.html")
 
 
 def token_in(file: Path) -> str:

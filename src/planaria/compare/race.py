@@ -125,13 +125,14 @@ def race(
     config: RunConfig,
     dataset: Data,
     faults: Mapping[int, Sequence[int]],
-    told: Callable[[int], None],
+    told: Callable[[int, float | None], None],
     behind: int = 0,
 ) -> Course:
     """Train ``config`` for ``config.train.steps`` ticks; ``faults`` are the nodes lost before each tick.
 
-    ``told`` hears of every tick. Checkpoints are durable ``behind`` ticks after they were begun, if nothing is lost
-    meanwhile. Losses before the first tick are none: every stage still has its initial weights.
+    ``told`` hears of every tick, and of the loss that was found after it, if it was validated. Checkpoints are durable
+    ``behind`` ticks after they were begun, if nothing is lost meanwhile. Losses before the first tick are none:
+    every stage still has its initial weights.
     """
     torch.set_num_threads(1)
     run, stopped = _Race(config, dataset, behind), ""
@@ -140,7 +141,8 @@ def race(
             stopped = run.lose(sorted(set(faults[run.tick])))
         if not stopped:
             run.run_tick()
-            told(run.tick)
+            last = run.points[-1] if run.points else None
+            told(run.tick, last.loss if last and last.tick == run.tick else None)
     return Course(
         points=run.points,
         met=run.met,

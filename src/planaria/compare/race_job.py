@@ -75,7 +75,8 @@ class _Work(Record):
     folder: Path
 
     def file(self, kind: str) -> Path:
-        """Its result (json), request (job), output (log), or a line for every tick (ticks)."""
+        """Its result (json), request (job), output (log), or a line for every tick, with the loss if it
+        was validated (ticks)."""
         return self.folder / f"{file_name(self.race.arm)}.{self.race.config.seed}.{kind}"
 
     @property
@@ -108,7 +109,7 @@ class _Work(Record):
                 given.config,
                 open_data(given.dataset),
                 given.struck(),
-                lambda tick: print(tick, file=ticks, flush=True),
+                lambda tick, loss: print(tick, "" if loss is None else repr(loss), file=ticks, flush=True),
                 given.behind,
             )
         self.identity.require_current()

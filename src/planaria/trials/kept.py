@@ -54,6 +54,16 @@ class Kept(Generic[Found]):
         atomic.write_text(self.file, documents.sealed(sealed))
 
 
+def found_in(file: Path, kind: type[Found]) -> Found:
+    """The result in a file, of whatever identity: for those who show what is there.
+
+    :raises UserError: when the file is damaged, or was changed since it was written.
+    """
+    mend = "remove it to run this again"
+    sealed = documents.unsealed(file, _Sealed, mend=mend)
+    return documents.parse_model(kind, json.dumps(sealed.found), file, mend)
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder for results unless it is there; UserError when that is impossible."""
     try:

@@ -136,6 +136,8 @@ class Page:
             return _refused(HTTPStatus.FORBIDDEN, "this page only looks; faults need --live-chaos")
         if run is None:
             return _refused(HTTPStatus.NOT_FOUND, "no such run")
+        if run.source.tally is None:
+            return _refused(HTTPStatus.CONFLICT, "faults are for runs; this is none")
         order = await _order(request)
         if order is None:
             return _refused(HTTPStatus.BAD_REQUEST, f"give worker, incarnation and fault ({', '.join(FAULTS)})")
@@ -155,7 +157,7 @@ class Page:
         return PlainTextResponse("ready\n") if not why else _refused(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
 
     async def _metrics(self, _: Request) -> Response:
-        told = exposition([(run.name, run.story.tally, run.age_s) for run in self._runs], self._streams)
+        told = exposition([(r.name, r.source.tally, r.age_s) for r in self._runs if r.source.tally], self._streams)
         return Response(told, media_type=CONTENT_TYPE)
 
 

@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from planaria.errors import UserError
 from planaria.observe.live_page.frames import Frame, Frames
 from planaria.observe.live_page.limits import BATCH, POLL_S, QUIET_S, READY_S
-from planaria.observe.live_page.story import Story
-from planaria.record.events import RunStarted
-from planaria.record.logs import EVENTS, IN_MEMORY, Followed, News
-from planaria.record.run_record import REPORTS
+from planaria.observe.live_page.source import Source
+from planaria.observe.live_page.sources import source_of
 
 AT_ONCE = 2_000
 """facts that are folded before others may see what came of them"""
 
 
 class Telling:
-    """One run: its log, its story, and who waits for more of it."""
+    """A run, a comparison or a swarm: its source, its frames, and who waits for more of them."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """:raises UserError: when ``folder`` is not a run's."""
+        """:raises UserError: when there is nothing in ``folder`` that has a page."""
         self.folder, self.name = folder, name
-        self._log = Followed(folder)
-        self.story = Story(self._log.config)
+        self.source: Source = source_of(folder)
         self.frames = Frames()
-        self.frames.add(self.story.opening())
+        self.frames.add(self.source.opening())
         self.caught_up = False
         """has all been read that was there at first?"""
-        self.began = False
         self.trouble = ""
         """why the log is read no further"""
         self.closing = False
         """is the server about to end?"""
         self.over = False
         """there will be no more frames"""
-        self._reading: Iterator[tuple[float, News]] | None = None
-        """what is new in the log, as far as it is not folded yet"""
         self._news = asyncio.Condition()
         self._version = 0
         """how often there was something new"""
@@ -61,24 +54,16 @@ class Telling:
         await self.tell()
 
     def _read(self) -> tuple[bool, bool]:
-        """Folds the next facts, some at most: is anything new, and is there more to be read at once?
-
-        What every stage says of every step is left out of a log that is far ahead: a long one opens in seconds.
-        """
-        if self._reading is None:
-            self._reading = self._log.more(REPORTS if self._log.ahead > IN_MEMORY else frozenset())
+        """Folds the next facts, some at most: is anything new, and is there more to be read at once?"""
         folded = 0
         try:
-            for _, (t, fact) in zip(range(AT_ONCE), self._reading, strict=False):
+            for frame in self.source.read(AT_ONCE):
                 folded += 1
-                self.began = self.began or isinstance(fact, RunStarted)
-                if (frame := self.story.take(t, fact)) is not None:
+                if frame is not None:
                     self.frames.add(frame)
         except (UserError, OSError) as error:
             self.trouble = str(error)
             return True, False
-        if folded < AT_ONCE:
-            self._reading = None
         return folded > 0, folded == AT_ONCE
 
     def gave_up(self, following: asyncio.Task[None]) -> None:
@@ -126,18 +111,15 @@ class Telling:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the log was last written to."""
-        try:
-            return max(0.0, time.time() - (self.folder / EVENTS).stat().st_mtime)
-        except OSError:
-            return float("inf")
+        """Seconds since something was last written."""
+        return self.source.age_s
 
     def unready(self) -> str:
         """Why nobody should wait for news of this run; empty if they may."""
         if self.trouble:
             return "its log is broken"
-        if not self.began:
+        if not self.source.began:
             return "it has not begun"
-        if over := self.story.state.get("over"):
+        if over := self.source.state.get("over"):
             return f"it is over: {over}"
         return f"no news for more than {READY_S:g} s" if self.age_s > READY_S else ""

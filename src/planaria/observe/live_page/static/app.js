@@ -6,6 +6,7 @@ import { $, Sentence, el, lines, links, numbers, numbersOf, recovery, selected, 
 import { Player } from "./player.js";
 import { Fleet } from "./ring.js";
 import { make, match, set } from "./svg.js";
+import { Grid, curvesOf, kindOf, summaryOf } from "./trials.js";
 
 const SILENT_S = 15;
 const TONES = { fault: "fault", loss: "loss", rebirth: "rebirth", rollback: "rollback" };
@@ -35,11 +36,12 @@ function view(player, number) {
   const mini = el("dl", { class: "mini" });
   const figure = el("figure", { class: "run" });
   if (page.players.length > 1) figure.append(el("figcaption", {}, el("b", {}, player.name)), caption);
-  figure.append(fleet.svg);
+  const grid = new Grid(player.name);
+  figure.append(fleet.svg, grid.element);
   if (page.players.length > 1) figure.append(mini);
   fleet.svg.setAttribute("aria-label", `Workers of ${player.name}`);
   $("#rings").append(figure);
-  return { fleet, figure, mini, sentence: new Sentence(caption, null) };
+  return { fleet, grid, figure, mini, sentence: new Sentence(caption, null) };
 }
 
 function choices() {
@@ -217,7 +219,11 @@ function loop() {
   page.views.forEach((one, i) => {
     const player = page.players[i], own = Math.min(t, clock.canBeLive && clock.live ? t : player.end);
     const chosen = i === page.shown ? page.chosen?.name ?? null : null;
-    one.fleet.draw(player, own, clock.playing ? clock.pace : 1, now, chosen, calm.matches);
+    const run = kindOf(player.head) === "run";
+    one.fleet.svg.toggleAttribute("hidden", !run);
+    one.grid.element.hidden = run;
+    if (run) one.fleet.draw(player, own, clock.playing ? clock.pace : 1, now, chosen, calm.matches);
+    else one.grid.draw(player.at(own), palette().series);
     if (page.players.length > 1) besides(one, player, player.at(own), own, now, i);
   });
   transport(clock, t);
@@ -231,7 +237,7 @@ const main = new Sentence($("#said"), $("#spoken"));
 
 function besides(one, player, state, t, now, number) {
   one.sentence.show(state.said, t, now);
-  const few = numbersOf(player, state).slice(0, 4);
+  const few = (kindOf(state) === "run" ? numbersOf(player, state) : summaryOf(state)).slice(0, 4);
   numbers(one.mini, few);
   one.figure.classList.toggle("shown", number === page.shown);
 }
@@ -254,6 +260,14 @@ function transport(clock, t) {
 
 function panels(player, state, t) {
   silence(seconds());
+  const kind = kindOf(state);
+  if (document.documentElement.dataset.kind !== kind) {
+    document.documentElement.dataset.kind = kind;
+    $("#loss").closest("section").setAttribute("aria-label", TITLES[kind].join(", "));
+    TITLES[kind].forEach((words, i) => { document.querySelectorAll("[data-curve]")[i].textContent = words; });
+    document.querySelectorAll("canvas").forEach((canvas) => { delete canvas.dataset.key; });
+  }
+  if (kind !== "run") { others(player, state, t); return; }
   const several = Object.keys(state.replicas ?? {}).length > 1;
   const found = player.recoveryAt(t);
   recovery($("#recovery"), found, t, several, player.recoveries.indexOf(found) + 1);
@@ -265,6 +279,24 @@ function panels(player, state, t) {
   selected($("#selected"), page.chosen, state, page.faults, page.clock.live, strike);
   marks(player);
   charts(player, t);
+}
+
+const TITLES = {
+  run: ["Loss, nats per token; dashed: validation", "Tokens per second"],
+  comparison: ["Loss by step, nats per token, of every race", ""],
+  swarm: ["Reward by round, of every peer", "Held-out problems solved, by round"],
+};
+
+/** The panels of what is no run. */
+function others(player, state, t) {
+  const swarm = kindOf(state) === "swarm", colours = palette();
+  $("#recovery").hidden = $("#selected").hidden = $("#verdicts").hidden = true;
+  numbers($("#numbers"), summaryOf(state));
+  lines($("#lines"), player.lines, t, (when) => page.clock.seek(when - 0.05), swarm ? "round" : "step");
+  marks(player);
+  const main = curvesOf(state, swarm ? "rewards" : "curve"), steps = Math.max(1, ...main.flatMap((one) => one.points.map((p) => p.step)));
+  draw($("#loss"), main, [], t, steps, colours, true);
+  if (swarm) draw($("#speed"), curvesOf(state, "accuracies"), [], t, steps, colours, false);
 }
 
 /** What happened, above the slider. */

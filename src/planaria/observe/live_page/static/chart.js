@@ -3,7 +3,7 @@
 const MARGIN = { left: 44, right: 10, top: 8, bottom: 20 };
 
 /**
- * `curves`: [{points: [{t, step, y}], dashed, strong}], `marks`: [{step, t, kind}], `t`: the moment that is shown.
+ * `curves`: [{points: [{t, step, y}], dashed, colour}], colour: an index, unless it is the curve's own; `marks`: [{step, t, kind}], `t`: the moment that is shown.
  * What is later than that moment is drawn faintly.
  */
 export function draw(canvas, curves, marks, t, steps, colours, logarithmic) {
@@ -26,7 +26,7 @@ export function draw(canvas, curves, marks, t, steps, colours, logarithmic) {
   axes(pen, inner, low, high, y, steps, x, colours);
   for (const mark of marks) line(pen, x(mark.step), inner, colours[mark.kind], mark.t > t ? 0.25 : 0.9);
   curves.forEach((curve, i) => {
-    curve.points.length && stroke(pen, curve.points, x, y, t, colours.series[i % colours.series.length], curve.dashed);
+    curve.points.length && stroke(pen, curve.points, x, y, t, colours.series[(curve.colour ?? i) % colours.series.length], curve.dashed);
   });
   for (const mark of marks) sign(pen, x(mark.step), inner.y + 6, mark, colours, mark.t > t ? 0.35 : 1);
 }

@@ -50,7 +50,7 @@ export class Clock {
 
   seek(t) {
     this.live = false;
-    this.position = Math.min(Math.max(t, 0), this.end);
+    this.position = t > this.end - 0.002 ? this.end : Math.max(t, 0); // a slider's last place is rounded
   }
 
   goLive() {

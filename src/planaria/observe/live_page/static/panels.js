@@ -136,13 +136,13 @@ export function numbersOf(player, state) {
   ];
 }
 
-export function lines(list, told, t, jump) {
+export function lines(list, told, t, jump, word = "step") {
   const shown = told.filter((line) => line.t <= t).slice(-60).reverse();
   const key = `${shown.length}:${shown[0]?.t}:${shown[0]?.text}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
   list.replaceChildren(...shown.map((line) => {
-    const button = el("button", { type: "button", class: "line", "data-tone": line.tone }, el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[line.tone] ?? "·"), el("span", { class: "when" }, `step ${line.step}`), el("span", { class: "what" }, line.text));
+    const button = el("button", { type: "button", class: "line", "data-tone": line.tone }, el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[line.tone] ?? "·"), el("span", { class: "when" }, `${word} ${line.step}`), el("span", { class: "what" }, line.text));
     button.addEventListener("click", () => jump(line.t));
     return el("li", {}, button);
   }));
