@@ -4,8 +4,8 @@ Every decision changes the state it was made from (through ``apply``), so asking
 replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
 ``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
 ``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is sent
-away in ``control/sending_away.py``, who is hired in ``control/staffing.py``, who is slow in ``control/diagnosis.py`` and
-what is done about it in ``control/steering.py``.
+away in ``control/sending_away.py``, who is hired in ``control/staffing.py``, who is slow in ``control/diagnosis.py``
+and what is done about it in ``control/steering.py``.
 """
 
 from __future__ import annotations
