@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from herd_steps import finished, herd, said
 from pretend_herd import PretendHerd
+from pydantic import ValidationError
 
+from planaria.config import ExchangeConfig, RunConfig
 from planaria.control.decide import decide
+from planaria.engine.unused import unused
 from planaria.record import decisions as d
 from planaria.record.apply import apply
 from planaria.record.fold import decided
@@ -31,6 +34,19 @@ def misled(liar: int, accuser: int | None = None, **changed: Any) -> PretendHerd
         else:
             break
     raise AssertionError(f"stands still: {made.run}")
+
+
+def test_one_mistake_is_no_setting_and_nobody_counts_where_none_refuses() -> None:
+    with pytest.raises(ValidationError, match="0 or at least 2: nobody is sent away for one mistake"):
+        ExchangeConfig(strikes=1)
+    for exchange, used in (
+        ({}, False),
+        ({"robust": "median"}, True),
+        ({"kind": "diloco"}, True),
+        ({"kind": "local"}, False),
+    ):
+        config = RunConfig.model_validate({"exchange": {"replicas": 3, "strikes": 5, **exchange}})
+        assert ("exchange.strikes" in dict(unused(config))) is not used
 
 
 @pytest.mark.parametrize("kind", ["noloco", "diloco", "monna", "streaming_diloco"])
