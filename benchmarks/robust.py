@@ -174,31 +174,13 @@ def shared_out(train: Tensor, digits: Tensor, workers: int, alpha: float, seed: 
     return [each if len(each) else train[:1] for each in found]
 
 
-def learnt(
-    setting: Setting,
-    seed: int,
-    rule: Mapping[str, Any] | None,
-    attack: Attack | str | None,
-    parts: Sequence[int] = (),
-) -> Outcome:
-    """What the net has learnt after all steps; with "label flip" liars compute honestly, on flipped labels.
-
-    ``parts``: so many numbers of each vector, one part after the other, to each of which the rule is applied by itself;
-    to the whole if there are none.
-    """
+def learnt(setting: Setting, seed: int, rule: Mapping[str, Any] | None, attack: Attack | str | None) -> Outcome:
+    """What the net has learnt after all steps; with "label flip" liars compute honestly, on flipped labels."""
     import torch
 
     from planaria.exchange.robust import robust_of
     from planaria.exchange.robust.combining import combine
     from planaria.exchange.robust.products import NotFinite
-
-    def joined(said: Tensor, step: int, last: Tensor | None) -> Tensor:
-        if made is None:
-            return said.mean(0)
-        sizes = [*parts] or [said.shape[1]]
-        before = [None] * len(sizes) if last is None else torch.split(last, sizes)
-        pieces = zip(torch.split(said, sizes, dim=1), before, strict=True)
-        return torch.cat([combine(made.rule, list(rows), made.mix, step, own).value for rows, own in pieces])
 
     digits, liars = Digits(setting, seed), setting.liars if attack else 0
     made = None if rule is None else robust_of({"liars": setting.liars, **rule}, setting.workers)
@@ -211,7 +193,7 @@ def learnt(
         momenta = setting.momentum * momenta + (1 - setting.momentum) * new
         said = torch.cat([attack(momenta, liars, digits.generator), momenta]) if callable(attack) else momenta
         try:
-            last = joined(said, step, last)
+            last = said.mean(0) if made is None else combine(made.rule, list(said), made.mix, step, last).value
         except NotFinite:  # the weights have grown beyond all numbers
             digits.weights = digits.weights * math.nan
             break
