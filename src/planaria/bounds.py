@@ -51,6 +51,10 @@ Replicas = Annotated[int, Field(gt=0), at_most(1 << 10, "each replica is a set o
 Spares = Annotated[int, Field(ge=0), at_most(1 << 10, "each spare is a process that holds a stage")]
 Threads = Annotated[int, Field(gt=0), at_most(1 << 10, "no machine has so many cores for one worker")]
 Peers = Annotated[int, Field(gt=0), at_most(1 << 10, "each peer is a process of this machine")]
+Strikes = Annotated[
+    Natural,
+    AfterValidator(lambda value: _held(value, value != 1, "0 or at least 2", "nobody is sent away for one mistake")),
+]
 Steps = Annotated[int, Field(gt=0), at_most(1e9, "no run has taken so many")]
 Heartbeat = Annotated[
     float,

@@ -161,6 +161,9 @@ class ExchangeConfig(Section):
     """on the fleet, inner steps between rounds of each replica in turn, where machines are not equally fast"""
     patience_s: Seconds = 10.0
     """how long a replica waits for the others of its group; then it goes on with those that are there, or by itself"""
+    strikes: bounds.Strikes = 3
+    """on the fleet, steps or rounds in which what a replica says is proved to be of no use, after which its workers are
+    sent away and others take their place; 0: never"""
 
 
 class CheckpointConfig(Section):

@@ -35,6 +35,8 @@ class PretendHerd:
         self.alive: dict[str, HerdWorker] = {}
         self.unknown: dict[str, HerdWorker] = {}
         """dead, and the controller does not know yet"""
+        self.sent: list[str] = []
+        """of them, those that it has sent away"""
         self.history: list[e.Event | d.Decision] = []
         self.gifts: dict[str, Content] = {}
         """link → what has been sent over it"""
@@ -180,6 +182,8 @@ class PretendHerd:
                 self.truth.check_synchronised(self.run, {**self.alive, **self.unknown})
                 self._note_who_waits()
                 self.sound, self.run = True, decided(self.run)
+                while self.sent:
+                    self.tell_lost(self.sent.pop())
                 return
             before, self.run = self.run, apply(decision, self.run)
             self.history.append(decision)
@@ -215,6 +219,9 @@ class PretendHerd:
                 self.order(decision, [w for n in decision.members for w in replicas[n].holders.values()])
             case d.Disband():
                 self.order(decision, decision.workers)
+            case d.SendAway():
+                self.kill(*decision.workers)
+                self.sent += decision.workers
             case d.Seal() if any(me.writing and not self._astray(me) for me in self.alive.values()):
                 raise AssertionError("removed under somebody's hands")
             case d.Seal() if self.is_full():

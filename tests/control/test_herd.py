@@ -28,6 +28,8 @@ EXCHANGES: list[dict[str, Any]] = [
     {"kind": "pair_mean", "options": {"every": 2, "group": 3}},
     {"kind": "diloco", "options": {"every": 1}},
     {"kind": "diloco", "options": {"every": 2}},
+    {"kind": "diloco", "options": {"every": 1}, "strikes": 2},
+    {"kind": "noloco", "options": {"every": 1}, "strikes": 2},
     {"kind": "streaming_diloco", "options": {"every": 4, "fragments": 2, "delay": 1}},
     {"kind": "streaming_diloco", "options": {"every": 3, "fragments": 1, "delay": 2}},
     {"kind": "local"},

@@ -12,6 +12,7 @@ from planaria.exchange import exchange
 from planaria.exchange.base import Offer
 from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.robust import robust_of
+from planaria.options import Options
 from planaria.record.suspicion import Suspicion
 
 TRUE = {member: f"of {member}" for member in range(9)}
@@ -98,16 +99,19 @@ def test_what_is_heard_stage_by_stage_is_compared_as_a_whole() -> None:
 
 
 def test_after_so_many_strikes_members_are_left_out_for_good() -> None:
-    rule = exchange(ExchangeConfig(replicas=5, robust="median"))
+    rule, never, once = (
+        exchange(ExchangeConfig(replicas=5, robust=Options({"rule": "median", "strikes": n}))) for n in (2, 0, 1)
+    )
     suspicion = Suspicion().raised([(2,)])
-    assert suspicion.standing(2).liars == (2,), "in the step under way"
-    suspicion = suspicion.committed({}, rule)
-    assert suspicion.standing(2) == suspicion.standing(0) == Findings() and suspicion.standing(1).liars == (2,)
-    suspicion = suspicion.raised([(2,), (1, 3)]).committed({}, rule)
-    assert suspicion.standing(2) == Findings(liars=(2,))
-    assert suspicion.standing(0) == Findings()
+    assert suspicion.standing(rule).liars == (2,), "in the step under way"
+    suspicion = suspicion.ended(0, {}, rule)
+    assert suspicion.standing(rule) == suspicion.standing(never) == Findings()
+    assert suspicion.standing(once).liars == (2,)
+    suspicion = suspicion.raised([(2,), (1, 3)]).ended(1, {}, rule)
+    assert suspicion.standing(rule) == Findings(liars=(2,))
+    assert suspicion.standing(never) == Findings()
     again = suspicion.raised([(2, 3)])
-    assert again.standing(2) == Findings(liars=(2,)), "a dispute with one who is convicted convicts nobody else"
+    assert again.standing(rule) == Findings(liars=(2,)), "a dispute with one who is convicted convicts nobody else"
 
 
 @pytest.mark.parametrize("strikes", [-1, 1.5, True, "three"])

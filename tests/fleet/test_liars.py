@@ -28,8 +28,9 @@ LIAR = 1
 def several(
     folder: Path, replicas: int, robust: str | dict[str, Any] = "", steps: int = 6, **exchange: Any
 ) -> RunConfig:
-    """Replicas of two stages (with the ends)."""
+    """Replicas of two stages (with the ends), of which nobody is sent away."""
     folder.mkdir(exist_ok=True)
+    exchange = {"strikes": 0, **exchange} if robust else exchange
     return tiny(folder, stages=1, steps=steps, exchange={"replicas": replicas, "robust": robust, **exchange})
 
 

@@ -18,9 +18,9 @@ NOTHING = Suspicion()
 def after(strikes: int, *steps: dict[int, set[int]], liars: int = 1) -> Findings:
     robust = Options({"rule": "median", "liars": liars, "strikes": strikes})
     made, suspicion = exchange(ExchangeConfig(replicas=5, robust=robust)), NOTHING
-    for refused in steps:
-        suspicion = suspicion.committed(refused, made)
-    return suspicion.standing(strikes)
+    for step, refused in enumerate(steps):
+        suspicion = suspicion.ended(step, refused, made)
+    return suspicion.standing(made)
 
 
 def test_one_whose_offers_all_refuse_is_left_out_after_so_many_steps() -> None:
@@ -32,7 +32,9 @@ def test_one_whose_offers_all_refuse_is_left_out_after_so_many_steps() -> None:
 
 
 def test_one_whom_a_single_member_refuses_is_not() -> None:
-    assert after(1, {0: {2}}, {0: {2}}, {3: {2}}) == Findings(), "one of five may lie"
+    assert after(1, {0: {2}}, {0: {2}}, {0: {2}}) == Findings(), "one of five may lie"
+    assert after(1, {0: {2}}, {3: {2}}).useless == (2,), "but not both who say so"
+    assert after(2, {0: {2}}, {3: {2}}, {0: {2}}) == Findings(), "of these one step is proved at most"
     assert after(1, {0: {2}, 3: {2}}).useless == (2,)
     assert after(1, {0: {2}, 3: {2}}, liars=2) == Findings()
 
@@ -47,7 +49,7 @@ class Steps(RuleBasedStateMachine):
         self.liars = frozenset(data.draw(st.permutations(range(self.n)))[:f])
         robust = Options({"rule": "median", "liars": f, "strikes": strikes})
         self.rule = exchange(ExchangeConfig(replicas=self.n, robust=robust))
-        self.suspicion, self.proved = NOTHING, dict.fromkeys(range(self.n), 0)
+        self.suspicion, self.proved, self.steps = NOTHING, dict.fromkeys(range(self.n), 0), 0
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
@@ -59,24 +61,25 @@ class Steps(RuleBasedStateMachine):
             heard[liar] = {o: data.draw(st.sampled_from(["True", "False", f"{o}"])) for o in all_of}
         while (found := self.suspicion.examine(heard, self.rule)).least:
             self.suspicion = self.suspicion.raised(found.all)
-        without = self.suspicion.standing(self.rule.strikes).left_out
+        without = self.suspicion.standing(self.rule).left_out
         refused = {m: {o for o in self.liars if m in flawed[o]} | without.keys() for m in all_of}
         for liar in self.liars:
             refused[liar] = data.draw(st.sets(st.integers(0, self.n - 1)))
         for liar in self.liars - without.keys():
             self.proved[liar] += len([m for m in refused if liar in refused[m]]) > self.rule.borne
-        self.suspicion = self.suspicion.committed(refused, self.rule)
+        self.suspicion = self.suspicion.ended(self.steps, refused, self.rule)
+        self.steps += 1
 
     @invariant()
     def nobody_honest_stands_accused_alone(self) -> None:
-        standing = self.suspicion.standing(self.rule.strikes)
+        standing = self.suspicion.standing(self.rule)
         assert set(standing.useless) <= self.liars and set(standing.liars) <= self.liars
         assert all(set(pair) & self.liars for pair in standing.disputes)
         assert standing.least <= len(self.liars), "each finding is a liar of its own, so that the rule bears the rest"
 
     @invariant()
     def who_is_proved_useless_often_enough_is_left_out(self) -> None:
-        standing = self.suspicion.standing(self.rule.strikes).left_out
+        standing = self.suspicion.standing(self.rule).left_out
         assert {liar for liar, times in self.proved.items() if times >= self.rule.strikes} <= standing.keys()
 
 

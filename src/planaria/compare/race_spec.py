@@ -27,7 +27,7 @@ SMOOTHED = 3
 RULES = Rules(
     "compare",
     RunConfig,
-    free=("recovery", "checkpoint", "exchange", "pipeline.microbatches", "routing.kind", "routing.mixed"),
+    free=("recovery", "checkpoint", "exchange", "optim.lr", "pipeline.microbatches", "routing.kind", "routing.mixed"),
 )
 
 

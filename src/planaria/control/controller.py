@@ -220,6 +220,9 @@ class Controller:
                     self._order(decision, members)
             case d.Disband():
                 self._order(decision, decision.workers)
+            case d.SendAway():
+                for worker in decision.workers:
+                    self._fleet.signal(worker, self.state.workers[worker].incarnation, signal.SIGKILL)
             case d.Replan():
                 assert self._planner is not None, "only runs on a schedule are planned anew"
                 self._planner.ask(decision)

@@ -3,9 +3,9 @@
 Every decision changes the state it was made from (through ``apply``), so asking again never repeats one. Here: what a
 replica does next, and how a run ends. When it is saved is in ``control/saving.py``, how lost stages are replaced in
 ``control/formation.py``, when replicas meet in ``control/rounds.py``, when a step goes on without stragglers in
-``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is hired
-in ``control/staffing.py``, who is slow in ``control/diagnosis.py`` and what is done about it in
-``control/steering.py``.
+``control/coded.py``, and when without those who tell others different things in ``control/witnesses.py``, who is sent
+away in ``control/sending_away.py``, who is hired in ``control/staffing.py``, who is slow in ``control/diagnosis.py``
+and what is done about it in ``control/steering.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from planaria.control.diagnosis import diagnose, stuck_link
 from planaria.control.formation import form, hopeless, relieve, without_worker
 from planaria.control.rounds import behind, due, meet, next_block
 from planaria.control.saving import all_saved, discard, ends, gave_up, quiet, resting, save, saves, seal, wind_up
+from planaria.control.sending_away import going, send_away
 from planaria.control.spares import fit_spares
 from planaria.control.staffing import let_go, reopen, staff
 from planaria.control.steering import reroute, steer
@@ -65,7 +66,7 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
         return d.Commit(replica=replica.number, generation=replica.generation, step=replica.step, progress=progress)
     if replica.phase == "run" and replica.coded is not None:
         return close_round(run, replica)
-    if replica.phase != "idle":
+    if replica.phase != "idle" or going(run, replica):
         return None
     if replica.cannot:
         return wind_up(run, replica)
@@ -73,7 +74,7 @@ def _lead(run: RunState, replica: ReplicaState) -> d.Decision | None:
     if replica.broken or unfilled:
         return stuck_link(run, replica) or form(run, replica)
     about_slowness = diagnose(run, replica) or steer(run, replica) or reroute(run, replica)
-    return about_slowness or relieve(run, replica) or _proceed(run, replica)
+    return about_slowness or send_away(run, replica) or relieve(run, replica) or _proceed(run, replica)
 
 
 def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
@@ -95,7 +96,7 @@ def _proceed(run: RunState, replica: ReplicaState) -> d.Decision | None:
             return saved
     if block is None or run.stopping:
         return None
-    without = left_out(run, replica)
+    without = left_out(run)
     return d.RunStep(replica=number, generation=replica.generation, step=step, block=block, left_out=without)
 
 

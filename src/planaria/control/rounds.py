@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from planaria.control.lending import can_be_copied, settled
 from planaria.control.links import link
-from planaria.control.witnesses import suspects
+from planaria.control.witnesses import remembered, suspects
 from planaria.record import decisions as d
 from planaria.record.replica import Group, ReplicaState
 from planaria.record.state import RunState
@@ -199,7 +199,8 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         rest = [live[n] for n in meeting.members if n in live and n not in party]
         if ahead := [r for r in rest if r.rounds > meeting.round and not r.hollow]:
             return _catch_up(replica, meeting.round, ahead)
-    party = _accepted(run, party)
+    useless = remembered(run)
+    party = [n for n in _accepted(run, party) if n not in useless] or [replica.number]
     if replica.number not in party:  # the others go on first, as if it had said nothing
         return None
     resting = [n for n in party if _to_settle(run, live[n])]
@@ -208,10 +209,15 @@ def _settle(run: RunState, replica: ReplicaState) -> d.Decision | None:
         party = _all_heard(run, resting)
     elif resting != party or _all_heard(run, party) != party:
         return None
-    left_out = suspects(run, party).left_out
-    party = [n for n in party if n not in left_out] or [replica.number]
+    found = suspects(run, party)
+    party = [n for n in party if n not in found.left_out] or [replica.number]
+    useless = {n: why for n, why in useless.items() if n in meeting.members and n not in party}
     return d.Settle(
-        round=meeting.round, members=party, generations=[live[n].generation for n in party], left_out=left_out
+        round=meeting.round,
+        members=party,
+        generations=[live[n].generation for n in party],
+        left_out={**found.left_out, **useless},
+        liars=sorted({*found.liars, *useless}),
     )
 
 

@@ -39,10 +39,10 @@ def needed(run: RunState) -> int:
     Those that are being born on machines that have joined are not waited for: that may take long.
     """
     at_home = [worker for worker in run.roster.starting if not run.workers[worker].host]
-    return run.vacancies + _leaving(run) - fit_spares(run) - len(at_home)
+    return run.vacancies + leaving(run) - fit_spares(run) - len(at_home)
 
 
-def _leaving(run: RunState) -> int:
+def leaving(run: RunState) -> int:
     """Nodes whose worker is to leave."""
     return sum(worker in run.replicas.standing for worker in run.roster.leaving)
 
@@ -90,10 +90,15 @@ def let_go(run: RunState) -> d.Release | d.TurnAway | None:
     for host in run.roster.unfit:
         return d.TurnAway(host=host, reason=run.hosts[host].unfit)
     done = [worker for worker in run.with_status("spare") if worker in run.roster.leaving] if run.roster.leaving else []
-    giving = {worker for r in run.live.values() for worker in r.leavers.values()} if done else set()
-    giving |= {w for r in run.live.values() if r.phase == "link" for w in r.lenders.values()} if done else set()
-    giving |= run.writing.keys()
-    return next((d.Release(worker=worker) for worker in done if worker not in giving), None)
+    needed = giving(run) if done else set()
+    return next((d.Release(worker=worker) for worker in done if worker not in needed), None)
+
+
+def giving(run: RunState) -> set[str]:
+    """Workers that have something to hand over yet, to others or to a disk."""
+    handing = {worker for replica in run.live.values() for worker in replica.leavers.values()}
+    lending = {w for replica in run.live.values() if replica.phase == "link" for w in replica.lenders.values()}
+    return handing | lending | run.writing.keys()
 
 
 def reopen(run: RunState) -> d.Found | None:
@@ -101,7 +106,7 @@ def reopen(run: RunState) -> d.Found | None:
     gone = run.replicas.gone
     if not gone or run.allotment.done or run.stopping:
         return None
-    if len(run.spares) - run.vacancies - _leaving(run) <= run.settings.stages:
+    if len(run.spares) - run.vacancies - leaving(run) <= run.settings.stages:
         return None
     whole = any(can_be_copied(replica) for replica in run.live.values())
     return d.Found(replica=min(gone)) if whole else None

@@ -6,7 +6,7 @@ A stage of a replica is a node. The exchange itself is pure (``exchange/``); her
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,10 +19,10 @@ from planaria.engine.outer_state import OuterState, Verdict
 from planaria.engine.runner import NonFinite, StageRunner
 from planaria.exchange.base import Counted, Offer
 from planaria.exchange.consensus import consensus
-from planaria.exchange.equivocation import digest, findings, joined
+from planaria.exchange.equivocation import Findings, digest, findings, joined
 from planaria.exchange.refusal import refused
 from planaria.model.state import StageState
-from planaria.record.suspicion import Suspicion
+from planaria.record.suspicion import Suspicion, distrusted
 from planaria.routing.arrangement import Arrangement
 
 Heard = dict[int, dict[int, Offer]]
@@ -71,6 +71,8 @@ class InlineReplicas:
         self._pending: list[_Pending] = []
         self._round = 0
         self._suspicion = Suspicion()
+        self._steps = 0
+        """committed"""
         self._refused: dict[int, set[int]] = {}
         """replica → whose offers its nodes have refused in the step under way"""
         self._replica = {
@@ -135,16 +137,19 @@ class InlineReplicas:
         raised = self._suspicion.raised(found.all)
         if found.least and (wrong := raised.unbearable(self.exchange)):
             raise NonFinite(wrong)
-        left_out = raised.standing(self.exchange.strikes).left_out
+        left_out = raised.standing(self.exchange).left_out
         for outer in self.outer.values():
             outer.left_out = left_out
         self._suspicion = raised
 
-    def _left_out(self, heard: Heard, party: Sequence[int]) -> dict[int, str]:
-        """Of the replicas that settle a round together: who has told others different things, and why it is thought."""
-        if not self.exchange.witnessed(len(party)):
-            return {}
-        return findings(self._told(heard, party), party, max(1, self.exchange.borne)).left_out
+    def _found(self, heard: Heard, party: Sequence[int]) -> Findings:
+        """Of the replicas that settle a round together: whose offers were of no use too often in rounds before, and who
+        of the others has told others different things."""
+        useless = self._suspicion.standing(self.exchange).useless
+        others = [replica for replica in party if replica not in useless]
+        if not self.exchange.witnessed(len(others)):
+            return Findings(useless=useless)
+        return findings(self._told(heard, others), others, distrusted(self.exchange))._replace(useless=useless)
 
     def _told(self, heard: Heard, replicas: Iterable[int]) -> dict[int, dict[int, str]]:
         """Replica → replica → digests of what it has heard from it, of all stages."""
@@ -155,8 +160,8 @@ class InlineReplicas:
 
     def commit(self) -> Verdicts:
         """The step is committed; what is to be told of it."""
-        self._suspicion = self._suspicion.committed(self._refused, self.exchange)
-        self._refused = {}
+        self._suspicion = self._suspicion.ended(self._steps, self._refused, self.exchange)
+        self._refused, self._steps = {}, self._steps + 1
         return {node: outer.commit() for node, outer in self.outer.items()}
 
     def meet(self, commits: int) -> list[Round]:
@@ -213,11 +218,12 @@ class InlineReplicas:
             others = {replica: offer for replica, offer in offers.items() if replica != self._replica[node]}
             verdicts[node] = Verdict(refused(others, like, codec))
         out = {replica for verdict in verdicts.values() for replica in verdict.refused}
-        left_out = self._left_out(pending.heard, [replica for replica in range(self._count) if replica not in out])
-        out |= left_out.keys()
-        for replica in set(range(self._count)) - out:
-            for node in self.nodes(replica):
-                verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
+        found = self._found(pending.heard, [replica for replica in range(self._count) if replica not in out])
+        out |= found.left_out.keys()
+        self._remember(pending.round.number, verdicts, found, out)
+        for node in (node for replica in set(range(self._count)) - out for node in self.nodes(replica)):
+            left_out = {replica: why for replica, why in found.left_out.items() if replica in pending.heard[node]}
+            verdicts[node] = Verdict({**verdicts[node].refused, **left_out})
         for node, offers in pending.heard.items():
             me = self._replica[node]
             party = {me: pending.honest[node]} if me in out else {r: o for r, o in offers.items() if r not in out}
@@ -235,6 +241,16 @@ class InlineReplicas:
             for replica in out:
                 self._copy(left[0], replica)
         return replace(pending.round, verdicts=verdicts, first=frozenset(first))
+
+    def _remember(self, round: int, verdicts: Verdicts, found: Findings, out: Collection[int]) -> None:
+        """What those that go on with the round have refused in it, and is proved. Who copies another tells nothing."""
+        proved, told = {*found.liars, *found.useless}, dict[int, set[int]]()
+        for node, verdict in verdicts.items():
+            replica = self._replica[node]
+            if replica not in out or not self.exchange.synchronised:
+                told.setdefault(replica, set()).update(verdict.refused, proved - {replica})
+        refused = {replica: others for replica, others in told.items() if others}
+        self._suspicion = self._suspicion.ended(round, refused, self.exchange)
 
     def _copy(self, giver: int, taker: int) -> None:
         """One replica goes on as a copy of another."""

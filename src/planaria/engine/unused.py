@@ -34,6 +34,12 @@ def _admits(config: RunConfig) -> bool:
     return alone and config.routing.schedule is None
 
 
+def _refuses(config: RunConfig) -> bool:
+    rule = exchange(config.exchange)
+    refuses = rule.interval is not None and (rule.interval > 0 or rule.borne > 0) and not config.exchange.coded
+    return config.exchange.replicas == 1 or refuses
+
+
 SKIPPING = "only routing.kind = 'skipping' uses it, and what `planaria plan` made with it (give routing.schedule)"
 STRAGGLING = "only replicas on a fleet with network.emulate = true straggle"
 FAMILY = "this model.family has no layers whose activations could be computed again"
@@ -50,6 +56,7 @@ RULES: dict[str, tuple[Used, str]] = {
     "routing.data_nodes": (lambda c: c.routing.schedule is not None, "it is for `planaria plan`, and its schedule"),
     "routing.routes": (lambda c: c.routing.kind == "given", "only routing.kind = 'given' uses them"),
     "routing.mixed": (lambda c: c.exchange.replicas > 1, "there is one replica; give exchange.replicas"),
+    "exchange.strikes": (_refuses, "no replica refuses what another says here and goes on"),
     "optim.clip_by": (lambda c: c.optim.clip > 0, "optim.clip = 0 bounds nothing"),
     "train.recompute": (lambda c: hasattr(build_stage(c.model, c.pipeline.stages, 1, 0, "meta"), "recompute"), FAMILY),
     "checkpoint.background": (
@@ -94,7 +101,9 @@ def idle(config: RunConfig, trace: Trace) -> Iterator[str]:
     if exchanged and config.exchange.replicas == 1:
         yield f"{', '.join(exchanged)}: for several replicas; this run has one"
     fleet = [
-        name for name in names if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background")
+        name
+        for name in names
+        if name.startswith("fleet.") or name in ("network.emulate", "checkpoint.background", "exchange.strikes")
     ]
     if fleet and config.engine == "inline":
         yield f"{', '.join(fleet)}: for workers; engine 'inline' has none"

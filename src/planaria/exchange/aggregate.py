@@ -112,6 +112,12 @@ class Averaging(Exchange, ABC):
             )
         return ""
 
+    def misfit(self, members: int) -> str:
+        by = self._robust
+        if by is None or members >= by.least():
+            return "" if by is None else self.undefended(by, members)
+        return f"{members} replicas are too few for {by.rule.liars} liars: {by.least()} or more"
+
     @property
     def borne(self) -> int:
         return 0 if self._robust is None else self._robust.rule.liars

@@ -202,8 +202,8 @@ class Exchange(Choice, ABC):
 
     @property
     def strikes(self) -> int:
-        """In so many steps a member may be found to tell others different things, or nothing that is of use, before it
-        is left out for good.
+        """In so many steps, or rounds, a member may be found to tell others different things, or nothing that is of
+        use, before it is left out for good.
 
         0: it never is.
         """

@@ -192,7 +192,10 @@ class Settle(Fact):
     members: list[int]
     generations: list[int]
     left_out: dict[int, str] = Field(default_factory=dict)
-    """replicas that have told others different things, or may have, and why: the round is gone on without them"""
+    """replicas that have told others different things, or may have, or have said what is of no use too often, and why:
+    the round is gone on without them"""
+    liars: list[int] = Field(default_factory=list)
+    """those of them of which that is proved"""
 
 
 class Adopt(Fact):
@@ -209,6 +212,18 @@ class Disband(Fact):
     kind: Literal["disband"] = "disband"
     replica: int
     workers: list[str]
+    reason: str
+
+
+class SendAway(Fact):
+    """What a replica says has been of no use again and again: its workers leave, and others stand in their place."""
+
+    kind: Literal["send_away"] = "send_away"
+    member: int
+    """the replica, by its number among those that agree"""
+    workers: list[str]
+    strikes: int
+    """steps or rounds in which that is proved"""
     reason: str
 
 
@@ -329,6 +344,7 @@ Decision = Annotated[
     | Settle
     | Adopt
     | Disband
+    | SendAway
     | Found
     | Save
     | Seal

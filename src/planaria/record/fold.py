@@ -54,19 +54,7 @@ def reported(replica: ReplicaState, worker: str) -> ReplicaState:
         step, inner, memory = replica.step + 1, replica.inner + 1, replica.memory
         if memory is not None:
             memory = memory.committed(replica.step, replica.holders)
-        suspicion = replica.suspicion
-        if replica.refused or suspicion.now:
-            suspicion = suspicion.committed(replica.refused, exchange(replica.settings.exchange))
-        return go_on(
-            replica,
-            waiting=waiting,
-            phase="idle",
-            step=step,
-            inner=inner,
-            attempts=0,
-            memory=memory,
-            suspicion=suspicion,
-        )
+        return go_on(replica, waiting=waiting, phase="idle", step=step, inner=inner, attempts=0, memory=memory)
     if replica.phase == "evaluate":
         return go_on(replica, waiting=waiting, phase="idle", evaluated=replica.step)
     if replica.phase == "link" and replica.leavers:
@@ -129,8 +117,11 @@ def stillborn(run: RunState, host: str, count: int) -> RunState:
 
 
 def with_replica(run: RunState, replica: ReplicaState) -> RunState:
-    """The run with this replica as it now is; a step that is committed uses its samples."""
+    """The run with this replica as it now is; a step that is committed uses its samples, and is remembered of those
+    whose gradients were of no use in it."""
     before, allotment, undecided = run.replicas[replica.number], run.allotment, run.undecided
+    if before.phase == "commit" and replica.step > before.step and (before.refused or run.suspicion.now):
+        run = copied(run, suspicion=run.suspicion.ended(before.step, before.refused, run.rule))
     if before.phase == "commit" and replica.step > before.step:
         memory = replica.memory
         allotment = allotment.commit(replica.number, None if memory is None else replica.step - memory.step)

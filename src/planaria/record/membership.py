@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planaria.record.decisions import Commit, Decision, Disband, Form, Found, Release, RunStep, Spawn
+from planaria.record.decisions import Commit, Decision, Disband, Form, Found, Release, RunStep, SendAway, Spawn
 from planaria.record.events import Event, RunStarted, WorkerJoined, WorkerLost
 from planaria.record.roster import Status
 
@@ -115,6 +115,8 @@ class Membership:
                 self.lost.discard(fact.worker)
             case Release():
                 self.released.add(fact.worker)
+            case SendAway():
+                self.released.update(fact.workers)
             case Form():
                 return self._form(fact)
             case Disband():

@@ -15,7 +15,6 @@ from planaria.record.events import EdgeBroken, Replanned, RunStarted, Standing
 from planaria.record.gauges import SlowLink
 from planaria.record.memory import Memory
 from planaria.record.rollback import first_origin
-from planaria.record.suspicion import Suspicion
 from planaria.record.waiting import NOBODY, Waiting
 from planaria.routing.arrangement import Arrangement, Pair
 
@@ -109,8 +108,6 @@ class ReplicaState:
     """worker → what it has heard in the step under way, where all-reduced replicas compare that: replica → digest"""
     refused: Mapping[int, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
     """which of those replicas has refused whose offers in that step"""
-    suspicion: Suspicion = field(default_factory=Suspicion)
-    """of those replicas, by what was found in steps before"""
     memory: Memory | None = None
     """what its workers remember together; None where no strategy has them do so"""
     cannot: str = ""

@@ -153,9 +153,9 @@ def _(fact: d.RunStep, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.LeaveOut, run: RunState) -> RunState:
-    replica = run.replicas[fact.replica]
     found = [*((liar,) for liar in fact.liars), *fact.disputes]
-    return with_replica(run, go_on(replica, phase="idle", suspicion=replica.suspicion.raised(found)))
+    run = replace(run, suspicion=run.suspicion.raised(found))
+    return with_replica(run, go_on(run.replicas[fact.replica], phase="idle"))
 
 
 @handles
@@ -190,7 +190,10 @@ def _(fact: d.Meet, run: RunState) -> RunState:
 
 @handles
 def _(fact: d.Settle, run: RunState) -> RunState:
-    met = {n for number in fact.members if (meeting := run.replicas[number].meeting) for n in meeting.members}
+    meetings = {number: meeting for number in fact.members if (meeting := run.replicas[number].meeting) is not None}
+    refused = {number: {other for _, other in m.refused} | {*fact.liars} for number, m in meetings.items()}
+    run = replace(run, suspicion=run.suspicion.ended(fact.round, {n: of for n, of in refused.items() if of}, run.rule))
+    met = {n for meeting in meetings.values() for n in meeting.members}
     run = concerning(run, [run.replicas[number] for number in met])  # who is left may go on, alone perhaps
     for number in fact.members:
         replica = run.replicas[number]
@@ -293,6 +296,17 @@ def _(fact: d.Disband, run: RunState) -> RunState:
     standings = {number: standing for number, standing in run.standings.items() if number != fact.replica}
     run = anew(replace(run, allotment=run.allotment.leave(fact.replica), standings=freeze(standings)))
     return with_replica(run, left)
+
+
+@handles
+def _(fact: d.SendAway, run: RunState) -> RunState:
+    """They count as lost once they are gone; until then nothing is asked of them. So do all others of their machines,
+    where these have joined."""
+    known = run.workers
+    for host in sorted({known[worker].host for worker in fact.workers} - {""}):
+        run = set_host(run, host, replace(run.hosts[host], failure=fact.reason))
+    run = set_workers(run, {worker: replace(known[worker], status="released") for worker in fact.workers})
+    return replace(run, suspicion=run.suspicion.forgotten(fact.member))
 
 
 @handles

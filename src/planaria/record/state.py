@@ -18,6 +18,7 @@ from planaria.record.replica import Group, ReplicaState
 from planaria.record.replicas import Replicas
 from planaria.record.rollback import RollbackPoint
 from planaria.record.roster import Host, Roster, Status, WorkerState
+from planaria.record.suspicion import Suspicion
 from planaria.record.verdicts import Blamed
 
 
@@ -77,6 +78,8 @@ class RunState:
     """round → who meets whom in it, drawn when somebody first came to it"""
     introduced: Mapping[int, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     """round → ids of the links over which its members know of each other"""
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    """of replicas, by what was found in steps and rounds before"""
     late: frozenset[tuple[int, int, bool]] = frozenset()
     """(replica, round, is it meeting already?): it has waited for others long enough"""
     deserted: bool = False

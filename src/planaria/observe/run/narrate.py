@@ -183,6 +183,9 @@ class Narrator:
             return self._line("note", f"machine {fact.host} ({fact.detail}) joined with {workers}")
         if isinstance(fact, e.HostLeft):
             return self._line("note", f"machine {fact.host} takes no more workers: {fact.detail}")
+        if isinstance(fact, d.SendAway):
+            gone = ", ".join(fact.workers)
+            return self._line("loss", f"replica {fact.member} sent away: {fact.reason}; workers that leave: {gone}")
         if isinstance(fact, d.TurnAway):
             return self._line("loss", f"machine {fact.host} turned away: {fact.reason}")
         if isinstance(fact, e.ZombieIgnored):
