@@ -18,7 +18,6 @@ from planaria.model.packing import digest, entries, weights_digest
 from planaria.model.state import StageState
 from planaria.record import events as e
 
-
 Keeps = Literal["stage", "outer", "nothing"]
 """What is written of a state: all of it, its outer state, or nothing. The digest of its weights is told in any case."""
 

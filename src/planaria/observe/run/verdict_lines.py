@@ -81,10 +81,10 @@ def differing(found: d.Unequal) -> str:
             f"{replicas(found.replicas)}: their weights of {stages([found.stage])} differ, and are to be equal; no "
             "majority says whose are wrong"
         )
-    others = counted(len(found.replicas) - len(found.odd), "replica")
+    odd, others = replicas(found.odd), counted(len(found.replicas) - len(found.odd), "replica")
     machine = "machines compute" if found.odd[1:] else "machine computes"
     return (
-        f"{replicas(found.odd)}: weights of {stages([found.stage])} differ from those of {others}, and are to be equal; "
+        f"{odd}: weights of {stages([found.stage])} differ from those of {others}, and are to be equal; "
         f"the {machine} wrongly, or otherwise than the others'"
     )
 
