@@ -265,7 +265,7 @@ class Member:
             self._send(neighbour, made)
 
     def _heirs(self, slot: _Slot, made: Certificate) -> Iterator[str]:
-        """Channels: the next one, of a lock; of what is settled those that may not know: before, after a refusal both."""
+        """The next channel, of a lock; of what is settled those that may not know: before, after a refusal both."""
         about, channels = made.statement, made.order.channels
         hop = channels.index(self.channel.name)
         if about.phase == "lock":  # also where its decision came before: some there may wait for this
