@@ -109,8 +109,8 @@ class Ledger:
             case "stage_saved" if worker in self._copied:  # whoever stands where it stood
                 save = self._copied.pop(worker)
                 for other in self.replicas.values():
-                    other.written |= {f["stage"]} if other.saves is save else set()
-            case "stage_saved" if r and r.saved is not None and r.saved == has:
+                    other.written |= {f["stage"]} if other.saves is save and f["bytes"] else set()
+            case "stage_saved" if r and r.saved is not None and r.saved == has and f["bytes"]:
                 r.written.add(f["stage"])
             case "save_failed" if worker in self._copied:
                 del self._copied[worker]

@@ -36,6 +36,8 @@ class Pretender:
     joined: bool = False
     node: int = -1
     stage: int = -1
+    tells: bool = False
+    """of the last save: does it write nothing, and tell the digest of its weights?"""
     generation: int = 0
     updates: int | None = None
     kept: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))

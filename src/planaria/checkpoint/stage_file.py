@@ -30,12 +30,15 @@ from planaria.model.packing import (
     entries,
     state_of,
     summary,
+    weights_digest,
 )
 from planaria.model.packing import Entry as Entry
 from planaria.model.state import StageState
 
 _HASHING = 2
 """threads that make digests of tensors, beside the one that writes"""
+Digests = tuple[str, str]
+"""of a whole file (:func:`_root`), and of the weights in it"""
 Seen = Callable[[memoryview], object]
 Read = TypeVar("Read", Tensor, int)
 READING = 4
@@ -88,6 +91,8 @@ class Written(NamedTuple):
     bytes: int
     sha256: str
     """see :func:`_root`"""
+    weights: str = ""
+    """digest of the weights alone (``packing.weights_digest``)"""
 
 
 def write_stage(folder: Path, stage: int, step: int, state: StageState, place: int = 0) -> Written:
@@ -115,9 +120,10 @@ def stream_weights(
         found[name] = digest(name, tensor)
         return tensor
 
-    def write(file: BinaryIO) -> str:
+    def write(file: BinaryIO) -> Digests:
         table = {"sha256": (torch.uint8, (len(specs), DIGEST_BYTES))}
-        return _root(tensor_file.stream(file, specs | table, give, _label(stage, step)), give("sha256"))
+        head = tensor_file.stream(file, specs | table, give, _label(stage, step))
+        return _root(head, give("sha256")), weights_digest(found)
 
     return _durably(stage_file(folder, stage), write)
 
@@ -126,18 +132,18 @@ def _label(stage: int, step: int) -> dict[str, str]:
     return {"planaria": _Label(stage=stage, step=step).model_dump_json()}
 
 
-def _durably(path: Path, write: Callable[[BinaryIO], str]) -> Written:
-    """A file that appears when ``write``, which gives its :func:`_root`, is done and the disk has all of it."""
+def _durably(path: Path, write: Callable[[BinaryIO], Digests]) -> Written:
+    """A file that appears when ``write``, which gives its digests, is done and the disk has all of it."""
     folder = path.parent
     # A frozen former holder of the stage may wake up in the middle of its own write.
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            sha256 = write(file)
+            found = write(file)
             file.flush()
             os.fsync(file.fileno())
-            written = Written(os.fstat(file.fileno()).st_size, sha256)
+            written = Written(os.fstat(file.fileno()).st_size, *found)
         unfinished.replace(path)
         return written
     except OSError as error:
@@ -146,20 +152,21 @@ def _durably(path: Path, write: Callable[[BinaryIO], str]) -> Written:
         raise OSError(atomic.refused(path, error)) from None
 
 
-def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> str:
-    """Write a state; the file's :func:`_root`. Digests are made while the disk is busy, and written last."""
+def _write(file: BinaryIO, state: StageState, metadata: Mapping[str, str]) -> Digests:
+    """Write a state; its digests. They are made while the disk is busy, and written last."""
     named = entries(state)
     table = digest_table(bytes(DIGEST_BYTES) for _ in named)
     with ThreadPoolExecutor(_HASHING) as beside:
-        rows = [beside.submit(digest, name, named[name]) for name in sorted(named)]
+        rows = {name: beside.submit(digest, name, named[name]) for name in sorted(named)}
 
         def before(name: str) -> None:
             if name == "sha256":
                 file.flush()
                 os.fsync(file.fileno())  # the disk writes while the last digests are made
-                table.copy_(digest_table(row.result() for row in rows))
+                table.copy_(digest_table(row.result() for row in rows.values()))
 
-        return _root(tensor_file.write(file, named | {"sha256": table}, metadata, before), table)
+        head = tensor_file.write(file, named | {"sha256": table}, metadata, before)
+    return _root(head, table), weights_digest({name: row.result() for name, row in rows.items()})
 
 
 def _root(head: bytes, table: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Commands for peers that do not trust each other: swarm, swarm join, swarm explain, drill."""
+"""Commands for peers that do not trust each other: swarm, swarm join, swarm explain, swarm settle, drill."""
 
 from __future__ import annotations
 
@@ -37,6 +37,13 @@ def add(commands: Any) -> None:
     explain.add_argument("--source", metavar="PEER", help="only completions from this peer")
     explain.add_argument("--refused", action="store_true", help="only refused completions")
 
+    settle = command(commands, "swarm settle", "simulate credits that are settled along a route, with liars", _settle)
+    settle.add_argument("--hops", type=int, default=4, metavar="N", help="channels of the route (default %(default)s)")
+    settle.add_argument(
+        "--faulty", type=int, default=1, metavar="F", help="f: committees have 3f+1 members (default %(default)s)"
+    )
+    settle.add_argument("--seeds", type=int, default=50, metavar="N", help="runs of each case (default %(default)s)")
+
     drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
@@ -63,6 +70,12 @@ def _swarm_explain(given: argparse.Namespace) -> int:
 
     explain(given.run, given.peer, Wanted(given.round, given.problem, given.source, given.refused))
     return 0
+
+
+def _settle(given: argparse.Namespace) -> int:
+    from planaria.commands.settle import settle
+
+    return settle(given.hops, given.faulty, given.seeds)
 
 
 def _drill(given: argparse.Namespace) -> int:

@@ -9,6 +9,9 @@ last file is written. One that comes due meanwhile is made at the first step aft
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from planaria.control.rounds import due
 from planaria.exchange import exchange
 from planaria.record import decisions as d
@@ -34,12 +37,14 @@ def _busy(run: RunState, replica: ReplicaState) -> bool:
 def _save(run: RunState, replica: ReplicaState, name: int) -> d.Save:
     config, there = run.settings.exchange, replica.stateful
     own = any(sharing != "shared" for sharing in exchange(config).parts.values())
-    whole = list(there.firsts) if own and there.shared and config.replicas > 1 else []
+    several = there.shared and config.replicas > 1
+    others = sorted(there.stage.keys() - set(there.firsts))
     return d.Save(
         replica=replica.number,
         generation=replica.generation,
         step=name,
-        whole=whole,
+        whole=list(there.firsts) if own and several else [],
+        compared=others if run.rule.equal and several else [],
         background=run.settings.save_in_background and not ends(run) and not replica.cannot,
     )
 
@@ -156,7 +161,32 @@ def seal(run: RunState) -> d.Seal | None:
         first_block=used.floor,
         blocks_ahead=sorted(used.beyond),
         digests={r.number: dict(sorted(r.digests.items())) for r in replicas if r.digests},
+        unequal=unequal(_weights(run)),
     )
+
+
+def _weights(run: RunState) -> dict[int, dict[int, str]]:
+    """Stage → replica → digest of the weights that were saved, where all replicas of a step are to be equal."""
+    found: dict[int, dict[int, str]] = {}
+    for replica in run.live.values() if run.rule.equal else ():
+        for node, digest in sorted(replica.weights.items()):
+            stage = replica.arrangement.stage[node]
+            found.setdefault(stage, {})[replica.arrangement.peers(node).index(node)] = digest
+    return found
+
+
+def unequal(weights: Mapping[int, Mapping[int, str]]) -> list[d.Unequal]:
+    """Stages whose replicas have not all told the same digest of their weights, of stage → replica → digest.
+
+    The odd ones are those that differ from more than half of at least three; of two, nobody knows which is wrong.
+    """
+    found = []
+    for stage, told in sorted(weights.items()):
+        ((most, count),) = Counter(told.values()).most_common(1)
+        if count < len(told):
+            odd = [replica for replica, digest in sorted(told.items()) if digest != most]
+            found.append(d.Unequal(stage=stage, replicas=sorted(told), odd=odd if 2 * count > len(told) else []))
+    return found
 
 
 def folder_name(step: int, partial: bool = False) -> str:

@@ -16,7 +16,7 @@ from planaria.checkpoint.stage_file import write_stage
 from planaria.checkpoint.store import CheckpointStore, Manifest, stage_name
 from planaria.config import RunConfig
 from planaria.control.protocols import Observer
-from planaria.control.saving import LAST_TRIES, folder_name
+from planaria.control.saving import LAST_TRIES, folder_name, unequal
 from planaria.control.waits import AGAIN_S
 from planaria.engine.inline import InlineEngine
 from planaria.engine.inline_faults import Lies, Losses
@@ -278,12 +278,15 @@ class _InlineRun:
         there = self.engine.itinerary.arrangement.of(nodes)
         stages, replicas, several = list(there.stages), self.engine.replicas, self.config.exchange.replicas
         digests: dict[str, str] = {}
+        weights: dict[int, dict[int, str]] = {}
         for replica in range(several):
             folder = self.store.part(step, several, replica, 0)
             for node in [n for n in self._of_replica(replica, there) if n in there.stage]:
                 state = self.engine.runners[node].state() if replicas is None else replicas.state(node)
                 stage = self.engine.stage[node]
-                digests[stage_name(stage, replica, several)] = write_stage(folder, stage, step, state).sha256
+                written = write_stage(folder, stage, step, state)
+                digests[stage_name(stage, replica, several)] = written.sha256
+                weights.setdefault(stage, {})[replica] = written.weights
         partial = len(stages) <= count
         every = self.engine.replicas.exchange.interval if self.engine.replicas else None
         standing = e.Standing(step=step, rounds=step // every if every else 0, inner=step % every if every else 0)
@@ -299,7 +302,9 @@ class _InlineRun:
             exchange=self.config.exchange,
         )
         self.store.seal(folder_name(step, partial), manifest, self.config.checkpoint.keep)
-        self.tell(d.Seal(step=step, folder=folder_name(step, partial), stages=stages, partial=partial))
+        differ = unequal(weights) if replicas is not None and replicas.exchange.equal else []
+        folder_of = folder_name(step, partial)
+        self.tell(d.Seal(step=step, folder=folder_of, stages=stages, partial=partial, unequal=differ))
 
     def _of_replica(self, replica: int, there: Arrangement) -> list[int]:
         """The nodes that are saved in a replica's name; without replicas, the first of every stage."""

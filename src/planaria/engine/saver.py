@@ -6,16 +6,20 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from planaria.checkpoint.stage_file import stage_file
+from planaria.checkpoint.stage_file import Written, stage_file
 from planaria.engine.desk import Desk
 from planaria.engine.stage_files import StageFiles
+from planaria.model.packing import digest, entries, weights_digest
 from planaria.model.state import StageState
 from planaria.record import events as e
+
+Keeps = Literal["stage", "outer", "nothing"]
+"""What is written of a state: all of it, its outer state, or nothing. The digest of its weights is told in any case."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Part:
     step: int
     place: int = 0
     """which of the stage's nodes, where it writes only what is the node's own"""
+    keeps: Keeps = "stage"
 
     def report(self, desk: Desk, kind: type[e.Fact], **said: Any) -> None:
         """Tell the controller an event of this ``kind``, which names what of the part such an event names."""
@@ -122,10 +127,23 @@ class Saver:
     def _write(self, part: Part, state: StageState, kind: e.SpanKind) -> e.Span:
         start = time.monotonic()
         try:
-            written = self._files.write(part.folder, part.stage, part.step, state, part.place)
+            written = self._put(part, state)
         except OSError as error:
             part.report(self._desk, e.SaveFailed, detail=str(error))
         else:
-            file, took = stage_file(part.folder, part.stage, part.place).name, time.monotonic() - start
+            file = "" if part.keeps == "nothing" else stage_file(part.folder, part.stage, part.place).name
+            took = time.monotonic() - start
             part.report(self._desk, e.StageSaved, **written._asdict(), file=file, seconds=took)
         return e.Span(action=kind, start=start, end=time.monotonic())
+
+    def _put(self, part: Part, state: StageState) -> Written:
+        """Write what the part keeps; OSError as in :meth:`StageFiles.write`."""
+        if part.keeps == "stage":
+            return self._files.write(part.folder, part.stage, part.step, state, part.place)
+        weights = {name: digest(name, tensor) for name, tensor in entries(StageState(state.weights)).items()}
+        told = Written(0, "", weights_digest(weights))
+        if part.keeps == "nothing":
+            return told
+        outer = StageState({}, outer=state.outer)
+        written = self._files.write(part.folder, part.stage, part.step, outer, part.place)
+        return written._replace(weights=told.weights)

@@ -32,7 +32,7 @@ from planaria.engine.position import Position
 from planaria.engine.post import Post
 from planaria.engine.reading import Reading
 from planaria.engine.runner import NonFinite
-from planaria.engine.saver import Part, Saver
+from planaria.engine.saver import Keeps, Part, Saver
 from planaria.engine.setup import Setup
 from planaria.engine.sleeper import SleepingRunner, Slowness, new_runner, straggling
 from planaria.engine.stage_files import StageFiles
@@ -313,11 +313,17 @@ class Worker:
         store, replicas = CheckpointStore(self.setup.checkpoints), self.itinerary.replicas
         folder, here = store.part(order.step, replicas, order.replica, order.generation), self.here
         state, place = self.runner.state(), 0
+        keeps: Keeps = "stage"
         if self.config.exchange.replicas > 1:
             state.outer = self.post.circle.outer.settled.state()
         if order.whole and here.node not in order.whole:
-            state, place = StageState({}, outer=state.outer), here.number
-        part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place)
+            place, keeps = here.number, "outer"
+        elif here.node in order.compared:
+            keeps = "nothing"
+        if keeps != "stage":  # of what others write already, the weights alone are looked at, if at all
+            compared = state.weights if here.node in order.compared else {}
+            state = StageState(compared, outer=state.outer if keeps == "outer" else {})
+        part = Part(folder, here.stage, here.worker, here.node, order.generation, order.step, place, keeps)
         span = (self._saver.save_beside if order.background else self._saver.save)(part, state)
         self._report_work([span])
 

@@ -22,6 +22,11 @@ class AllReduce(Averaging):
     def interval(self) -> int:
         return 0
 
+    @property
+    def equal(self) -> bool:
+        """Not beside a robust rule: that is for members that lie, and need not go on with what they were told."""
+        return self.borne == 0
+
     def offer(self, outer: Outer, fast: Weights, prefetched: Tensor | None = None) -> Offer:
         return self.compression.offer(outer, fast)
 

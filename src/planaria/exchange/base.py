@@ -240,6 +240,11 @@ class Exchange(Choice, ABC):
         """
         return self.synchronised and members > 2 and (self.borne > 0 or bool(self.interval))
 
+    @property
+    def equal(self) -> bool:
+        """Are all members' weights the same after every step, bit for bit? Then they are compared at each save."""
+        return False
+
     def misfit(self, members: int) -> str:
         """Why it does not work with so many replicas; empty if it does."""
         return ""

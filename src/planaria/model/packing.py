@@ -259,6 +259,15 @@ def _check_digests(named: dict[str, Tensor]) -> None:
         require_digest(name, named[name], expected.numpy().tobytes())
 
 
+def weights_digest(rows: Mapping[str, bytes]) -> str:
+    """One digest (hex) of all weights of a state, of the :func:`digest` of each entry; empty if there are none.
+
+    Equal for two states exactly when all their weights are, bit for bit.
+    """
+    found = [row for name, row in sorted(rows.items()) if name.startswith("weights.")]
+    return hashlib.sha256(b"".join(found)).hexdigest() if found else ""
+
+
 def require_digest(name: str, tensor: Tensor, expected: bytes) -> None:
     """:raises PackingError: when an entry does not have this digest."""
     if digest(name, tensor) != expected:

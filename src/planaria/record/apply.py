@@ -154,6 +154,8 @@ def _(fact: e.StageSaved, run: RunState) -> RunState:
 
 def _saved(replica: ReplicaState, fact: e.StageSaved) -> ReplicaState:
     """The replica when a part of it lies on disk."""
+    if fact.weights:
+        replica = go_on(replica, weights=freeze({**replica.weights, fact.node: fact.weights}))
     if not fact.sha256:
         return replica
     return go_on(replica, digests=freeze({**replica.digests, fact.file or str(fact.stage): fact.sha256}))

@@ -28,6 +28,7 @@ from planaria.record.verdicts import Blamed as Blamed
 from planaria.record.verdicts import Cleared as Cleared
 from planaria.record.verdicts import Relieve as Relieve
 from planaria.record.verdicts import Reroute as Reroute
+from planaria.record.verdicts import Unequal as Unequal
 
 
 class Spawn(Fact):
@@ -271,6 +272,9 @@ class Save(Fact):
     step: int
     whole: list[int] = Field(default_factory=list)
     """nodes that write their stage, where its other nodes write their outer state; none: each that is asked"""
+    compared: list[int] = Field(default_factory=list)
+    """nodes, beside those that write their stage, that tell the digest of their weights: those of a stage are to be
+    equal. They write nothing but what ``whole`` has them write"""
     background: bool = False
     """is training to go on as soon as all have a copy of what they write?"""
 
@@ -291,6 +295,8 @@ class Seal(Fact):
     """and these beyond"""
     digests: dict[int, dict[str, str]] = Field(default_factory=dict)
     """replica → file → its SHA-256, as those say that wrote them"""
+    unequal: list[Unequal] = Field(default_factory=list)
+    """stages whose replicas are to be equal and were not"""
 
 
 class Discard(Fact):

@@ -97,6 +97,8 @@ class ReplicaState:
     """generation in which it was"""
     digests: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """file that was written of it then → its SHA-256"""
+    weights: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """node → digest of its weights then, where nodes of a stage are to be equal"""
     rounds: int = 0
     """of the exchange, settled or given up"""
     inner: int = 0

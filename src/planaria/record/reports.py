@@ -237,6 +237,9 @@ class StageSaved(Fact):
     """of the file; empty in logs of an older planaria"""
     seconds: float = 0.0
     """that writing took; 0 in logs of an older planaria"""
+    node: int = -1
+    weights: str = ""
+    """digest of the weights alone; empty in logs of an older planaria, and where none were there"""
 
 
 class SaveFailed(Fact):

@@ -234,7 +234,7 @@ def _(fact: d.Adopt, run: RunState) -> RunState:
 def _(fact: d.Save, run: RunState) -> RunState:
     replica = run.replicas[fact.replica]
     there = replica.stateful
-    nodes = there.stage if fact.whole else there.firsts
+    nodes = there.stage if fact.whole or fact.compared else there.firsts
     keepers = {replica.holders[node] for node in nodes}
     if run.saving < 0:  # an earlier checkpoint may have had the same name
         for other in run.replicas.values():
@@ -243,7 +243,7 @@ def _(fact: d.Save, run: RunState) -> RunState:
     standings = freeze({**run.standings, fact.replica: standing})
     run = anew(replace(run, saving=fact.step, allotment=run.allotment.save(fact.replica), standings=standings))
     saved = go_on(replica, phase="save", waiting=Waiting(keepers), saved=fact.step, saved_in=fact.generation)
-    return with_replica(run, go_on(saved, digests=freeze({})))
+    return with_replica(run, go_on(saved, digests=freeze({}), weights=freeze({})))
 
 
 @handles

@@ -41,6 +41,19 @@ class Cleared(Fact):
     nodes: list[int]
 
 
+class Unequal(Fact):
+    """Replicas whose weights of a stage are to be equal, bit for bit, and were not when they were saved.
+
+    A machine computes wrongly, or otherwise than the others: another processor may round otherwise.
+    """
+
+    stage: int
+    replicas: list[int]
+    """that were compared"""
+    odd: list[int]
+    """those that differ from more than half of at least three; empty where there is no such half"""
+
+
 class Relieve(Fact):
     """A slow worker is to hand its stage to a spare, because that pays; it becomes the last of the spares."""
 

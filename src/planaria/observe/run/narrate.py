@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from planaria.observe.run.naming import Naming, naming_of, replicas, stages
 from planaria.observe.run.round_history import RoundHistory, Rounds
-from planaria.observe.run.verdict_lines import line
+from planaria.observe.run.verdict_lines import differing, line
 from planaria.observe.words import counted
 from planaria.record import decisions as d
 from planaria.record import events as e
@@ -45,6 +45,8 @@ class Narrator:
         self._reborn: dict[int, d.Rebuild | d.Handover] = {}
         self._refused: set[tuple[int, int, str]] = set()
         """(replica, stage of its gradient, why it was refused): told once"""
+        self._unequal: set[str] = set()
+        """whose weights differ: told once, though every save finds it"""
         self._copies: dict[int, str] = {}
         """replica that is copied as a whole → what to say of it when that is done"""
 
@@ -192,9 +194,15 @@ class Narrator:
             return self._line("note", f"worker {fact.worker} (incarnation {fact.incarnation}) woke up and was ignored")
         if isinstance(fact, e.StopRequested):
             return self._line("note", f"will stop at the next whole step: {fact.reason}")
-        if isinstance(fact, d.Seal) and fact.partial:
-            return self._line("note", f"what is left was saved in {fact.folder}: {stages(fact.stages)}")
-        return None
+        return self._sealed(fact) if isinstance(fact, d.Seal) else None
+
+    def _sealed(self, seal: d.Seal) -> Line | None:
+        """A checkpoint that is worth a line: of replicas that should be equal and are not, or of what is left."""
+        left = [f"what is left was saved in {seal.folder}: {stages(seal.stages)}"] if seal.partial else []
+        differ = [text for text in map(differing, seal.unequal) if text not in self._unequal]
+        self._unequal.update(differ)
+        said = "; ".join([*differ, *left])
+        return self._line("fault" if differ else "note", said) if said else None
 
     def _refusal(self, fact: e.OfferRefused) -> Line | None:
         """Of a gradient, which is refused in every step; what is refused in a round is told when that is settled."""

@@ -9,6 +9,7 @@ from statistics import median
 from planaria.observe.run.ledger import prove_exactly_once, sample_ledger
 from planaria.observe.run.recovery_timeline import faults_summary, recoveries
 from planaria.observe.run.round_history import gatherings, totals
+from planaria.observe.run.saves import saves
 from planaria.observe.run.summary import measured
 from planaria.observe.verdict import Verdict
 from planaria.observe.words import counted, listed
@@ -50,6 +51,8 @@ class RunFacts:
     attended: int = 0
     refused: int = 0
     """offers that were of no use"""
+    unequal: int = 0
+    """checkpoints of replicas that were to be equal and were not"""
 
 
 def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
@@ -78,6 +81,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         alone=sums.alone,
         attended=sums.attended,
         refused=sums.refused,
+        unequal=saves(record).unequal,
     )
 
 
@@ -96,7 +100,7 @@ def verdict(facts: RunFacts) -> Verdict:
     else:
         good = facts.ended == "finished" and not facts.problems
         badge = "samples lost or repeated" if facts.problems and facts.ended == "finished" else facts.ended
-    said = [_course(facts), _failures(facts), *_together(facts), _samples(facts)]
+    said = [_course(facts), _failures(facts), *_together(facts), _unequal(facts), _samples(facts)]
     return Verdict(good, badge, " ".join(filter(None, said)), list(_numbers(facts))[:2], _lost(facts))
 
 
@@ -123,6 +127,11 @@ def _together(facts: RunFacts) -> list[str]:
         return []
     alone = f", {facts.alone} of {counted(facts.attended, 'time')} by themselves" if facts.alone else ""
     return [f"{counted(facts.replicas, 'replica')} settled {counted(facts.rounds, 'round')}{alone}."]
+
+
+def _unequal(facts: RunFacts) -> str:
+    where = counted(facts.unequal, "checkpoint")
+    return f"Replicas that are to be equal had different weights in {where}." if facts.unequal else ""
 
 
 def _samples(facts: RunFacts) -> str:

@@ -19,6 +19,8 @@ class Saves:
     """that training stood still"""
     beside_s: float = 0.0
     """that files were written while it went on"""
+    unequal: int = 0
+    """checkpoints of replicas that were to be equal and were not"""
 
 
 def saves(record: RunRecord) -> Saves:
@@ -27,7 +29,7 @@ def saves(record: RunRecord) -> Saves:
 
 
 def _saves(record: RunRecord) -> Saves:
-    sealed, beside = 0, dict[tuple[int, int], bool]()
+    sealed, unequal, beside = 0, 0, dict[tuple[int, int], bool]()
     stood: dict[tuple[int, int], float] = defaultdict(float)
     written: dict[tuple[int, int], float] = defaultdict(float)
     for _, fact in record.history:
@@ -40,6 +42,7 @@ def _saves(record: RunRecord) -> Saves:
             into[key] = max(into[key], fact.seconds)
         elif isinstance(fact, Seal):
             sealed += 1
+            unequal += bool(fact.unequal)
         elif isinstance(fact, SaveFailed) and fact.worker == CONTROLLER:  # it was to be sealed, and could not be
             sealed -= 1
-    return Saves(sealed, sum(stood.values()), sum(written.values()))
+    return Saves(sealed, sum(stood.values()), sum(written.values()), unequal)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.observe.run.naming import Naming
+from planaria.observe.run.naming import Naming, replicas, stages
+from planaria.observe.words import counted
 from planaria.record import decisions as d
 
 
@@ -79,6 +80,21 @@ def cleared(fact: d.Cleared, naming: Naming) -> str:
         return f"the machine of {naming.name(fact.nodes)} is not slow any more"
     what = {"slow sender": "what it sends", "slow receiver": "what reaches it", "slow data": "what it reads"}
     return f"{naming.name(fact.nodes)}: {what.get(fact.fault, 'its worker')} is not slow any more"
+
+
+def differing(found: d.Unequal) -> str:
+    """Whose weights are not what they are to be, in one line."""
+    if not found.odd:
+        return (
+            f"{replicas(found.replicas)}: their weights of {stages([found.stage])} differ, and are to be equal; no "
+            "majority says whose are wrong"
+        )
+    odd, others = replicas(found.odd), counted(len(found.replicas) - len(found.odd), "replica")
+    machine = "machines compute" if found.odd[1:] else "machine computes"
+    return (
+        f"{odd}: weights of {stages([found.stage])} differ from those of {others}, and are to be equal; "
+        f"the {machine} wrongly, or otherwise than the others'"
+    )
 
 
 def ms(seconds: float) -> str:

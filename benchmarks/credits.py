@@ -1,0 +1,117 @@
+"""Credits settled along a route: all or nothing, without clocks and by deadlines, and over a board.
+
+- Without clocks, simulated: f of 3f+1 members of each committee lie (silent, talking garbage, two stories), or f+1 do.
+- Messages of one order, counted: all to all n²(4h − 2) + n; with one member that relays n(6h − 1).
+- By deadlines, simulated: a party and f members of each committee fail while messages take at most Δ; then nobody
+  fails, and messages take up to 8 Δ.
+- Over a board in a folder: three processes, each the committee of a channel; one is killed before, or after, each of
+  its files in turn, and started again.
+
+The claims: with f liars all end, none is paid in part, nothing is lost, and a dry hop drops it for all; with f + 1 none
+is paid in part; within Δ nobody honest loses anything; who was killed goes on, with the same end. No claim where the
+assumptions do not hold: the share that never ends, or loses, is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.common import Claim, Row, conclude, parser, start
+from benchmarks.credit_seats import AMOUNT, EACH, HOPS, MEMBERS, WRITES, settled
+from planaria.swarm.credits.simulate import Outcome, Scene, expected, simulate
+from planaria.swarm.credits.simulate_sync import SyncScene, simulate_sync
+
+NAME = "credits"
+ALL, NONE = Claim(low=1.0), Claim(high=0.0)
+
+
+def of(scene: Scene, seeds: int) -> list[Outcome]:
+    return [simulate(scene, seed) for seed in range(seeds)]
+
+
+def sound(what: str, found: Sequence[Outcome], paid: int, seeds: str) -> list[Row]:
+    return [
+        Row(f"{what}: share that ends", [fmean(one.ended for one in found)], seeds, ALL),
+        Row(f"{what}: share where {paid} paid", [fmean(one.paid == paid for one in found)], seeds, ALL),
+        Row(f"{what}: share paid in part", [fmean(one.mixed for one in found)], seeds, NONE),
+        Row(f"{what}: share where credits are lost", [fmean(not one.conserved for one in found)], seeds, NONE),
+    ]
+
+
+def without_clocks(given: argparse.Namespace) -> list[Row]:
+    rows, seeds = [], f"{given.seeds} seeds"
+    for scene, what in (
+        (Scene(liars=1), "4 hops, 1 of 4 lies"),
+        (Scene(hops=6, tolerated=2, liars=2), "6 hops, 2 of 7 lie"),
+        (Scene(liars=1, relay=True), "4 hops, 1 of 4 lies, one relays"),
+    ):
+        rows += sound(what, of(scene, given.seeds), 1, seeds)
+    rows += sound("4 hops, 1 of 4 lies, hop 2 dry", of(Scene(liars=1, dry=2), given.seeds), 0, seeds)
+    rows += sound("the same, 6 orders to and fro", of(Scene(liars=1, orders=6), given.seeds), 6, seeds)
+    beyond = of(Scene(liars=2), given.seeds)
+    rows.append(Row("2 of 4 lie: share paid in part", [fmean(one.mixed for one in beyond)], seeds, NONE))
+    rows.append(Row("2 of 4 lie: share where credits are lost", [fmean(not o.conserved for o in beyond)], seeds, NONE))
+    rows.append(Row("2 of 4 lie: share that never ends", [fmean(not one.ended for one in beyond)], "not borne"))
+    return rows
+
+
+def counted(given: argparse.Namespace) -> list[Row]:
+    rows = []
+    for scene in (Scene(), Scene(hops=8), Scene(tolerated=2), Scene(relay=True), Scene(hops=8, relay=True)):
+        want, how = expected(scene), "one relays" if scene.relay else "all to all"
+        found = [float(one.messages) for one in of(scene, 20)]
+        what = f"messages, {scene.hops} hops, committees of {scene.members}, {how}"
+        rows += [Row(f"{what}: {end}", [pick(found)], str(want), Claim(want, want)) for end, pick in ENDS.items()]
+    return rows
+
+
+ENDS = {"least": min, "most": max}
+
+
+def in_time(given: argparse.Namespace) -> list[Row]:
+    seeds, rows = f"{given.seeds} seeds", []
+    for what, scene, claim in (
+        ("within Δ, nobody fails", SyncScene(faulty=False), NONE),
+        ("within Δ, a party and 1 of 4 members fail", SyncScene(), NONE),
+        ("up to 2 Δ, nobody fails", SyncScene(faulty=False, longest=2.0), None),
+        ("up to 8 Δ, nobody fails", SyncScene(faulty=False, longest=8.0), None),
+    ):
+        found = [simulate_sync(scene, seed) for seed in range(given.seeds)]
+        rows.append(
+            Row(f"{what}: share where an honest party loses", [fmean(o.losers > 0 for o in found)], seeds, claim)
+        )
+        rows.append(Row(f"{what}: share paid", [fmean(o.paid for o in found)], seeds))
+    return rows
+
+
+def over_board(given: argparse.Namespace) -> list[Row]:
+    """Each process is killed before and after each of its files, every ``given.every``-th."""
+    killed, same = [], []
+    points = [(hop, at, after) for hop in range(HOPS) for at in range(1, WRITES[hop] + 1) for after in (False, True)]
+    for hop, at, after in points[:: given.every]:
+        with tempfile.TemporaryDirectory() as board:
+            was, paid, has = settled(Path(board), hop, at, after)
+        killed.append(was)
+        same.append(all(paid) and set(has) == {(EACH - AMOUNT, EACH + AMOUNT)} and len(paid) == HOPS * MEMBERS)
+    points_of = f"{len(killed)} places"
+    return [
+        Row("over a board: share killed where it was to be", [fmean(killed)], points_of, ALL),
+        Row("over a board: share that went on to the same end", [fmean(same)], points_of, ALL),
+    ]
+
+
+def main() -> int:
+    flags = parser(NAME, __doc__)
+    flags.add_argument("--seeds", type=int, default=200, help="simulated runs of each case")
+    flags.add_argument("--every", type=int, default=1, help="of the places to be killed at, every so-manieth")
+    given = flags.parse_args()
+    rows = [*without_clocks(given), *counted(given), *in_time(given), *over_board(given)]
+    return conclude(NAME, given, rows, ["simulated signatures are stand-ins (HMAC); over the board they are Ed25519"])
+
+
+if __name__ == "__main__":
+    start(main)

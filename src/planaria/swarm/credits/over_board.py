@@ -1,0 +1,126 @@
+"""The members of a committee over a board: one file for each message, nothing replaced, no other state.
+
+::
+
+    {board}/credits/{channel}/{number}/order.json                      by the operator
+    {board}/credits/{channel}/{number}/lock/{member}.json              a vote, also settle/
+    {board}/credits/{channel}/{number}/from-{channel}-lock/{member}.json   a neighbour's certificate, also -settle/
+
+A member that is started again reads what lies there, its own votes first, and goes on. As nothing is replaced, it
+cannot vote otherwise than before its restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from pydantic import ValidationError
+
+from planaria.errors import RunStopped, UserError
+from planaria.swarm.board.message import BadMessage
+from planaria.swarm.board.store import Store
+from planaria.swarm.credits.messages import MESSAGE, Certificate, Committees, Letter, Order, Vote
+from planaria.swarm.credits.psync import Member
+
+MOST_BYTES = 2**18
+"""of a message; a certificate of 256 members has some 80 KB"""
+PAUSE_S = 0.02
+
+
+def publish(store: Store, order: Order) -> None:
+    """Put an order before each committee on its route.
+
+    :raises UserError: when another order has one of its numbers already.
+    """
+    data = order.model_dump_json().encode()
+    for channel, number in zip(order.channels, order.numbers, strict=True):
+        path = f"{_place(channel, number)}/order.json"
+        if not store.write(path, data) and store.read(path, MOST_BYTES) != data:
+            raise UserError(f"{store.place}/{path}: another order has this number; take the channel's next one")
+
+
+class Seat:
+    """One member, which reads and writes at a board."""
+
+    def __init__(self, member: Member, committees: Committees, store: Store) -> None:
+        self.member, self._committees, self._store = member, committees, store
+        self._seen: set[str] = set()
+
+    def look(self) -> bool:
+        """Take in what is new of the order under way, and say what follows; was there anything?"""
+        number, news = self.member.channel.next, False
+        for path in self._paths(number):
+            if path in self._seen:
+                continue
+            letters = self._read(path)
+            if letters is None:
+                continue
+            news = True
+            self._seen.add(path)
+            for letter in letters:
+                self._write(letter)
+            if self.member.channel.next > number:
+                self._seen.clear()
+                break
+        return news
+
+    def _paths(self, number: int) -> Iterator[str]:
+        """Where something may lie for this member: its own votes first, so that it stays by them."""
+        channel, me = self.member.channel.name, self.member.name
+        at = _place(channel, number)
+        own = sorted(self._committees[channel], key=lambda name: name != me)
+        yield from (f"{at}/{phase}/{me}.json" for phase in ("lock", "settle"))
+        yield f"{at}/order.json"
+        yield from (f"{at}/{phase}/{name}.json" for phase in ("lock", "settle") for name in own if name != me)
+        order = self.member.order(number)
+        hop = -1 if order is None else order.hop(channel, number)
+        for place, phases in ((hop - 1, ("lock", "settle")), (hop + 1, ("settle",))):
+            if order is not None and 0 <= place < len(order.channels):
+                neighbour = order.channels[place]
+                for phase in phases:
+                    yield from (f"{at}/from-{neighbour}-{phase}/{n}.json" for n in self._committees[neighbour])
+
+    def _read(self, path: str) -> list[Letter] | None:
+        """What follows from the message there; None if nothing lies there, nothing if it is none."""
+        try:
+            data = self._store.read(path, MOST_BYTES)
+            return None if data is None else self.member.receive(MESSAGE.validate_json(data))
+        except (BadMessage, ValidationError):
+            return []
+
+    def _write(self, letter: Letter) -> None:
+        message, me = letter.message, self.member.name
+        if isinstance(message, Vote):
+            path = f"{_place(letter.channel, message.statement.number)}/{message.statement.phase}/{me}.json"
+        else:
+            assert isinstance(message, Certificate), "members pass on no orders, and nobody relays on a board"
+            about, order = message.statement, message.order
+            at = _place(letter.channel, order.numbers[order.channels.index(letter.channel)])
+            path = f"{at}/from-{about.channel}-{about.phase}/{me}.json"
+        self._store.write(path, message.model_dump_json().encode())
+
+
+def take_part(
+    seats: Sequence[Seat],
+    orders: int,
+    deadline_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Until all these seats have settled so many orders.
+
+    :raises RunStopped: when that is not so after ``deadline_s``; it can be gone on with at any time.
+    """
+    began = clock()
+    while waiting := [seat for seat in seats if seat.member.channel.next < orders]:
+        news = [seat.look() for seat in waiting]
+        if not any(news):
+            if clock() - began > deadline_s:
+                channels = ", ".join(sorted({seat.member.channel.name for seat in waiting}))
+                raise RunStopped(f"credits: {channels} not settled within {deadline_s:g} s; start again to go on")
+            sleep(PAUSE_S)
+
+
+def _place(channel: str, number: int) -> str:
+    return f"credits/{channel}/{number:06d}"

@@ -1,0 +1,70 @@
+"""A replica whose machine computes wrongly is named at the next save: on a fleet, as in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import facts, tiny, train
+
+from planaria.checkpoint.store import CheckpointStore
+from planaria.config import RunConfig
+from planaria.engine import inline_run
+from planaria.observe.run.narrate import story
+from planaria.observe.run.run_verdict import facts_of, verdict
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunRecord
+
+HERE = Path(__file__).parent
+WRONG = {"kind": "wrong_machine:Wrong"}
+
+
+@pytest.fixture(autouse=True)
+def beside_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def config(folder: Path, background: bool = False, **exchange: Any) -> RunConfig:
+    """Three replicas, saved after steps 3 and 6; with ``WRONG`` replica 2 goes wrong in step 4."""
+    if "kind" in exchange:
+        exchange["options"] = {"replica": 2, "step": 4}
+    saves = {"every": 3, "background": background}
+    return tiny(folder, stages=1, steps=6, checkpoint=saves, exchange={"replicas": 3, **exchange})
+
+
+def found(record: RunRecord) -> list[tuple[int, list[d.Unequal]]]:
+    return [(seal.step, seal.unequal) for seal in facts(record, d.Seal)]
+
+
+@pytest.mark.parametrize(
+    ("background", "compress"),
+    [(False, ""), (True, "ef14:8bits")],
+    ids=["others write nothing", "others write their own, beside training"],
+)
+def test_the_one_that_differs_is_named_at_the_next_save(tmp_path: Path, background: bool, compress: str) -> None:
+    record = train(config(tmp_path, background, compress=compress, **WRONG))
+    odd = [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
+    assert found(record) == [(3, []), (6, odd)]
+    (line,) = (line for _, line in story(record) if "weights" in line.text)
+    assert "replica 2: weights of stage 0 differ from those of 2 replicas, and are to be equal" in line.text
+    assert "replica 2: weights of stage 1" in line.text
+    assert "had different weights in 1 checkpoint." in verdict(facts_of(record, 1.0)).said
+    told = facts(record, e.StageSaved)
+    assert len(told) == 2 * 2 * 3, "all three replicas of two stages, twice"
+    assert sum(bool(fact.file) for fact in told) == (2 * 2 * 3 if compress else 2 * 2)
+    newest = CheckpointStore(record.folder / "checkpoints").newest(whole_only=True)
+    assert newest is not None and newest.step == 6, "nothing is given up for it"
+
+
+def test_in_one_process_the_same_is_found(tmp_path: Path) -> None:
+    record = train(config(tmp_path, **WRONG), engine=inline_run.train)
+    assert found(record)[-1][1] == [d.Unequal(stage=stage, replicas=[0, 1, 2], odd=[2]) for stage in (0, 1)]
+    assert found(record)[0] == (3, [])
+
+
+@pytest.mark.parametrize("exchange", [{"kind": "local"}, {"robust": "median"}], ids=["local", "robust"])
+def test_replicas_that_may_differ_are_not_compared(tmp_path: Path, exchange: dict[str, str]) -> None:
+    sections = {"checkpoint": {"every": 3}, "exchange": {"replicas": 3, **exchange}}
+    assert found(train(tiny(tmp_path, stages=1, steps=3, **sections), engine=inline_run.train)) == [(3, [])]

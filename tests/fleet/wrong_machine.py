@@ -1,0 +1,26 @@
+"""An all-reduce in which one replica computes wrongly, once: the least that a broken machine does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from planaria.exchange.allreduce import AllReduce
+from planaria.exchange.base import Offer, Outer, Weights
+
+
+class Wrong(AllReduce):
+    """As AllReduce, but for one replica's sum in one step."""
+
+    replica: int = 0
+    step: int = 0
+
+    def settle(
+        self, outer: Outer, fast: Weights, offers: Mapping[int, Offer], me: int
+    ) -> tuple[dict[str, Tensor], Outer]:
+        gradients, after = super().settle(outer, fast, offers, me)
+        if (me, outer.rounds) == (self.replica, self.step):
+            first = next(iter(gradients))
+            gradients[first] = gradients[first] + 1e-6
+        return gradients, after

@@ -1,0 +1,149 @@
+"""Credits along a route: all or nothing, whoever lies within what is borne; nothing is ever lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from planaria.errors import UserError
+from planaria.swarm.board.identity import Identity
+from planaria.swarm.credits.channel import Channel
+from planaria.swarm.credits.messages import (
+    Certificate,
+    Order,
+    PeerSigner,
+    StandIn,
+    Statement,
+    Vote,
+    quorum,
+    valid,
+    verify_peer,
+)
+from planaria.swarm.credits.psync import Member
+from planaria.swarm.credits.simulate import Scene, expected, simulate
+
+SEEDS = range(6)
+
+
+@pytest.mark.parametrize("scene", [Scene(liars=1), Scene(hops=6, tolerated=2, liars=2), Scene(liars=1, relay=True)])
+def test_with_as_many_liars_as_are_borne_all_is_paid(scene: Scene) -> None:
+    for seed in SEEDS:
+        found = simulate(scene, seed)
+        assert (found.ended, found.mixed, found.conserved, found.paid) == (True, False, True, 1), seed
+
+
+@pytest.mark.parametrize("dry", range(4))
+def test_where_one_hop_is_dry_nobody_pays(dry: int) -> None:
+    for seed in SEEDS:
+        found = simulate(Scene(liars=1, dry=dry), seed)
+        assert (found.ended, found.mixed, found.conserved, found.paid) == (True, False, True, 0), seed
+
+
+def test_more_liars_stop_it_and_do_not_split_it() -> None:
+    found = [simulate(Scene(liars=2), seed) for seed in range(20)]
+    assert not any(one.mixed for one in found) and all(one.conserved for one in found)
+    assert any(not one.ended for one in found), "f is what it bears, and no more"
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_messages_are_as_many_as_is_said(relay: bool) -> None:
+    for hops, tolerated in ((1, 0), (1, 1), (4, 1), (3, 2)):
+        scene = Scene(hops=hops, tolerated=tolerated, relay=relay)
+        assert {simulate(scene, seed).messages for seed in SEEDS} == {expected(scene)}
+    assert expected(Scene()) == 228
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 1), st.integers(1, 9), st.integers(-1, 3), st.booleans(), st.integers())
+def test_orders_that_cross_each_other_end_and_lose_nothing(
+    hops: int, liars: int, orders: int, dry: int, relay: bool, seed: int
+) -> None:
+    found = simulate(Scene(hops=hops, liars=liars, orders=orders, dry=min(dry, hops - 1), relay=relay), seed)
+    assert found.ended and not found.mixed and found.conserved
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20), st.booleans()), max_size=12))
+def test_the_credits_of_a_channel_are_as_many_whatever_happens(orders: list[tuple[bool, int, bool]]) -> None:
+    channel = Channel("c", ("a", "b"), (10, 5))
+    for forth, amount, paid in orders:
+        payer = "a" if forth else "b"
+        if channel.can_lock(payer, amount):
+            channel = channel.lock(payer, amount)
+        else:
+            with pytest.raises(ValueError, match="cannot lock"):
+                channel.lock(payer, amount)
+        assert channel.total == 15 and min(channel.has) >= 0
+        channel = channel.settle(paid)
+        assert channel.total == 15 and not channel.locked
+    assert channel.next == len(orders)
+
+
+def route(**changed: object) -> Order:
+    given: dict[str, object] = {"parties": ("p0", "p1"), "channels": ("c0",), "numbers": (0,), "amount": 3}
+    return Order.model_validate(given | changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"amount": 0}, {"amount": -1}, {"amount": 1.5}, {"numbers": (0, 1)}, {"parties": ("p0", "p0")}, {"channels": ()},
+     {"numbers": (-1,)}, {"parties": ("p0", "../x")}],
+)  # fmt: skip
+def test_what_is_no_order_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        route(**changed)
+
+
+def certified(keys: StandIn, order: Order, by: list[str], **changed: object) -> Certificate:
+    told = Statement(phase="lock", channel="c0", number=0, order=order.digest, yes=True)
+    votes = tuple((name, Vote.of(told, keys.signer(name)).signature) for name in by)
+    return Certificate.model_validate({"statement": told, "order": order, "votes": votes, **changed})
+
+
+def test_a_certificate_needs_a_quorum_of_distinct_members_over_this_very_statement() -> None:
+    keys, members = StandIn(), tuple(f"m{n}" for n in range(4))
+    committees = {"c0": members, "c1": members}
+    order = route().signed(keys.signer("operator"))
+    for name in (*members, "x"):
+        keys.signer(name)
+    whole = certified(keys, order, ["m0", "m1", "m2"])
+    assert valid(whole, committees, keys.verify)
+    other = whole.statement.model_copy(update={"yes": False})
+    forged = {
+        "too few": certified(keys, order, ["m0", "m1"]),
+        "one twice": certified(keys, order, ["m0", "m1", "m1"]),
+        "a stranger": certified(keys, order, ["m0", "m1", "x"]),
+        "another word": whole.model_copy(update={"statement": other}),
+        "another order": whole.model_copy(update={"order": route(amount=4)}),
+        "an unknown channel": whole.model_copy(update={"statement": other.model_copy(update={"channel": "c9"})}),
+    }
+    assert [what for what, one in forged.items() if valid(one, committees, keys.verify)] == []
+    assert [quorum(n) for n in (1, 4, 5, 7)] == [1, 3, 4, 5]
+
+
+def test_an_operator_that_gives_one_number_twice_gets_one_vote_of_each_member() -> None:
+    keys, members = StandIn(), tuple(f"m{n}" for n in range(4))
+    operator = keys.signer("operator")
+    member = Member(keys.signer("m0"), Channel("c0", ("p0", "p1"), (10, 0)), {"c0": members}, "operator", keys.verify)
+    first = member.receive(route().signed(operator))
+    assert len(first) == 1 and member.receive(route(amount=4).signed(operator)) == []
+    assert member.receive(route(amount=5)) == [], "not signed"
+
+
+def test_signatures_of_peers_are_bound_to_their_ids() -> None:
+    own, other = PeerSigner(Identity.fresh()), PeerSigner(Identity.fresh())
+    signature = own.sign(b"x")
+    assert verify_peer(own.name, signature, b"x")
+    assert not verify_peer(other.name, signature, b"x") and not verify_peer(own.name, signature, b"y")
+    assert not verify_peer(own.name, signature[:-2], b"x") and not verify_peer(own.name, "", b"x")
+
+
+@pytest.mark.parametrize("wrong", [{"hops": 0}, {"liars": 5}, {"dry": 4}, {"tolerated": -1}, {"orders": 0}])
+def test_a_scene_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"; give -?\d+ to \d+"):
+        replace(Scene(), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="whole numbers"):
+        Channel("c", ("a", "b"), (-1, 2))
