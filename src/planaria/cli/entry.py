@@ -25,6 +25,7 @@ from planaria.signals import interrupted
 SECOND_WORDS = (
     "swarm join",
     "swarm explain",
+    "swarm credits",
     "experts add",
     "experts remove",
     "checkpoint show",

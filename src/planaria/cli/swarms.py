@@ -1,4 +1,4 @@
-"""Commands for peers that do not trust each other: swarm, swarm join, swarm explain, drill."""
+"""Commands for peers that do not trust each other: swarm, swarm join, explain and credits, verify, drill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
-    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain", _swarm)
+    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain, credits", _swarm)
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
@@ -36,6 +36,13 @@ def add(commands: Any) -> None:
     explain.add_argument("--problem", type=int, metavar="N", help="only this problem, with its completions")
     explain.add_argument("--source", metavar="PEER", help="only completions from this peer")
     explain.add_argument("--refused", action="store_true", help="only refused completions")
+
+    credits = command(commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits)
+    credits.add_argument("run", type=Path)
+
+    verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
+    verify.add_argument("model", type=Path)
+    verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
 
     drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
     add_recipe(drill, " with a [drill] table")
@@ -62,6 +69,20 @@ def _swarm_explain(given: argparse.Namespace) -> int:
     from planaria.commands.swarm_explain import Wanted, explain
 
     explain(given.run, given.peer, Wanted(given.round, given.problem, given.source, given.refused))
+    return 0
+
+
+def _swarm_credits(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_credits import tell
+
+    tell(given.run)
+    return 0
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from planaria.api.certificate import verify
+
+    print(*verify(given.model, given.board), sep="\n")
     return 0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from planaria.swarm.board.agreement import LOOKS, Agreement, matching
 from planaria.swarm.board.attendance import Gathered, Terms
@@ -19,7 +19,8 @@ from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.closing import Heard, followed, text_of
 from planaria.swarm.board.message import Hello, Rollouts
 from planaria.swarm.board.patience import Patience
-from planaria.swarm.board.receipts import Committee
+from planaria.swarm.board.receipts import Committee, Completed, rewards_in, rewards_text
+from planaria.swarm.board.word import digest_of
 from planaria.swarm.config import RoundsConfig
 
 POLL_S = 0.02
@@ -47,8 +48,10 @@ class Quorum:
         self._patience = Patience(frozenset())
         self._began = clock()
         self.receipts = Agreement(board, me, committee, self._poll_s)
-        self._open: dict[int, tuple[str, Patience]] = {}
-        """rounds without a certificate so far: whom this peer followed, and whom it awaited before them"""
+        self._open: dict[int, str] = {}
+        """rounds without a certificate so far: whom this peer followed"""
+        self._past: tuple[int, Patience] | None = None
+        """the first of them, and whom this peer awaited before it"""
 
     @property
     def run(self) -> str:
@@ -118,29 +121,40 @@ class Quorum:
         return found
 
     def overruled(self, number: int) -> int | None:
-        """The first round before ``number`` of which a certificate came late and names others than this peer followed.
+        """The round to go back to, before ``number``, if a certificate came late and names others than this peer
+        followed: the first that had none. What this peer has gathered since then it forgets.
 
-        Whoever asks goes back to it, and this peer forgets what it has gathered since. Rounds are looked at one, two,
-        four, … rounds later, and at the end of the run.
+        Rounds are looked at one, two, four, … rounds later, and at the end of the run.
         """
-        last = number == self._rounds.count
-        for before, (text, patience) in sorted(self._open.items()):
+        for before, text in sorted(self._open.items()):
             later = number - before
-            if later & (later - 1) and not last:
+            if later & (later - 1) and number < self._rounds.count:
                 continue
             named = self.receipts.named(before)
-            if named is not None and text_of(named) != text:
-                self._patience = patience
-                self._open = {n: kept for n, kept in self._open.items() if n < before}
-                return before
+            if named is not None and text_of(named) != text and self._past is not None:
+                back, self._patience = self._past
+                self._open, self._past = {}, None
+                return back
             if named is not None:
                 del self._open[before]
+        if not self._open:
+            self._past = None
         return None
 
     @property
     def unsettled(self) -> bool:
         """Whether a certificate may still come that sends this peer back."""
         return bool(self._open)
+
+    def rewards(self, number: int, found: Gathered) -> dict[Completed, float]:
+        """Certified rewards of what was found; none if there are none."""
+        text = self.receipts.certified("rewards", number)
+        return rewards_in(text, digest_of(text_of(self._heard(number, found)))) if text else {}
+
+    def vouch(self, number: int, found: Gathered, rewards: Mapping[Completed, float]) -> None:
+        """Sign what this peer itself has found the rewards to be."""
+        text = rewards_text(digest_of(text_of(self._heard(number, found))), rewards)
+        self.receipts.testify("rewards", number, digest_of(text), text)
 
     def _agreed(self, number: int, awaited: frozenset[str], found: Gathered, closed: bool) -> Gathered:
         """What all follow, by others' closings and, where there is a committee, by its certificate."""
@@ -171,10 +185,11 @@ class Quorum:
         heard = self._heard(number, found)
         receipts.sign_round(number, heard)
         named = receipts.await_round(number, found.found.keys())
-        if named is not None and (certified := self._follow(number, named, found)):
-            return certified
-        self._open[number] = (text_of(heard), copy.deepcopy(self._patience))
-        return found
+        if named is None:
+            self._open[number] = text_of(heard)
+            self._past = self._past or (number, copy.deepcopy(self._patience))
+            return found
+        return self._follow(number, named, found) or found
 
     def _wait(self, number: int, awaited: frozenset[str]) -> Gathered:
         """What those awaited sent, and what others had sent by then."""

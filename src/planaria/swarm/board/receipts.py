@@ -24,8 +24,8 @@ from planaria.swarm.board.message import BadMessage, Receipt, Rules
 from planaria.swarm.board.word import Hex32, Hex64, Round, Word
 
 About = Literal["round", "rewards", "weights"]
-Place = tuple[str, int, int]
-"""of a completion: peer, problem, index"""
+Completed = tuple[str, int, int]
+"""a completion: peer, problem, index"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class Committee:
         """The one that a run's rules name; None if they name none."""
         section = rules.get("receipts")
         named = section.get("committee") if isinstance(section, dict) else None
-        found = frozenset(peer for peer in named if isinstance(peer, str)) if isinstance(named, list) else frozenset()
-        return cls(found) if found else None
+        if not isinstance(named, str) or not named:
+            return None
+        return cls(frozenset(part.strip() for part in named.split(",")))
 
     @property
     def faulty(self) -> int:
@@ -80,7 +81,7 @@ def heard_in(text: str) -> Heard:
     return found if good else {}
 
 
-def rewards_text(heard: str, rewards: Mapping[Place, float]) -> str:
+def rewards_text(heard: str, rewards: Mapping[Completed, float]) -> str:
     """The one text of a round's rewards: ``heard`` is the digest of whom they are of."""
     rows = [[*place, reward] for place, reward in sorted(rewards.items())]
     return canonical({"heard": heard, "rewards": rows})  # type: ignore[dict-item]
@@ -91,7 +92,7 @@ class _Rewards(Word):
     rewards: list[tuple[Hex32, int, int, float]] = Field(strict=False)
 
 
-def rewards_in(text: str, heard: str) -> dict[Place, float]:
+def rewards_in(text: str, heard: str) -> dict[Completed, float]:
     """What :func:`rewards_text` wrote of those whom ``heard`` is the digest of; empty when it is something else."""
     try:
         found = _Rewards.model_validate_json(text)
