@@ -45,6 +45,6 @@ def tell(run: Path) -> None:
             [called.get(a, a[:8]), called.get(b, b[:8]), str(credits)]
             for (a, b), credits in debts(samples, certified, price).items()
         ]
-        title = f"at {price} for each accepted completion, set off against each other"
+        title = f"owed, at {price} for each"
         shown.append(tables.Table(title, ["owes", "to", "credits"], owed, numbers_from=2))
     tables.show(shown)
