@@ -21,7 +21,9 @@ from planaria.section import DERIVED, entry_of, section_of
 MAX_RECIPE_BYTES = 1 << 20
 TABLES = ("compare", "experts", "drill")
 """what a recipe may have beside a run's own sections: each is for the command of its name"""
-SWARM = frozenset(("task", "policy", "school", "rounds", "sampling", "loss", "defence", "peers", "board", "size"))
+SWARM = frozenset(
+    ("task", "policy", "school", "rounds", "sampling", "loss", "defence", "receipts", "peers", "board", "size")
+)
 """what only recipes of `planaria swarm` have"""
 TRAIN = RunConfig.model_fields.keys() - {"name", "out", "seed", "optim"}
 """what only recipes of `planaria train` have"""

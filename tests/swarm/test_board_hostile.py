@@ -17,9 +17,10 @@ from words import goodbye, hello, rollouts
 from planaria.errors import UserError
 from planaria.swarm.board.attendance import Terms
 from planaria.swarm.board.board import AlreadyThere, Board
+from planaria.swarm.board.envelope import seal
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import Limits
-from planaria.swarm.board.message import BadMessage, seal
+from planaria.swarm.board.message import BadMessage
 
 
 def at(root: Path, who: Identity, round: int) -> Path:

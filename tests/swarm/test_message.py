@@ -17,29 +17,22 @@ from pydantic import ValidationError
 from words import RUN, goodbye, hello, rollouts, rules
 
 from planaria.swarm.board.difference import canonical
+from planaria.swarm.board.envelope import seal, unseal
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import (
-    BadMessage,
-    Completion,
-    Goodbye,
-    Group,
-    Hello,
-    Limits,
-    Rollouts,
-    Rules,
-    seal,
-    unseal,
-)
+from planaria.swarm.board.limits import Limits
+from planaria.swarm.board.message import BadMessage, Completion, Goodbye, Group, Hello, Rollouts, Rules
+from planaria.swarm.board.word import say
 
 ONE, OTHER = Identity.fresh(), Identity.fresh()
 LIMITS = Limits()
 KINDS: tuple[Any, ...] = (Rules, Hello, Rollouts, Goodbye)
 
 
-def envelope(body: str, who: Identity = ONE) -> bytes:
+def envelope(body: str, who: Identity = ONE, run: str = RUN, place: str = "rounds/000003.json") -> bytes:
     """Any body at all, signed as a peer would who wrote its own program."""
-    signature = who.sign(b"planaria swarm 1\0" + body.encode()).hex()
-    return json.dumps({"key": who.public.hex(), "signature": signature, "body": body}).encode()
+    signature = say(who, run, place, body).signature
+    words = {"key": who.public.hex(), "run": run, "place": place, "signature": signature, "body": body}
+    return json.dumps(words).encode()
 
 
 def reason(raw: bytes, kind: Any = Rollouts, limits: Limits = LIMITS, **expected: Any) -> str:
@@ -78,7 +71,7 @@ def test_any_text_and_any_numbers_arrive_to_the_last_bit(said: Any, round: int) 
         for text, ended, claim in said
     ]
     message = rollouts(ONE, round=round, groups=(Group(problem=0, completions=tuple(completions)),))
-    assert unseal(seal(ONE, message), LIMITS, Rollouts, peer=ONE.peer, run=RUN, round=round) == message
+    assert unseal(seal(ONE, message), LIMITS, Rollouts, peer=ONE.peer, run=RUN, place=message.place) == message
 
 
 def test_nobody_seals_for_another() -> None:
@@ -122,8 +115,8 @@ def test_a_hello_names_the_key_that_signed_it() -> None:
 
 def test_a_message_of_another_round_or_run_is_refused() -> None:
     raw = seal(ONE, rollouts(ONE, round=3))
-    assert reason(raw, round=4) == "replayed"
-    assert reason(raw, run="f" * 32, round=3) == "another run"
+    assert reason(raw, place="rounds/000004.json") == "replayed"
+    assert reason(raw, run="f" * 32, place="rounds/000003.json") == "another run"
     for kind, message in ((Hello, hello(ONE)), (Goodbye, goodbye(ONE)), (Rules, rules(ONE))):
         assert reason(seal(ONE, message), kind, run="f" * 32) == "another run"
     assert reason(seal(ONE, hello(ONE))) == "malformed: kind"
@@ -155,14 +148,14 @@ def test_every_limit_is_kept_to_the_last_one(limit: str, most: int, why: str) ->
 def test_what_is_wrong_is_named() -> None:
     assert changed(round=-1) == changed(round=10**6) == changed(round="3") == changed(round=True) == "malformed: round"
     assert changed(round=3.0) == changed(round=None) == "malformed: round"
-    assert changed(version=2) == changed(version="1") == "another version"
+    assert changed(version=1) == changed(version="2") == "another version"
     assert changed(tokenizer="0" * 15) == changed(tokenizer="0" * 16 + "\n") == "malformed: tokenizer"
     assert changed(weights="00") == "malformed: weights"
     assert changed(groups={}) == changed(groups="") == "malformed: groups"
     assert completion(text=5) == "malformed: groups.0.completions.0.text"
     assert completion(ended=1) == "malformed: groups.0.completions.0.ended"
     assert completion(extra=1) == "malformed: groups.0.completions.0.unknown field"
-    assert reason(b'{"key": "", "signature": "", "body": ""}') == "malformed: key"
+    assert reason(b'{"key": "", "run": "", "place": "", "signature": "", "body": ""}') == "malformed: key"
     assert reason(b"[]") == "malformed: contents"
     assert reason(envelope("nonsense")) == reason(b"nonsense") == reason(b"") == "not JSON"
 
@@ -367,7 +360,8 @@ def test_twelve_thousand_damaged_and_confused_messages_are_refused_or_valid() ->
         for _ in range(rng.randrange(1, 4)):
             confuse(body, rng)
         text = json.dumps(body)
-        taken += accepted(envelope(text), kind)
+        where = messages[n % 4]
+        taken += accepted(envelope(text, run=where.run, place=where.place), kind)
         cut = text[: rng.randrange(len(text))]
         assert not accepted(envelope(cut), kind)
     assert 0 < taken < 2000  # some confusions mean something; what is refused is refused for a reason

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from boards import Clock
 from swarms import peer, rounds, threads, tiny, together, until, weights
-from words import hello, rollouts
+from words import closing, hello, rollouts, said
 
 from planaria.swarm.assemble import task_of
 from planaria.swarm.board.board import Board
+from planaria.swarm.board.envelope import seal
+from planaria.swarm.board.equivocation import Proof
 from planaria.swarm.board.identity import Identity
-from planaria.swarm.board.message import Closing, seal
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.setting import rules
@@ -32,7 +33,7 @@ class Hostile:
         self.board.join(hello(self.who, self.run))
         self.rounds = self.place / "peers" / self.who.peer / "rounds"
         self.rounds.mkdir(exist_ok=True)
-        self.closings = self.place / "closings"
+        self.closings = self.place / "peers" / self.who.peer / "closings"
         self.closings.mkdir(exist_ok=True)
 
     def sealed(self, round: int, **changes: object) -> bytes:
@@ -95,9 +96,10 @@ def test_whoever_hurries_ahead_shuts_nobody_out(tmp_path: Path, pupil: Path) -> 
     together(config, tmp_path / "clean")
     hostile = Hostile(config, tmp_path / "raided")
     for number in range(4):
-        hostile.file(number).write_bytes(hostile.sealed(number, groups=()))
-        closing = Closing(run=hostile.run, peer=hostile.who.peer, round=number, heard=(hostile.who.peer,))
-        (hostile.closings / f"{number:06d}.json").write_bytes(seal(hostile.who, closing))
+        mine = rollouts(hostile.who, hostile.run, number, groups=())
+        hostile.file(number).write_bytes(seal(hostile.who, mine))
+        alone = closing(hostile.who, hostile.run, number, words=(said(hostile.who, mine),))
+        (hostile.closings / f"{number:06d}.json").write_bytes(seal(hostile.who, alone))
     together(config, tmp_path / "raided")
     for name in HONEST:
         assert weights(tmp_path / "raided", name) == weights(tmp_path / "clean", name)
@@ -219,12 +221,100 @@ def test_whom_nobody_waits_for_is_heard_by_all_or_by_none(tmp_path: Path) -> Non
 def test_two_who_collude_cannot_shut_out_a_third_that_is_in_time(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     scene.publish(0, 0, 1, 2)
-    scene.boards[1].close(0, [scene.who[1].peer, scene.who[2].peer])
+    scene.boards[1].conclude(closing(scene.who[1], scene.run, 0, [scene.who[1], scene.who[2]]))
     assert scene.heard(0) == {0, 1, 2}
+
+
+def test_whoever_closes_first_and_makes_the_round_late_shuts_out_nobody_who_was_there(tmp_path: Path) -> None:
+    """Its early word leaves out peer 2, and it withholds its own message until the round's time is over."""
+    scene = Scene(tmp_path, 4)
+    scene.boards[3].conclude(closing(scene.who[3], scene.run, 0, [scene.who[0], scene.who[1]]))
+    scene.publish(0, 0, 1, 2)
+    assert scene.heard(0) == {0, 1, 2} and scene.clock.now >= 10
+
+
+def test_nobody_takes_the_place_of_anothers_closing(tmp_path: Path) -> None:
+    """A stranger fills the place that all shared before; peers agree whom they heard as if it were not there."""
+    scene = Scene(tmp_path, 4)
+    (tmp_path / "closings").mkdir()
+    (tmp_path / "closings" / "000000.json").write_bytes(b"{")
+    assert not scene.meetings[1].closed(0) and not scene.meetings[3].closed(0)  # both began in time
+    scene.publish(0, 0, 1, 2)
+    assert scene.heard(0, 0) == {0, 1, 2}
+    scene.publish(0, 3)
+    for late in (1, 3):
+        assert {who.peer for who in scene.who[:3]} == scene.meetings[late].gather(0, False).found.keys()
+
+
+def test_a_late_closing_is_one_voice_among_those_before_it(tmp_path: Path) -> None:
+    """Peer 3 comes last, and writes that others were heard than were; whoever catches up follows most."""
+    scene = Scene(tmp_path, 4)
+    scene.publish(0, 0, 1)
+    assert scene.heard(0, 0) == scene.heard(0, 1) == {0, 1}
+    scene.publish(0, 2, 3)
+    scene.boards[3].conclude(closing(scene.who[3], scene.run, 0, scene.who))
+    assert scene.heard(0, 2) == {0, 1}
+
+
+def two_stories(scene: Scene, place: int, number: int, reader: int) -> None:
+    """Show a reader another message of a peer's than lies on the board, signed as well."""
+    other = rollouts(scene.who[place], scene.run, number, weights="ab" * 8)
+    scene.boards[reader].ledger.hear(said(scene.who[place], other), checked=True)
+    words = tuple(said(who, rollouts(who, scene.run, number)) for at, who in enumerate(scene.who) if at != place)
+    told = closing(scene.who[reader], scene.run, number, words=(*words, said(scene.who[place], other)))
+    scene.boards[reader].conclude(told)
+
+
+def test_whoever_tells_two_peers_two_things_is_set_aside_by_all_in_the_same_round(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 4)
+    scene.publish(0, 0, 1, 2, 3)
+    two_stories(scene, 3, 0, reader=1)
+    assert scene.heard(0, 0) >= {0, 1, 2}
+    scene.heard(0, 2)
+    scene.publish(1, 0, 1, 2, 3)
+    assert scene.heard(1, 0) == scene.heard(1, 1) == scene.heard(1, 2) == {0, 1, 2}
+    found = scene.meetings[0].gather(1, False)
+    assert found.refused[scene.who[3].peer] == "said two things in rounds/000000.json"
+    kept = scene.boards[2].closing(scene.who[0].peer, 1)
+    assert kept is not None and [proof.peer for proof in kept.proofs] == [scene.who[3].peer]
+    before = scene.clock.now
+    scene.publish(2, 0, 1, 2)
+    assert scene.heard(2, 0) == {0, 1, 2} and scene.clock.now - before < 1  # and nobody waits for it
+
+
+def test_two_closings_of_one_peer_are_proof_too(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 4)
+    liar = scene.who[3]
+    scene.publish(0, 0, 1, 2, 3)
+    for place in (0, 1, 2):
+        scene.heard(0, place)
+    scene.boards[3].conclude(one := closing(liar, scene.run, 0, scene.who))
+    other = closing(liar, scene.run, 0, scene.who[:3])
+    scene.publish(1, 0, 1, 2, 3)
+    told = closing(scene.who[1], scene.run, 1, scene.who)
+    scene.boards[1].conclude(told.model_copy(update={"words": (*told.words, said(liar, other))}))
+    assert scene.heard(1, 0) == {0, 1, 2, 3}
+    assert one != other
+    scene.publish(2, 0, 1, 2, 3)
+    assert scene.heard(2, 0) == scene.heard(2, 2) == {0, 1, 2}
+
+
+def test_a_lie_about_what_another_said_convicts_nobody(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 4)
+    scene.publish(0, 0, 1, 2, 3)
+    for place in (0, 1, 2):
+        scene.heard(0, place)
+    real = said(scene.who[1], rollouts(scene.who[1], scene.run, 0))
+    lie = real.model_copy(update={"digest": "0" * 64})
+    framing = closing(scene.who[3], scene.run, 0, words=(lie,), proofs=(Proof(one=real, other=lie),))
+    scene.boards[3].conclude(framing)
+    scene.publish(1, 0, 1, 2, 3)
+    assert scene.heard(1, 0) == scene.heard(1, 2) == {0, 1, 2, 3}
 
 
 def test_a_word_about_messages_that_are_not_there_is_not_followed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 4)
-    scene.boards[3].close(0, [who.peer for who in scene.who])
+    for place in (1, 2, 3):
+        scene.boards[place].conclude(closing(scene.who[place], scene.run, 0, scene.who))
     scene.publish(0, 0, 1, 2)
     assert scene.heard(0) == {0, 1, 2}

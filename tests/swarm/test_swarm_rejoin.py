@@ -14,9 +14,9 @@ import pytest
 from swarms import ended, log, peer, processes, rounds, threads, tiny, together, until, weights
 
 from planaria.errors import UserError
-from planaria.swarm.board.board import Board
 from planaria.swarm.board.message import Rollouts
 from planaria.swarm.config import SwarmConfig
+from planaria.swarm.live import own_identity
 from planaria.swarm.records.lines import LOG, PEERS, SAMPLES, Evaluated, Log, Started, read_samples
 from planaria.swarm.records.outcome import read_outcome
 
@@ -157,13 +157,15 @@ def test_a_late_message_is_learned_from_by_nobody(tmp_path: Path, pupil: Path) -
     """Its sender included, who finds out that the round was closed without it."""
     config = tiny(pupil, rounds={"count": 4, "timeout_s": 2.0})
 
+    first = own_identity(config, "p0", tmp_path).peer
+
     def late() -> None:
         sleeper = peer(config, "p2", tmp_path)
         publish = sleeper.meeting.publish
 
         def tardy(rollouts: Rollouts) -> None:
             if rollouts.round == 1:
-                until(lambda: Board.open(str(tmp_path / "board")).closing(1) is not None)
+                until(lambda: (tmp_path / "board" / "peers" / first / "closings" / "000001.json").is_file())
             publish(rollouts)
 
         sleeper.meeting.publish = tardy  # type: ignore[method-assign]

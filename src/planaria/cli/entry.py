@@ -26,6 +26,7 @@ SECOND_WORDS = (
     "swarm join",
     "swarm explain",
     "swarm settle",
+    "swarm credits",
     "experts add",
     "experts remove",
     "checkpoint show",

@@ -143,7 +143,7 @@ def _export(given: argparse.Namespace) -> int:
     if given.peer is None:
         print(export_run(given.run, given.to))
     else:
-        print(export_peer(given.run, given.peer, given.to, given.round))
+        print(export_peer(given.run, given.peer, given.to, given.round, print))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Commands for peers that do not trust each other: swarm, swarm join, swarm explain, swarm settle, drill."""
+"""Commands for peers that do not trust each other: swarm, its join, explain, credits and settle, verify, drill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planaria.swarm.config import SwarmConfig
 
 
 def add(commands: Any) -> None:
-    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain", _swarm)
+    swarm = command(commands, "swarm", "train peers on each other's completions; also: join, explain, credits", _swarm)
     add_recipe(swarm)
     swarm.add_argument("--dry-run", action="store_true", help="print the resolved recipe and stop")
     swarm.add_argument("--quiet", action="store_true", help="no progress display")
@@ -43,6 +43,13 @@ def add(commands: Any) -> None:
         "--faulty", type=int, default=1, metavar="F", help="f: committees have 3f+1 members (default %(default)s)"
     )
     settle.add_argument("--seeds", type=int, default=50, metavar="N", help="runs of each case (default %(default)s)")
+
+    credits = command(commands, "swarm credits", "whose completions were accepted, and who owes whom", _swarm_credits)
+    credits.add_argument("run", type=Path)
+
+    verify = command(commands, "verify", "check the certificate beside an exported model of a swarm", _verify)
+    verify.add_argument("model", type=Path)
+    verify.add_argument("--board", metavar="URL", help="also that it is of the run that was founded here")
 
     drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
     add_recipe(drill, " with a [drill] table")
@@ -76,6 +83,20 @@ def _settle(given: argparse.Namespace) -> int:
     from planaria.commands.settle import settle
 
     return settle(given.hops, given.faulty, given.seeds)
+
+
+def _swarm_credits(given: argparse.Namespace) -> int:
+    from planaria.commands.swarm_credits import tell
+
+    tell(given.run)
+    return 0
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from planaria.api.certificate import verify
+
+    print(*verify(given.model, given.board), sep="\n")
+    return 0
 
 
 def _drill(given: argparse.Namespace) -> int:

@@ -12,8 +12,9 @@ from planaria.swarm.board.board import Board
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.quorum import Quorum
+from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, checks, names
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config import ALL_PEERS, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.base import Policy
@@ -59,11 +60,13 @@ def assemble(
     ``known``: ids of peers that the run is sure to have. ``late``: begin with the round that the others are at, rather
     than follow them from the first.
     """
+    config = _with_members(config, known)
     task, made = task_of(config), checks(config.defence)
     place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
     policy = policy_of(config, task, told)
-    meeting = Quorum(place, identity.peer, config.rounds, config.size, near="://" not in board)
+    near, committee = "://" not in board, Committee.named(place.rules.rules)
+    meeting = Quorum(place, identity.peer, config.rounds, config.size, near=near, committee=committee)
     hello = Hello(
         run=meeting.run,
         peer=identity.peer,
@@ -77,6 +80,18 @@ def assemble(
     _check_records(own, meeting.run)
     first = meeting.arrive(hello, known)
     return Peer(config, name, own, meeting, task, policy, made, first, known)
+
+
+def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:
+    """With the committee by its ids, as the rules of a run have it."""
+    if config.receipts.committee != ALL_PEERS:
+        return config
+    if not known:
+        raise UserError(
+            "receipts.committee = 'all': are the peers that one machine starts; write the ids of its members"
+        )
+    named = config.receipts.model_copy(update={"committee": ",".join(sorted(known))})
+    return config.model_copy(update={"receipts": named})
 
 
 def _check_records(own: Path, run: str) -> None:

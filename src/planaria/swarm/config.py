@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from planaria import bounds
 from planaria.bounds import Fraction, Natural, Positive
@@ -25,6 +26,15 @@ Temperature = Annotated[
     bounds.at_most(100, "what is hotter draws any token"),
 ]
 Share = Annotated[float, Field(gt=0, le=1)]
+Committee = Annotated[str, BeforeValidator(lambda given: ",".join(given) if _all_text(given) else given)]
+"""a recipe may write it as a list"""
+ALL_PEERS = "all"
+"""as a committee: the peers that one machine starts"""
+_PEER_ID = re.compile("[0-9a-f]{32}")
+
+
+def _all_text(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(part, str) for part in given)
 
 
 class TaskConfig(Section):
@@ -126,6 +136,35 @@ class SamplingConfig(Section):
         return self.top_k or max(3, round(50 * vocab / 151_936))
 
 
+class ReceiptsConfig(Section):
+    """Founder's rules: which peers' signatures, together, settle what a round was."""
+
+    committee: Committee = ""
+    """ids of the members, separated by commas, or all: the peers that this machine starts; empty: none. At most a third
+    of them, less one, may lie"""
+    price: Natural = 0
+    """credits that a peer owes for each accepted completion of another's in a certified round; 0: none"""
+
+    @property
+    def members(self) -> list[str]:
+        """The ids, as far as they are named."""
+        return [] if self.committee in ("", ALL_PEERS) else [part.strip() for part in self.committee.split(",")]
+
+    @model_validator(mode="after")
+    def _names_peers(self) -> Self:
+        members = self.members
+        for peer in members:
+            if not _PEER_ID.fullmatch(peer):
+                raise ValueError(f"committee: {peer[:40]!r} is no peer's id; write 32 hexadecimal digits, or 'all'")
+        if twice := [peer for peer in members if members.count(peer) > 1]:
+            raise ValueError(f"committee: {twice[0]} is named twice; name each member once")
+        if len(members) > LIMITS.peers:
+            raise ValueError(f"committee: {len(members)} members, of at most {LIMITS.peers}; name fewer")
+        if self.price and not self.committee:
+            raise ValueError(f"price = {self.price}: only certified rounds are priced; name a committee")
+        return self
+
+
 class DefenceConfig(Section):
     checks: str = "claims, support, surprisal, duplicates, steps"
     """what completions pass, in order: claims, support, surprisal, duplicates, a judge of what scores (steps, the
@@ -197,6 +236,7 @@ class SwarmConfig(Section):
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig(lr=1e-3)
     defence: DefenceConfig = DefenceConfig()
+    receipts: ReceiptsConfig = ReceiptsConfig()
     attack: AttackConfig = AttackConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     peers: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -230,6 +270,12 @@ class SwarmConfig(Section):
         for key, (found, most, what) in held.items():
             if found > most:
                 raise ValueError(f"{key}: {found} {what}, of at most {most}; give less")
+        return self
+
+    @model_validator(mode="after")
+    def _receipts_are_of_rounds(self) -> Self:
+        if self.receipts.committee and not self.rounds.gather:
+            raise ValueError("receipts.committee: peers that learn alone have nothing to agree on; leave it out")
         return self
 
     @model_validator(mode="after")

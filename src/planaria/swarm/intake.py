@@ -54,7 +54,7 @@ def take_in(
         if place in refused:
             continue
         account = accounts.get(peer, "")
-        taken = _taken(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer)
+        taken = _taken(messages[peer], completion, scoring, policy, max_new, asked(number), account or peer, index)
         if isinstance(taken, str):
             turned.append(Turned(peer, number, index, taken))
         else:
@@ -82,6 +82,7 @@ def _taken(
     max_new: int,
     asked: Asked,
     account: str,
+    index: int,
 ) -> Rollout | str:
     """One completion of a message, scored; a text: why it is turned away."""
     problem, prompt = asked
@@ -91,7 +92,7 @@ def _taken(
     limit = min(max_new, policy.context - len(prompt))
     if objection := _wrong_length(len(ids), limit, completion.ended or not same):
         return objection
-    reward = scoring.score(problem, completion.text, account) if completion.ended else 0.0
+    reward = scoring.score(problem, completion.text, account, message.peer, index) if completion.ended else 0.0
     if reward is None:
         return f"what it sent took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended

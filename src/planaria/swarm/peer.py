@@ -24,13 +24,14 @@ from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.fingerprints import weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
+from planaria.swarm.records.before import Before
 from planaria.swarm.records.kept import PEER, SHADOW, keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
-from planaria.swarm.scoring import Scoring
+from planaria.swarm.scoring import NOTHING, Scoring
 from planaria.swarm.shadow import Shadow
 from planaria.tasks.base import Task
 
@@ -69,6 +70,11 @@ class Peer:
         k = config.sampling.support(policy.vocab)
         context = Context(task, config.seed, k, policy.vocab)
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
+        committee = meeting.receipts.committee
+        if committee is not None and not committee.faulty:
+            self.warnings.append(
+                f"a committee of {len(committee.members)} tolerates no liar; name at least 4 members to tolerate one"
+            )
         self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
         self.author: Author = (
@@ -81,6 +87,7 @@ class Peer:
         self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
         self.poison = None if honest else Log(folder / POISON)
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
+        self._before: Before | None = None
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
         """All rounds, from this peer's first to the run's last; ``after_each`` is called after every one.
@@ -92,15 +99,32 @@ class Peer:
         self.log.note(self._started())
         if start == self.first:
             self._evaluate(self.first)
-        for number in range(start, rounds.count):
+        number = start
+        while number < rounds.count:
             self.round(number)
-            if number + 1 == rounds.count or (every and (number + 1) % every == 0):
-                self._evaluate(number + 1)
-            if rounds.keep and ((number + 1) % rounds.keep == 0 or number + 1 == rounds.count):
+            number += 1
+            last = number == rounds.count
+            if last or (every and number % every == 0):
+                self._evaluate(number)
+            if kept := rounds.keep and (last or number % rounds.keep == 0):
                 learners, memory = self._learners(), self.defence.memory()
-                keep(self.folder, self.meeting.run, number + 1, learners, memory, rounds.kept)
+                keep(self.folder, self.meeting.run, number, learners, memory, rounds.kept)
             after_each()
+            done, number = number, self._unless_overruled(number)
+            if (last or kept) and number == done and not self.meeting.unsettled:
+                self.meeting.receipts.testify("weights", number, weights_digest(self.policy.module))
         self.log.note(Finished())
+
+    def _unless_overruled(self, number: int) -> int:
+        """The round to go on with: an earlier one, with what this peer was before it, where a late certificate says
+        that others were heard than this peer learned from."""
+        back = self.meeting.overruled(number)
+        if back is not None and self._before is not None:
+            self._before.restore(self._learners())
+            self.defence.recall(self._before.memory)
+        if not self.meeting.unsettled:
+            self._before = None
+        return number if back is None else back
 
     def _recall(self) -> int:
         """The round to begin with."""
@@ -125,12 +149,17 @@ class Peer:
             self._publish(number, problems, weights)
         watch.lap("write")
         found = self.meeting.gather(number, closed)
+        if self.meeting.unsettled and self._before is None:
+            self._before = Before(number, self._learners(), self.defence.memory())
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        self.scoring.begin()
+        given = self.meeting.rewards(number, found) if closed else NOTHING
+        self.scoring.begin(given)
         accounts = self.defence.standing.hear(number, found.found.keys())
         arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
+        if not given:
+            self.meeting.vouch(number, found, self.scoring.scored)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
@@ -242,6 +271,7 @@ class Peer:
                 taken,
                 learned,
                 weights_fingerprint(self.policy.module),
+                self.meeting.receipts.signers("round", number),
             )
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from planaria.tasks.base import Problem, Task
+
+NOTHING: Mapping[tuple[str, int, int], float] = {}
 
 SECONDS = 30.0
 """for all that one peer, or all strangers together, sent for a round"""
@@ -25,9 +27,13 @@ class Scoring:
         self._task, self._clock = task, clock
         self._part: dict[str, float] = defaultdict(lambda: 1.0)
         self._used: dict[str, float] = defaultdict(float)
+        self._given = NOTHING
+        self.scored: dict[tuple[str, int, int], float] = {}
+        """(peer, problem, index) → reward, of this round"""
 
-    def begin(self) -> None:
-        """A round begins."""
+    def begin(self, given: Mapping[tuple[str, int, int], float] = NOTHING) -> None:
+        """A round begins. ``given`` are rewards that need not be found again."""
+        self._given, self.scored = given, {}
         for account, part in list(self._part.items()):
             over = self._used[account] >= self.seconds(account)
             self._part[account] = max(LEAST, part / 2) if over else min(1.0, part * 2)
@@ -37,11 +43,15 @@ class Scoring:
         """That it may take in a round; the last completion may take longer, since none is broken off."""
         return SECONDS * self._part[account]
 
-    def score(self, problem: Problem, text: str, account: str) -> float | None:
-        """The reward of a completion that ended; None when the account's time is over."""
+    def score(self, problem: Problem, text: str, account: str, peer: str = "", index: int = 0) -> float | None:
+        """The reward of ``peer``'s completion that ended; None when the account's time is over."""
+        name = peer, problem.number, index
+        if name in self._given:
+            return self._given[name]
         if self._used[account] >= self.seconds(account):
             return None
         began = self._clock()
         reward = self._task.score(problem, text)
         self._used[account] += self._clock() - began
+        self.scored[name] = reward
         return reward

@@ -20,6 +20,7 @@ AGREED: Any = {
     "task": {"name"},
     "rounds": {"count", "mode", "prompts", "group"},
     "sampling": True,
+    "receipts": True,
 }
 """what peers must have in common, or they could not tell an honest completion from another"""
 

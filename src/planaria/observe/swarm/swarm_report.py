@@ -93,6 +93,8 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         page.chart(accuracy_figure(outcome), "accuracy"),
     )
     yield from _refusals(folder, outcome)
+    if config.receipts.committee:
+        yield _receipts(folder, outcome)
     yield page.section(
         "Taking a model out",
         f"planaria export {folder} --peer NAME --to FOLDER writes what a peer learned as a Hugging Face folder: after "
@@ -112,6 +114,30 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
 def _kept(folder: Path, outcome: Outcome) -> list[list[str]]:
     places = {peer.name: folder / PEERS / peer.name for peer in outcome.peers}
     return [[name, ", ".join(map(str, rounds_kept(place))) or "–"] for name, place in places.items()]
+
+
+def _receipts(folder: Path, outcome: Outcome) -> str:
+    """Which rounds each peer knew to be certified when it learned from them, and whose receipts it had not seen."""
+    names, rows = {peer.id: peer.name for peer in outcome.peers}, []
+    for peer in outcome.peers:
+        log = [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
+        known = [record for record in log if record.certified]
+        missing = Counter(
+            names[other]
+            for record in known
+            for other in sorted(record.sent)
+            if other in names.keys() - {*record.certified}
+        )
+        unsigned = ", ".join(f"{name} in {count}" for name, count in sorted(missing.items())) or "–"
+        rows.append([peer.name, f"{len(known)} of {len(log)}", unsigned])
+    return page.section(
+        "Receipts",
+        "Rounds of which a quorum of the committee had signed whom it heard when the peer learned from them, and peers "
+        "heard in these whose receipts were not among those seen by then. A certificate says that so many named peers "
+        "found the same, not that the work is good. planaria swarm credits counts what lies on the board; planaria "
+        "export puts a certificate of the weights beside the model.",
+        page.table("receipts", ["peer", "rounds certified", "had not signed, in rounds"], rows, numbers_from=3),
+    )
 
 
 def _refusals(folder: Path, outcome: Outcome) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from planaria.errors import RunStopped
 from planaria.swarm.board.message import NOT_JSON, NOT_READABLE, Goodbye, Hello, Rollouts
@@ -38,6 +38,8 @@ class Gathered:
     missing: tuple[str, ...]
     refused: dict[str, str]
     """why, for those that sent something else"""
+    came: Mapping[str, float] = field(default_factory=dict)
+    """seconds into the wait, if there was one, until each was found"""
 
     @property
     def settled(self) -> dict[str, str]:
@@ -51,7 +53,18 @@ class Gathered:
 
     def updated(self, later: Gathered) -> Gathered:
         """With what a later look at those that were open found."""
-        return Gathered(self.found | later.found, later.missing, self.settled | later.refused)
+        return Gathered(self.found | later.found, later.missing, self.settled | later.refused, self.came)
+
+    def timed(self, elapsed_s: float) -> Gathered:
+        """With what was found since then as found now."""
+        return replace(self, came={peer: self.came.get(peer, elapsed_s) for peer in self.found})
+
+    def only(self, heard: Set[str], guilty: Mapping[str, str]) -> Gathered:
+        """Of what was found, what these sent; the others are missing, or refused because they are ``guilty``."""
+        left = {*self.found, *self.missing, *self.refused} - heard
+        refused = self.refused | {peer: guilty[peer] for peer in left & guilty.keys()}
+        found = {peer: message for peer, message in self.found.items() if peer in heard}
+        return replace(self, found=found, missing=tuple(sorted(left - refused.keys())), refused=refused)
 
 
 class Decision(enum.Enum):

@@ -5,8 +5,9 @@
     {board}/rules.json                              what the run is, by whoever founded it
     {board}/peers/{peer id}/hello.json              a peer takes part
     {board}/peers/{peer id}/rounds/{round}.json     its completions of a round, six digits
-    {board}/peers/{peer id}/goodbye.json           it left
-    {board}/closings/{round}.json                   who was heard in a round, by whoever closed it first
+    {board}/peers/{peer id}/closings/{round}.json   whom it heard in a round, with the digest of each message
+    {board}/peers/{peer id}/receipts/{what}/...     what it found, as a member of the run's committee
+    {board}/peers/{peer id}/goodbye.json            it left
 
 Nothing is ever replaced. The board is only a place: who wrote what is known by signatures, and a message counts only
 under the id, the run and the round that are in it.
@@ -28,6 +29,8 @@ from pydantic import JsonValue
 from planaria.errors import UserError
 from planaria.swarm.board.attendance import Census, Decision, Gathered, RoundStalled, Terms, decide, until_next
 from planaria.swarm.board.difference import difference
+from planaria.swarm.board.envelope import Message, attest, seal, unseal
+from planaria.swarm.board.equivocation import Ledger
 from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.limits import LAST_ROUND, LIMITS, Limits
 from planaria.swarm.board.message import (
@@ -35,18 +38,18 @@ from planaria.swarm.board.message import (
     Closing,
     Goodbye,
     Hello,
-    Message,
+    Receipt,
     Rollouts,
     Rules,
-    seal,
-    unseal,
 )
 from planaria.swarm.board.store import Retry, Store
 
 _RETRY = Retry()
 _PEER = re.compile("[0-9a-f]{32}")
 _SMALL = 2**16
-"""bytes of anything but completions"""
+"""bytes of a greeting"""
+_NAMES = 2**20
+"""bytes of a closing, which names a message, a closing and a proof for each peer of the largest board"""
 
 
 class AlreadyThere(Exception):
@@ -67,8 +70,10 @@ class Board:
     ) -> None:
         self._store, self._identity, self._limits = store, identity, limits
         self._small = replace(limits, message_bytes=_SMALL)
+        self._names = replace(limits, message_bytes=_NAMES)
         self._clock, self._sleep = clock, sleep
         self._rules: Rules | None = None
+        self._ledger: Ledger | None = None
         self._known = {*known} | ({identity.peer} if identity else set())
         self._hellos: dict[str, Hello] = {}
         self._goodbyes: dict[str, Goodbye] = {}
@@ -152,26 +157,35 @@ class Board:
         :raises UserError: when other peers would refuse it.
         :raises AlreadyThere: when something else is there.
         """
-        path = self._place(self._me.peer, f"rounds/{rollouts.round:06d}.json")
+        path = self._place(self._me.peer, rollouts.place)
         self._append(path, self._sealed(rollouts, Rollouts, self._limits))
 
-    def close(self, round: int, heard: Iterable[str]) -> Closing | None:
-        """Say that a round is over and who was heard in it; the first word on it, which may be another peer's.
-
-        None if something else lies there, or nothing can.
+    def conclude(self, message: Closing | Receipt) -> None:
+        """Append what this peer says of a round. What it said before it was restarted stays as it was, and where
+        something else lies or nothing can, it says nothing: a round does not depend on one peer's word.
         """
-        mine = Closing(run=self.rules.run, peer=self._me.peer, round=round, heard=tuple(sorted(heard)))
+        path = self._place(self._me.peer, message.place)
         try:
-            if self._store.write(f"closings/{round:06d}.json", self._sealed(mine, Closing, self._small)):
-                return mine
-        except UserError:
-            return None
-        return self.closing(round)
+            if isinstance(message, Closing):
+                self._append(path, self._sealed(message, Closing, self._names))
+            else:
+                self._append(path, self._sealed(message, Receipt, self._limits))
+        except (AlreadyThere, UserError):
+            return
 
-    def closing(self, round: int) -> Closing | None:
-        """The first word on who was heard in a round, None if there is none that can be read. Anybody's, so far."""
+    def closing(self, peer: str, round: int) -> Closing | None:
+        """Whom a peer says that it heard in a round; None if it does not, or not in words that can be read."""
         try:
-            return self._read(f"closings/{round:06d}.json", Closing, self._small, None, round)
+            return self._read(self._place(peer, f"closings/{round:06d}.json"), Closing, self._names, peer)
+        except BadMessage:
+            return None
+
+    def receipt(self, peer: str, about: str, round: int) -> tuple[Receipt, bytes] | None:
+        """What a peer says that it found, with its envelope; None as :meth:`closing`."""
+        path = self._place(peer, f"receipts/{about}/{round:06d}.json")
+        try:
+            raw = self._store.read(path, self._limits.message_bytes)
+            return None if raw is None else (self._unsealed(raw, path, Receipt, self._limits, peer), raw)
         except BadMessage:
             return None
 
@@ -206,7 +220,7 @@ class Board:
         """
         if not 0 <= round <= LAST_ROUND:
             raise ValueError(f"no round {round}")
-        return self._read(self._place(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer, round)
+        return self._read(self._place(peer, f"rounds/{round:06d}.json"), Rollouts, self._limits, peer)
 
     def gather(self, round: int, peers: Iterable[str]) -> Gathered:
         """One look at what ``peers`` sent for a round."""
@@ -235,6 +249,7 @@ class Board:
         while True:
             seen = seen.updated(self.gather(round, seen.open))
             elapsed = self._clock() - began
+            seen = seen.timed(elapsed)
             match decide(everyone, seen.found.keys(), seen.settled.keys(), elapsed, terms):
                 case Decision.CLOSE:
                     return seen
@@ -242,6 +257,23 @@ class Board:
                     why = dict.fromkeys(seen.missing, "sent nothing") | seen.refused
                     raise RoundStalled(self.rules.run, round, seen.found, why, terms.quorum)
             self._sleep(min(poll_s, until_next(elapsed, terms)))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was read here, and who is proven to have said two things in one place."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.rules.run)
+        return self._ledger
+
+    @property
+    def founding(self) -> bytes:
+        """The rules as they lie here; raises as :attr:`rules` does."""
+        self.rules  # noqa: B018 (says kindly what is wrong)
+        return self._store.read("rules.json", _SMALL) or b""
+
+    def pause(self, seconds: float) -> None:
+        """Let time go by, on this board's clock."""
+        self._sleep(seconds)
 
     @property
     def _me(self) -> Identity:
@@ -258,12 +290,18 @@ class Board:
         secret = hashlib.sha256(self._secret + b"%d " % self._looks + peer.encode()).digest()
         return peer not in self._known, self._looked[peer], secret
 
-    def _read(
-        self, path: str, kind: type[Message], limits: Limits, peer: str | None = None, round: int | None = None
-    ) -> Message | None:
+    def _read(self, path: str, kind: type[Message], limits: Limits, peer: str | None = None) -> Message | None:
         raw = self._store.read(path, limits.message_bytes)
-        run = None if kind is Rules else self.rules.run
-        return None if raw is None else unseal(raw, limits, kind, peer=peer, run=run, round=round)
+        return None if raw is None else self._unsealed(raw, path, kind, limits, peer)
+
+    def _unsealed(self, raw: bytes, path: str, kind: type[Message], limits: Limits, peer: str | None) -> Message:
+        """The message of an envelope; that its peer said it here is noted."""
+        if kind is Rules:
+            return unseal(raw, limits, kind, peer=peer)
+        place = path.removeprefix(f"peers/{peer}/")
+        message, said = attest(raw, limits, kind, peer=peer, run=self.rules.run, place=place)
+        self.ledger.hear(said, checked=True)
+        return message
 
     def _take(
         self, peer: str, name: str, kind: type[Message], into: dict[str, Message], refused: dict[str, str]

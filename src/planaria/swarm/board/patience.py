@@ -19,7 +19,7 @@ class Patience:
 
     def __init__(self, founders: Set[str]) -> None:
         """``founders``: peers with an account of their own; unless given, those who are heard first."""
-        self._founders = frozenset(founders)
+        self.founders = frozenset(founders)
         self._row: Counter[str] | None = None
         self._missed: Counter[str] = Counter()
 
@@ -30,7 +30,7 @@ class Patience:
 
     def note(self, awaited: Set[str], heard: Set[str]) -> None:
         """A round is over: who was waited for, and who was heard in it."""
-        self._founders = self._founders or frozenset(heard)
+        self.founders = self.founders or frozenset(heard)
         self._missed.update({self._account(peer) for peer in awaited - heard})
         row = self._row or Counter()
         self._row = Counter({peer: row[peer] + 1 for peer in heard})
@@ -47,4 +47,4 @@ class Patience:
         return 1 << min(30, max(0, self._missed[self._account(peer)] - 1))
 
     def _account(self, peer: str) -> str:
-        return peer if peer in self._founders else STRANGERS
+        return peer if peer in self.founders else STRANGERS

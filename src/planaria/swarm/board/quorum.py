@@ -2,28 +2,31 @@
 
 Peers with equal weights stay equal only while they learn from the same completions, and clocks differ: a message that
 comes as a round's time runs out, or from a peer that nobody waits for, is there for one and not yet for another. So
-whoever closes a round first says on the board whom it heard, and the others learn from just these. Such a word is
-followed only where it cannot shut anybody out: see :meth:`Quorum.gather`.
+each says on the board whom it heard, and where these closings may differ all follow the same one
+(:mod:`planaria.swarm.board.closing`). Where the rules name a committee, its certificate goes before them all.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
+from planaria.swarm.board.agreement import LOOKS, Agreement, matching
 from planaria.swarm.board.attendance import Gathered, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.message import Closing, Hello, Rollouts
+from planaria.swarm.board.closing import Heard, followed, text_of
+from planaria.swarm.board.message import Hello, Rollouts
 from planaria.swarm.board.patience import Patience
+from planaria.swarm.board.receipts import Committee, Completed, rewards_in, rewards_text
+from planaria.swarm.board.word import digest_of
 from planaria.swarm.config import RoundsConfig
 
 POLL_S = 0.02
 """between two looks at a board in a local folder"""
 POLL_FAR_S = 1.0
 """the same for a board that every look costs a request"""
-LOOKS = 10
-"""at a message that another peer says it has read"""
 
 
 class Quorum:
@@ -37,12 +40,18 @@ class Quorum:
         size: int,
         near: bool,
         clock: Callable[[], float] = time.monotonic,
+        committee: Committee | None = None,
     ) -> None:
         """``size``: peers that the run was made for. ``near``: the board is a folder of this machine's."""
         self._board, self.me, self._rounds, self._size, self._clock = board, me, rounds, size, clock
         self._poll_s = POLL_S if near else POLL_FAR_S
         self._patience = Patience(frozenset())
         self._began = clock()
+        self.receipts = Agreement(board, me, committee, self._poll_s)
+        self._open: dict[int, str] = {}
+        """rounds without a certificate so far: whom this peer followed"""
+        self._past: tuple[int, Patience] | None = None
+        """the first of them, and whom this peer awaited before it"""
 
     @property
     def run(self) -> str:
@@ -72,17 +81,14 @@ class Quorum:
     def closed(self, number: int) -> bool:
         """Round ``number`` begins for this peer. Whether it is over: then nobody waits for this peer any more.
 
-        It is when a quorum of the others has gone on to the next round. One peer that hurries ahead closes nothing.
+        It is when a quorum of the others has closed it. One peer that hurries ahead closes nothing.
         """
         self._began = self._clock()
         if not self._rounds.gather:
             return False
         awaited = self._awaited(number)
-        if number + 1 == self._rounds.count:
-            first = self._board.closing(number)
-            return first is not None and self._named(first, number, awaited) is not None
-        ahead = sum(self._there(peer, number + 1) for peer in awaited - {self.me})
-        return ahead >= max(1, self._quorum(awaited))
+        over = sum(self._over(peer, number) for peer in awaited - {self.me})
+        return over >= max(1, self._quorum(awaited))
 
     def publish(self, rollouts: Rollouts) -> None:
         """Append a round's completions. What this peer published before it was restarted stays as it was."""
@@ -94,56 +100,150 @@ class Quorum:
     def gather(self, number: int, closed: bool) -> Gathered:
         """The completions of a round that all peers learn from, once it closes; of one that is closed, what was heard.
 
-        The first word on who was heard is followed if it names a quorum of those awaited, if all that it names is
-        there, and if it leaves out nobody awaited: or if it does when half of the time to wait for them is over, or
-        the round is closed anyway. Otherwise this peer learns from what it found itself.
+        Closings of others are looked at where they may differ: somebody awaited is missing, somebody else is there, or
+        half of the time is over; and always where there is a committee.
 
         :raises RoundStalled: when fewer than the quorum came.
         """
         if not self._rounds.gather:
             return self._board.gather(number, [self.me])
         awaited = self._awaited(number)
-        if closed:
-            found = self._board.gather(number, self._members(number))
-            first = self._board.closing(number)
+        found = self._board.gather(number, self._members(number)) if closed else self._wait(number, awaited)
+        if number:  # whoever is here has closed the round before: all who hear the same know the same of it
+            self.receipts.look(number - 1, found.found.keys())
+        found = self._innocent(found)
+        late = self._clock() - self._began >= self._rounds.timeout_s / 2
+        if closed or late or found.found.keys() != awaited or self.receipts.committee:
+            found = self._agreed(number, awaited, found, closed)
         else:
-            found = self._wait(number, awaited)
-            first = self._board.close(number, found.found)
-        if first is not None and set(first.heard) != found.found.keys():
-            late = self._clock() - self._began >= self._rounds.timeout_s / 2
-            if closed or late or awaited <= set(first.heard):
-                found = self._named(first, number, awaited) or found
+            self.receipts.close(number, self._heard(number, found))
         self._patience.note(awaited, found.found.keys())
         return found
+
+    def overruled(self, number: int) -> int | None:
+        """The round to go back to, before ``number``, if a certificate came late and names others than this peer
+        followed: the first that had none. What this peer has gathered since then it forgets.
+
+        Rounds are looked at one, two, four, … rounds later, and at the end of the run.
+        """
+        for before, text in sorted(self._open.items()):
+            later = number - before
+            if later & (later - 1) and number < self._rounds.count:
+                continue
+            named = self.receipts.named(before)
+            if named is not None and text_of(named) != text and self._past is not None:
+                back, self._patience = self._past
+                self._open, self._past = {}, None
+                return back
+            if named is not None:
+                del self._open[before]
+        if not self._open:
+            self._past = None
+        return None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a certificate may still come that sends this peer back."""
+        return bool(self._open)
+
+    def rewards(self, number: int, found: Gathered) -> dict[Completed, float]:
+        """Certified rewards of what was found; none if there are none."""
+        text = self.receipts.certified("rewards", number)
+        return rewards_in(text, digest_of(text_of(self._heard(number, found)))) if text else {}
+
+    def vouch(self, number: int, found: Gathered, rewards: Mapping[Completed, float]) -> None:
+        """Sign what this peer itself has found the rewards to be."""
+        text = rewards_text(digest_of(text_of(self._heard(number, found))), rewards)
+        self.receipts.testify("rewards", number, digest_of(text), text)
+
+    def _agreed(self, number: int, awaited: frozenset[str], found: Gathered, closed: bool) -> Gathered:
+        """What all follow, by others' closings and, where there is a committee, by its certificate."""
+        receipts, committee = self.receipts, self.receipts.committee
+        if (named := receipts.named(number)) and (certified := self._follow(number, named, found)):
+            receipts.close(number, named)
+            receipts.sign_round(number, named)
+            return certified
+        voters = committee.members if committee else awaited
+        early = self._early(found)
+
+        def choose() -> Heard | None:
+            lists = receipts.lists(number, voters)
+            return followed(lists, voters, awaited, self._quorum(awaited), early)
+
+        def decided() -> bool:
+            lists = receipts.lists(number, voters)
+            most = max((list(lists.values()).count(heard) for heard in lists.values()), default=0)
+            return 2 * most > len(voters) or voters & found.found.keys() <= lists.keys()
+
+        found = self._followed(number, choose(), found)
+        receipts.close(number, self._heard(number, found))
+        if not closed:
+            receipts.settle(decided)
+        found = self._followed(number, choose(), found)
+        if committee is None:
+            return found
+        heard = self._heard(number, found)
+        receipts.sign_round(number, heard)
+        named = receipts.await_round(number, found.found.keys())
+        if named is None:
+            self._open[number] = text_of(heard)
+            self._past = self._past or (number, copy.deepcopy(self._patience))
+            return found
+        return self._follow(number, named, found) or found
 
     def _wait(self, number: int, awaited: frozenset[str]) -> Gathered:
         """What those awaited sent, and what others had sent by then."""
         rounds = self._rounds
         terms = Terms(self._quorum(awaited), rounds.timeout_s, max(rounds.patience_s, rounds.timeout_s))
+        began = self._clock() - self._began
         found = self._board.wait(number, awaited | {self.me}, terms, self._poll_s)
         late = self._board.gather(number, self._members(number) - awaited - {self.me})
-        return Gathered(found.found | late.found, found.missing + late.missing, found.refused | late.refused)
+        came = {peer: began + seconds for peer, seconds in found.came.items()}
+        return Gathered(found.found | late.found, found.missing + late.missing, found.refused | late.refused, came)
 
-    def _named(self, first: Closing, number: int, awaited: frozenset[str]) -> Gathered | None:
-        """What those sent whom ``first`` names; None if its word is not to be taken."""
-        members, heard = self._members(number), frozenset(first.heard)
-        if first.peer not in members or not heard <= members or len(heard & awaited) < self._quorum(awaited):
-            return None
-        soon = LOOKS * self._poll_s
-        found = self._board.wait(number, heard, Terms(0, soon, soon), self._poll_s)
-        if found.found.keys() != heard:
-            return None
-        others = self._board.gather(number, members - heard)
-        return Gathered(found.found, tuple(sorted(members - heard - others.refused.keys())), others.refused)
+    def _early(self, found: Gathered) -> frozenset[str]:
+        """Those who were there in the first half of the time: no honest closing leaves them out."""
+        return frozenset(peer for peer, seconds in found.came.items() if seconds < self._rounds.timeout_s / 2)
+
+    def _heard(self, number: int, found: Gathered) -> Heard:
+        """By digest."""
+        ledger, place = self._board.ledger, f"rounds/{number:06d}.json"
+        return {peer: said.digest for peer in found.found if (said := ledger.said(peer, place)) is not None}
+
+    def _followed(self, number: int, heard: Heard | None, found: Gathered) -> Gathered:
+        """What those sent whom a closing names; what was found, if there is no closing or something is not there."""
+        return (heard and self._follow(number, heard, found)) or self._innocent(found)
+
+    def _follow(self, number: int, heard: Heard, found: Gathered) -> Gathered | None:
+        """What those sent whom ``heard`` names, to the letter; None if it is not there, or of others than members."""
+        if not matching(heard, self._heard(number, found)):
+            if not heard.keys() <= self._members(number):
+                return None
+            soon = LOOKS * self._poll_s
+            more = self._board.wait(number, heard, Terms(0, soon, soon), self._poll_s)
+            found = Gathered(found.found | more.found, found.missing, found.refused, found.came)
+            if not matching(heard, self._heard(number, found)):
+                return None
+        return found.only(heard.keys(), self.receipts.guilty())
+
+    def _innocent(self, found: Gathered) -> Gathered:
+        """Without those who are proven to have said two things."""
+        guilty = self.receipts.guilty()
+        return found.only(found.found.keys() - guilty.keys(), guilty)
 
     def _members(self, number: int) -> frozenset[str]:
         return self._board.peers().members(number)
 
     def _awaited(self, number: int) -> frozenset[str]:
         """Those of the members who have not let others wait lately; all in the first round."""
-        if self._patience.fresh and number and (before := self._board.closing(number - 1)):
-            self._patience.note(frozenset(), frozenset(before.heard))
-        return self._patience.awaited(self._members(number))
+        members = self._members(number) - self.receipts.guilty().keys()
+        if self._patience.fresh and number:
+            committee = self.receipts.committee
+            voters = committee.members if committee else self._patience.founders or members
+            lists = self.receipts.lists(number - 1, voters)
+            if (before := followed(lists, voters, frozenset(), 0, frozenset())) is not None:
+                self._patience.note(frozenset(), before.keys())
+        return self._patience.awaited(members)
 
     def _quorum(self, peers: Set[str] | list[str]) -> int:
         """How many of them a round needs. Whoever makes up a hundred peers stops nobody who waits for three."""
@@ -154,6 +254,12 @@ class Quorum:
         while furthest + 1 < self._rounds.count and self._there(peer, furthest + 1):
             furthest += 1
         return furthest
+
+    def _over(self, peer: str, number: int) -> bool:
+        """Whether a peer has closed a round, or gone on to the next."""
+        return self._board.closing(peer, number) is not None or (
+            number + 1 < self._rounds.count and self._there(peer, number + 1)
+        )
 
     def _there(self, peer: str, number: int) -> bool:
         return bool(self._board.gather(number, [peer]).found)

@@ -25,9 +25,14 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """Of every parameter, trained or not, in the order of names: the name, then its fp32 bytes."""
+    """The first 16 hex digits of :func:`weights_digest`: enough against accidents, not against a forger."""
+    return weights_digest(module)[:16]
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 (hex) of every parameter, trained or not, in the order of names: the name, then its fp32 bytes."""
     digest = hashlib.sha256()
     for name, parameter in sorted(module.named_parameters()):
         digest.update(name.encode() + b"\0")
         digest.update(parameter.detach().to("cpu", torch.float32).flatten().numpy().data)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()

@@ -82,6 +82,8 @@ class RoundDone(_Record):
     refused_messages: dict[str, str]
     """peer → why its message is none"""
     missing: list[str]
+    certified: list[str] = []
+    """members of the committee whose receipts, seen by then, say who was heard; none without a certificate"""
     layers: dict[str, dict[str, Layered]]
     off: dict[str, str]
     aside: dict[str, str]

@@ -56,6 +56,7 @@ def round_record(
     lessons: Lessons,
     learned: Learned,
     weights: str,
+    certified: Sequence[str] = (),
 ) -> RoundDone:
     """The line that sums the round up."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
@@ -68,6 +69,7 @@ def round_record(
         turned={entry.peer: entry.reason for entry in reversed(turned)},
         refused_messages=dict(refused_messages),
         missing=list(missing),
+        certified=list(certified),
         layers={
             layer: {peer: Layered(examined=n, refused=k) for peer, (n, k) in counts.items()}
             for layer, counts in report.refused.items()

@@ -1,0 +1,209 @@
+"""Swarms with a committee: rounds, rewards and weights that a quorum has signed, and who takes them over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarms import log, peer, rounds, threads, tiny, together, weights
+
+from planaria import cli
+from planaria.api.certificate import CERTIFICATE, NotCertified, verify
+from planaria.digests import FILE
+from planaria.engine import runs
+from planaria.errors import UserError
+from planaria.swarm.board.agreement import Agreement
+from planaria.swarm.board.board import Board
+from planaria.swarm.board.closing import text_of
+from planaria.swarm.board.receipts import Committee, heard_in
+from planaria.swarm.board.word import digest_of
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.live import own_identity
+from planaria.swarm.records.lines import PEERS, Started
+from planaria.tasks.sums import Sums
+
+FOUR = {"size": 4, "receipts": {"committee": "all", "price": 2}}
+
+
+def four(policy: Path, **sections: Any) -> SwarmConfig:
+    turns = {"count": 4, "prompts": 4, "group": 8, "keep": 2, "kept": 9} | sections.pop("rounds", {})
+    return tiny(policy, rounds=turns, **(FOUR | sections))
+
+
+def agreement(folder: Path) -> Agreement:
+    board = Board.open(str(folder / "board"))
+    return Agreement(board, "", Committee.named(board.rules.rules), 0.0)
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certified")
+    config = four(pupil)
+    runs.keep_config(folder, config)
+    together(config, folder)
+    return folder
+
+
+@pytest.fixture
+def model(done: Path, tmp_path: Path) -> Path:
+    assert cli.run(["export", str(done), "--peer", "p1", "--to", str(tmp_path / "model")]) == 0
+    return tmp_path / "model"
+
+
+def test_every_round_its_rewards_and_the_weights_are_certified(done: Path) -> None:
+    found = agreement(done)
+    for number in range(4):
+        assert len(heard_in(found.certified("round", number) or "")) == 4
+        assert json.loads(found.certified("rewards", number) or "{}")["rewards"]
+    for number in (2, 4):
+        assert found.certified("weights", number) == "" and len(found.signers("weights", number)) == 4
+    assert all(len(record.certified) >= 3 for record in rounds(done, "p0").values())
+    assert weights(done, "p0") == weights(done, "p3") and len({*weights(done, "p0")}) > 1
+
+
+def test_a_stranger_verifies_an_exported_model(model: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = verify(model, str(done / "board"))
+    assert lines[0].startswith("4 of 4 named peers had these very weights after 4 rounds; at most 1")
+    assert cli.run(["verify", str(model)]) == 0
+    assert "4 of 4 named peers" in capsys.readouterr().out
+
+
+def flipped(file: Path, at: int) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+def test_one_bit_of_model_signature_or_rules_is_named(model: Path) -> None:
+    whole = (model / CERTIFICATE).read_text()
+    found = json.loads(whole)
+    receipt = found["receipts"][1]
+    at = receipt.index('"signature":"') + 13
+    changed = receipt[:at] + ("0" if receipt[at] != "0" else "1") + receipt[at + 1 :]
+    (model / CERTIFICATE).write_text(json.dumps(found | {"receipts": [found["receipts"][0], changed]}))
+    with pytest.raises(NotCertified, match=r"certificate\.json: receipt 1 is forged"):
+        verify(model)
+    assert "sums" in found["rules"]
+    (model / CERTIFICATE).write_text(json.dumps(found | {"rules": found["rules"].replace("sums", "sumt")}))
+    with pytest.raises(NotCertified, match="the rules are forged"):
+        verify(model)
+    (model / CERTIFICATE).write_text(whole)
+    (model / FILE).unlink()  # who changes the weights can change the list of digests too
+    safetensors = model / "model.safetensors"
+    flipped(safetensors, safetensors.stat().st_size - 2)
+    with pytest.raises(NotCertified):
+        verify(model)
+    assert cli.run(["accept", str(model)]) == 0
+    with pytest.raises(NotCertified, match="has other weights than were signed"):
+        verify(model)
+
+
+def test_a_certificate_of_another_run_is_told(model: Path, pupil: Path, tmp_path: Path) -> None:
+    together(tiny(pupil, size=1, rounds={"count": 1}), tmp_path / "other")
+    with pytest.raises(NotCertified, match="the certificate is of"):
+        verify(model, str(tmp_path / "other" / "board"))
+    (model / CERTIFICATE).unlink()
+    with pytest.raises(UserError, match="is not there; `planaria export"):
+        verify(model)
+
+
+def test_credits_are_of_certified_rounds(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["swarm", "credits", str(done)]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 rounds are certified" in said and "owed, at 2 for each" in said
+    assert cli.run(["report", str(done)]) == 0
+    assert "Receipts" in (done / "report.html").read_text()
+
+
+def test_a_peer_that_learned_from_others_than_were_certified_goes_back(tmp_path: Path, pupil: Path) -> None:
+    """Peer p3 misses p0's message in round 1 and sees no certificate of it until a round later."""
+    config = four(pupil, rounds={"count": 6})
+    back: list[int] = []
+
+    def odd() -> None:
+        lone = peer(config, "p3", tmp_path)
+        meeting, gather = lone.meeting, lone.meeting.gather
+        missed = own_identity(config, "p0", tmp_path).peer
+        overruled = meeting.overruled
+
+        def part(number: int, closed: bool) -> Any:
+            found = gather(number, closed)
+            if number != 1 or back:
+                return found
+            less = found.only(found.found.keys() - {missed}, {})
+            meeting._open[1] = text_of(meeting._heard(1, less))
+            meeting._past = (1, meeting._patience)
+            return less
+
+        def noted(number: int) -> int | None:
+            if (found := overruled(number)) is not None:
+                back.append(found)
+            return found
+
+        meeting.gather, meeting.overruled = part, noted  # type: ignore[method-assign]
+        lone.run()
+
+    with threads(odd, *[lambda name=name: peer(config, name, tmp_path).run() for name in ("p0", "p1", "p2")]):
+        pass
+    assert back == [1]
+    assert weights(tmp_path, "p3") == weights(tmp_path, "p0") and len({*weights(tmp_path, "p0")}) > 1
+
+
+@pytest.mark.parametrize("committee", ["all", pytest.param("", marks=pytest.mark.slow)])
+def test_a_peer_that_comes_back_takes_over_certified_rewards(
+    tmp_path: Path, pupil: Path, monkeypatch: pytest.MonkeyPatch, committee: str
+) -> None:
+    config = four(pupil, rounds={"count": 6, "keep": 0}, receipts={"committee": committee, "price": 0})
+    together(config, tmp_path)
+    before = weights(tmp_path, "p2")
+    shutil.rmtree(tmp_path / PEERS / "p2")
+    scored: list[int] = []
+    score = Sums.score
+
+    def counted(self: Sums, problem: Any, text: str) -> float:
+        scored.append(problem.number)
+        return score(self, problem, text)
+
+    again = peer(config, "p2", tmp_path)
+    monkeypatch.setattr(again, "_evaluate", lambda _: None)
+    monkeypatch.setattr(Sums, "score", counted)
+    again.run()
+    assert weights(tmp_path, "p2") == before
+    assert len(scored) == 0 if committee else len(scored) > 100
+
+
+@pytest.mark.parametrize(
+    ("receipts", "why"),
+    [
+        ({"committee": ["ab"]}, "no peer's id; write 32 hexadecimal digits"),
+        ({"committee": "a" * 32 + "," + "a" * 32}, "named twice"),
+        ({"price": 3}, "name a committee"),
+        ({"committee": "all", "price": -1}, "price"),
+        ({"committee": "all", "price": 1.5}, "price"),
+    ],
+)
+def test_a_committee_that_cannot_be_is_told(receipts: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SwarmConfig.model_validate({"receipts": receipts})
+
+
+def test_a_committee_needs_something_to_agree_on_and_somebody_to_name() -> None:
+    with pytest.raises(ValueError, match="learn alone"):
+        SwarmConfig.model_validate({"receipts": {"committee": "all"}, "rounds": {"gather": False}})
+
+
+def test_small_committees_warn_and_all_means_peers_of_one_machine(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, size=1, rounds={"count": 1}, receipts={"committee": "all"})
+    together(config, tmp_path)
+    (started,) = (record for record in log(tmp_path, "p0") if isinstance(record, Started))
+    assert any("tolerates no liar" in warning for warning in started.warnings)
+    with pytest.raises(UserError, match="write the ids of its members"):
+        peer(config, "p0", tmp_path / "late", late=True)
+
+
+def test_a_receipt_is_of_its_text() -> None:
+    text = text_of({"a" * 32: "0" * 64})
+    assert digest_of(text) != digest_of(text_of({"a" * 32: "1" * 64}))
