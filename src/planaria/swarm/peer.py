@@ -18,7 +18,7 @@ from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import shared_problems
+from planaria.swarm.draws import of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
@@ -74,7 +74,7 @@ class Peer:
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
-        self.scoring = Scoring(task)
+        self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
         rounds, t = config.rounds.count, config.sampling.temperature
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
@@ -128,7 +128,7 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        self.scoring.begin()
+        self.scoring.begin(self._draw(number, found) if self.scoring.votes else 0)
         accounts = self.defence.standing.hear(number, found.found.keys())
         arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
         report = self.defence.examine(number, self._read(arrived))
@@ -152,6 +152,13 @@ class Peer:
             return Schedule(None, training, rounds.prompts // size, rounds.group)
         chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
         return Schedule(frozenset(chosen), training, len(chosen), rounds.group // size)
+
+    def _draw(self, number: int, found: Gathered) -> int:
+        texts = {
+            peer: [completion.text for group in message.groups for completion in group.completions]
+            for peer, message in found.found.items()
+        }
+        return of_messages(self.config.seed, number, texts.items())
 
     @property
     def count(self) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import UNREAD, Reading
-from planaria.tasks.base import Problem
+from planaria.tasks.base import Behaviour, Problem
 
 
 class Asked(NamedTuple):
@@ -48,6 +48,8 @@ class Rollout:
     """its place among the completions that its peer sent for the problem"""
     reward: float = 0.0
     """by this peer's own ground truth"""
+    behaviour: Behaviour = ()
+    """what it does, where peers vote on that"""
     penalty: float = 0.0
     """what its length costs of the reward, at most 0"""
     alike: bool = False

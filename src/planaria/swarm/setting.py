@@ -17,7 +17,7 @@ from planaria.tasks.base import Task
 AGREED: Any = {
     "seed": True,
     "size": True,
-    "task": {"name"},
+    "task": {"name", "reward", "agreement"},
     "rounds": {"count", "mode", "prompts", "group"},
     "sampling": True,
 }
