@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.errors import RunStopped
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor
@@ -21,14 +22,25 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
+from planaria.swarm.learning.brake import Looked, best, fallen
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_fingerprint
 from planaria.swarm.policy.reading import read
-from planaria.swarm.records.kept import PEER, SHADOW, keep, recall
-from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.records.noting import round_record, sample_records
+from planaria.swarm.records.kept import BEST, PEER, SHADOW, keep, recall, take_back
+from planaria.swarm.records.lines import (
+    LOG,
+    POISON,
+    SAMPLES,
+    Evaluated,
+    Finished,
+    Log,
+    PoisonRecord,
+    Started,
+    read_log,
+)
+from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.scoring import Scoring
 from planaria.swarm.shadow import Shadow
@@ -80,6 +92,7 @@ class Peer:
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
         self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
         self.poison = None if honest else Log(folder / POISON)
+        self.looks: list[Looked] = []
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
 
     def run(self, after_each: Callable[[], None] = lambda: None) -> None:
@@ -89,9 +102,14 @@ class Peer:
         """
         rounds, every = self.config.rounds, self.config.evaluate.every
         start = self._recall()
+        looks = [
+            Looked(r.round, r.accuracy.rate or 0.0) for r in read_log(self.folder / LOG) if isinstance(r, Evaluated)
+        ]
+        self.looks = [look for look in looks if look.round <= start]
         self.log.note(self._started())
         if start == self.first:
             self._evaluate(self.first)
+            self._brake(self.first)
         for number in range(start, rounds.count):
             self.round(number)
             if number + 1 == rounds.count or (every and (number + 1) % every == 0):
@@ -99,8 +117,26 @@ class Peer:
             if rounds.keep and ((number + 1) % rounds.keep == 0 or number + 1 == rounds.count):
                 learners, memory = self._learners(), self.defence.memory()
                 keep(self.folder, self.meeting.run, number + 1, learners, memory, rounds.kept)
+            self._brake(number + 1)
             after_each()
         self.log.note(Finished())
+
+    def _brake(self, after: int) -> None:
+        """Keep this peer's state after ``after`` rounds if it is the best so far; end it if it has fallen behind that.
+
+        :raises RunStopped: when it has; its best state then is the only one kept.
+        """
+        brake = self.config.task.brake
+        if not brake or self.looks[-1].round != after:
+            return
+        apart = self.folder / BEST
+        if best(self.looks).round == after:
+            apart.mkdir(exist_ok=True)
+            keep(apart, self.meeting.run, after, self._learners(), self.defence.memory())
+        if why := fallen(self.looks, brake):
+            self.meeting.leave(after)
+            told = take_back(self.folder, apart)
+            raise RunStopped(f"{self.name}: {why}; {told}")
 
     def _recall(self) -> int:
         """The round to begin with."""
@@ -249,11 +285,13 @@ class Peer:
                 taken,
                 learned,
                 weights_fingerprint(self.policy.module),
+                agreed(report, self.task) if self.scoring.votes else None,
             )
         )
 
     def _evaluate(self, after: int) -> None:
         standing = self.examiner.examine(self.policy)
+        self.looks.append(Looked(after, standing.accuracy.rate or 0.0))
         alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
         self.log.note(
             Evaluated(

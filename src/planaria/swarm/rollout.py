@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planaria.swarm.policy.base import Policy
@@ -76,6 +76,10 @@ class Rollout:
     def worth(self) -> float:
         """By which it is compared with the others of its group."""
         return self.reward + self.penalty
+
+    def given(self, reward: float | None) -> Rollout:
+        """With what a vote gives it. Where there is no label, length costs nothing either: its group has no spread."""
+        return replace(self, reward=0.0, penalty=0.0) if reward is None else replace(self, reward=reward)
 
     @property
     def name(self) -> tuple[str, int, int, int]:

@@ -8,13 +8,14 @@ followed only where it cannot shut anybody out: see :meth:`Quorum.gather`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Set
 
 from planaria.swarm.board.attendance import Gathered, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
-from planaria.swarm.board.message import Closing, Hello, Rollouts
+from planaria.swarm.board.message import Closing, Goodbye, Hello, Rollouts
 from planaria.swarm.board.patience import Patience
 from planaria.swarm.config import RoundsConfig
 
@@ -90,6 +91,11 @@ class Quorum:
             self._board.publish(rollouts)
         except AlreadyThere:
             return
+
+    def leave(self, after: int) -> None:
+        """Take no part in what comes after so many rounds: nobody waits for this peer any more."""
+        with contextlib.suppress(AlreadyThere):
+            self._board.leave(Goodbye(run=self.run, peer=self.me, after=max(0, after - 1)))
 
     def gather(self, number: int, closed: bool) -> Gathered:
         """The completions of a round that all peers learn from, once it closes; of one that is closed, what was heard.

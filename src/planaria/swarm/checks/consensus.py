@@ -7,7 +7,7 @@ make. As a reward it takes the place of the labels that a task does not have.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from planaria.errors import UserError
@@ -63,9 +63,21 @@ class Reward(Consensus):
 
     def examine(self, rollouts: Sequence[Rollout], context: Context) -> Findings:
         found = labels(rollouts, self.agreement)
-        by = [(found.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
-        rewards = {place: None if one is None else float(one.holds(done)) for place, (one, done) in enumerate(by)}
-        return Findings(rewards=rewards, labels=found)
+        return Findings(rewards=dict(enumerate(_rewards(rollouts, found))), labels=found)
+
+
+def rewarded(rollouts: Sequence[Rollout], agreement: float) -> list[Rollout]:
+    """Completions with what a vote among them gives each."""
+    return [
+        rollout.given(reward)
+        for rollout, reward in zip(rollouts, _rewards(rollouts, labels(rollouts, agreement)), strict=True)
+    ]
+
+
+def _rewards(rollouts: Sequence[Rollout], found: Mapping[int, Label]) -> list[float | None]:
+    """1 for what does as its problem's label says, 0 for what does not, None where there is no label."""
+    by = [(found.get(rollout.problem.number), rollout.behaviour) for rollout in rollouts]
+    return [None if one is None else float(one.holds(done)) for one, done in by]
 
 
 def refuse_senseless(config: SwarmConfig, task: Task) -> None:

@@ -138,7 +138,7 @@ class Defence:
         name = layer.check.name
         found = layer.check.examine([verdicts[place] for place in standing], self._context)
         for nth, reward in found.rewards.items():
-            verdicts[standing[nth]] = _rewarded(verdicts[standing[nth]], reward)
+            verdicts[standing[nth]] = verdicts[standing[nth]].given(reward)
         report.labels |= found.labels
         judged = {
             place: replace(verdicts[place], layer=name, reason=found.refused[nth])
@@ -155,11 +155,6 @@ class Defence:
             report.off[name] = off
         else:
             verdicts.update(judged)
-
-
-def _rewarded(rollout: Rollout, reward: float | None) -> Rollout:
-    """With a layer's reward. Without any it costs nothing to be long either: a group of such has no spread."""
-    return replace(rollout, reward=0.0, penalty=0.0) if reward is None else replace(rollout, reward=reward)
 
 
 def _counts(verdicts: Iterable[Rollout]) -> Counts:
