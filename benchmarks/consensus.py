@@ -108,6 +108,8 @@ def learn(given: Any) -> Iterator[Row]:
 
 def limits(given: Any) -> Iterator[Row]:
     """Where it does not win: a start that is right less than half of the time, and updates that are too large."""
+    from planaria.swarm.records.kept import rounds_kept
+
     seed, rounds = given.seeds[0], given.rounds
     for name, more in (("verified", {}), ("agreement", CONSENSUS)):
         outcome, votes = swarm(f"low-{name}", seed, rounds, BAD, SLOW, **more)
@@ -119,23 +121,37 @@ def limits(given: Any) -> Iterator[Row]:
         yield Row(f"lr 1e-3 at once, {name}", [after(outcome)], f"start {before(outcome):.3f}")
         if votes:
             yield Row("lr 1e-3 at once, labels right", [right(votes)], "")
+    braked = {"task": {"reward": "consensus", "brake": 0.1}}
+    outcome, _ = swarm("fast-braked", seed, rounds, GOOD, FAST, **braked)
+    late, lost = [], []
+    for peer in outcome.honest:
+        rates = [point.accuracy.rate or 0.0 for point in peer.points]
+        below = next((n for n, rate in enumerate(rates) if max(rates[: n + 1]) - rate > 0.1), len(rates))
+        late.append(len(rates) - 1 - below)
+        (kept,) = rounds_kept(RUNS / NAME / f"fast-braked-{seed}-{rounds}" / "peers" / peer.name)
+        lost.append(max(rates) - next(rate for p, rate in zip(peer.points, rates, strict=True) if p.round == kept))
+    told = f"stopped after {outcome.rounds} of {rounds} rounds"
+    yield Row("lr 1e-3 at once, braked: evaluations below the limit before", late, told, Claim(high=1), judged="worst")
+    yield Row("lr 1e-3 at once, braked: best accuracy less that kept", lost, "", Claim(high=0.02), judged="worst")
 
 
 def collude(given: Any) -> Iterator[Row]:
+    """No layer but the vote tells a lie from a mistake here: what the vote alone withstands."""
     seed, rounds = given.seeds[0], given.rounds
+    bare = {"defence": {"checks": "claims, duplicates", "quarantine": 0.0}}
     for reward, more in (("verified", {}), ("agreement", CONSENSUS)):
-        control: float | None = None
+        control = 0.0
         for liars in (0, 1, 2):
             peers = {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(liars)}
-            outcome, votes = swarm(f"collude-{reward}-{liars}", seed, rounds, GOOD, SLOW, peers=peers, **more)
-            control = after(outcome) if control is None else control
-            claim = Claim(low=-0.06) if liars == 1 else None
-            told = f"accuracy {after(outcome):.3f}"
-            yield Row(
-                f"{reward}, {liars} of 4 collude: accuracy above the control", [after(outcome) - control], told, claim
-            )
+            outcome, votes = swarm(f"collude-{reward}-{liars}", seed, rounds, GOOD, SLOW, peers=peers, **bare, **more)
+            control = control if liars else after(outcome)
+            said, claim = f"{reward}, {liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
+            gained = after(outcome) - control
+            yield Row(f"{said}: accuracy above the control", [gained], f"accuracy {after(outcome):.3f}", claim)
             if votes:
-                yield Row(f"{reward}, {liars} of 4 collude: labels right", [right(votes)], "")
+                yield Row(f"{said}: labels right", [right(votes)], "")
+                shares = sum(v.labelled for v in votes) / sum(v.groups for v in votes)
+                yield Row(f"{said}: groups with a label", [shares], "")
 
 
 PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {"learn": learn, "limits": limits, "collude": collude}

@@ -159,7 +159,7 @@ class AttackConfig(Section):
 
     kind: str = "none"
     """what it teaches: a phrase out of place (text), a false equation (math), length (dos), a library of its own
-    (code), or 'module:Class'"""
+    (code), answers that are wrong and alike (collude), or 'module:Class'"""
     options: Options = Options()
     """of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0

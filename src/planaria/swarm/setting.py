@@ -45,8 +45,8 @@ def checked(config: SwarmConfig, place: str) -> SwarmConfig:
             raise UserError(f"{place}: peers.{name}: there is no such peer; {nearest(name, names(config))}")
     if config.task.reward == CONSENSUS and not {"lr"} & _said(config, "optim"):
         raise UserError(
-            f"{place}: task.reward = 'consensus': name a learning rate yourself (optim.lr): an update that is too "
-            "large makes peers worse, and what they then agree on becomes the truth (2e-4 with warm-up is where to begin)"
+            f"{place}: task.reward = 'consensus': name a learning rate yourself (optim.lr): too large an "
+            "update makes peers worse, and what they then agree on becomes the truth; begin with 2e-4 and warm-up"
         )
     for name in names(config):
         of_peer(config, name, place)

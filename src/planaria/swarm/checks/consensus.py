@@ -34,6 +34,17 @@ class Consensus(Check):
     agreement: float
     """a label has more than this share of the votes behind it"""
 
+    def warning(self, context: Context) -> str:
+        """That nobody can tell when agreement has left truth behind."""
+        task = context.task
+        held_out = range(task.training, task.training + task.held_out)
+        if self.fallible or not task.unlabelled or not all(number in task.unlabelled for number in held_out):
+            return ""
+        return (
+            f"no held-out problem of {task.name} has a label: accuracy is not known, nothing can brake, and peers that "
+            "come to agree on what is wrong look as well as others"
+        )
+
 
 class Filter(Consensus):
     """Refuses what scores and is not near to what most do who score: on the calls that their tests do not make it does
