@@ -137,7 +137,7 @@ def _moved(value: Any, rng: random.Random) -> Any:
 def _number_moved(value: float, rng: random.Random) -> float:
     """Near it, or about half or twice as large. Zero may become positive, nothing else another sign."""
     far = rng.choice([value, value, value * 2, value / 2])
-    step = rng.choice([-3, -2, -1, 1, 2, 3])
+    step = rng.choice([-1, 1]) * rng.randint(1, 8)
     if isinstance(value, float):
         moved = round(far + step * max(abs(far), 1.0) / 8, 4)
         return moved if moved * value > 0 else abs(moved) if not value else far
