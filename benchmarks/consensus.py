@@ -1,9 +1,9 @@
 """What most peers do, in the place of labels, and as a filter of programs that pass their tests.
 
-vote      HumanEval's right programs and mutants of them: how often the vote's choice is right, by calls alone
+vote      HumanEval's programs and mutants of them: how often the vote's choice is right; colluders among them
 filter    programs that look their tests' inputs up in a table, among honest ones: how many are refused
-colluders how often the vote's choice is right with colluders among honest candidates (toy families)
-learn     four peers learn sums from what they agree on, against verified rewards; from a worse start; too fast, braked
+learn     four peers learn sums from what they agree on, against verified rewards
+limits    the same from a worse start, and with updates that are too large, without and with a brake
 collude   the same with one or two of the four colluding on wrong answers
 
 --parts chooses among them. Vote and filter need the folder of data that PLANARIA_DATA names.
@@ -11,12 +11,15 @@ collude   the same with one or two of the four colluding on wrong answers
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import RUNS, Claim, Row, conclude, parser, start
+from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
+from benchmarks.consensus_programs import sift, vote
 
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
@@ -31,6 +34,7 @@ def main() -> int:
     flags.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="which of them")
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of learning")
     flags.add_argument("--rounds", type=int, default=60, help="of learning")
+    flags.add_argument("--every", type=int, default=2, help="of HumanEval's problems, one in so many")
     given = flags.parse_args()
     rows = [row for part in given.parts for row in PARTS[part](given)]
     notes = ["accuracy: held-out sums solved, one draw each, mean of the last two evaluations of 1,000"]
@@ -197,7 +201,26 @@ def collude(given: Any) -> Iterator[Row]:
                 yield Row(f"{said}: groups with a label", [shares], "")
 
 
-PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {"learn": learn, "limits": limits, "collude": collude}
+def on_programs(what: Callable[[Path, int], Iterator[Row]]) -> Callable[[Any], Iterator[Row]]:
+    """A part that needs real programs; nothing where they are not."""
+
+    def rows(given: Any) -> Iterator[Row]:
+        folder = Path(os.environ.get("PLANARIA_DATA", ROOT.parent / "shared" / "data"))
+        if not (folder / "humaneval").is_dir():
+            print(f"{what.__name__}: left out, {folder} has no humaneval (set PLANARIA_DATA)")
+            return
+        yield from what(folder, given.every)
+
+    return rows
+
+
+PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
+    "vote": on_programs(vote),
+    "filter": on_programs(sift),
+    "learn": learn,
+    "limits": limits,
+    "collude": collude,
+}
 
 if __name__ == "__main__":
     start(main)
