@@ -134,6 +134,10 @@ class Programs(Task):
         told = run(program, exam, self._limits).told
         return tuple(line or None for line in told) + (None,) * (len(asked) - len(told))
 
+    def calls(self, number: int, draw: int) -> list[Call]:
+        """The calls on which programs for problem ``number`` are compared; none if it has none."""
+        return self._checked[number].asked(draw, number, untested=False)
+
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """The file's own program as a completion, if it has one and it can be written as one."""
         program = self._checked[problem.number].solution
