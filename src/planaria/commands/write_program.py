@@ -27,7 +27,7 @@ def write_program(folder: Path, task: str, number: int, way: Way, tokens: int, t
         raise UserError(f"--task {task}: write programs:PATH, of a file of problems")
     if tokens < 1:
         raise UserError(f"--tokens {tokens}: give at least 1")
-    problems = Programs(path=path)
+    problems = Programs.model_validate({"path": path})
     try:
         problem = problems.problem(number)
     except ValueError:
