@@ -32,10 +32,10 @@ FAST = {"lr": 1e-3, "warmup": 0}
 def main() -> int:
     flags = parser(NAME, __doc__)
     flags.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="which of them")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of learning")
+    flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of learning")
     flags.add_argument("--rounds", type=int, default=60, help="of learning")
-    flags.add_argument("--short", type=int, default=40, help="rounds of limits and collusion, which have one seed")
-    flags.add_argument("--every", type=int, default=2, help="of HumanEval's problems, one in so many")
+    flags.add_argument("--short", type=int, default=30, help="rounds of limits and collusion, which have one seed")
+    flags.add_argument("--every", type=int, default=8, help="of HumanEval's problems, one in so many")
     given = flags.parse_args()
     rows = [row for part in given.parts for row in PARTS[part](given)]
     notes = ["accuracy: held-out sums solved, one draw each, mean of the last two evaluations of 1,000"]
@@ -185,21 +185,18 @@ def limits(given: Any) -> Iterator[Row]:
 
 def collude(given: Any) -> Iterator[Row]:
     """No layer but the vote tells a lie from a mistake here: what the vote alone withstands."""
-    seed, rounds = given.seeds[0], given.short
+    seed, rounds, control = given.seeds[0], given.short, 0.0
     bare = {"defence": {"checks": "claims, duplicates", "quarantine": 0.0}}
-    for reward, more in (("agreement", CONSENSUS), ("verified", {})):
-        control = 0.0
-        for liars in (0, 1, 2):
-            peers = {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(liars)}
-            looks, votes, _ = swarm(f"collude-{reward}-{liars}", seed, rounds, GOOD, SLOW, peers=peers, **bare, **more)
-            control = control if liars else after(looks)
-            said, claim = f"{reward}, {liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
-            gained = after(looks) - control
-            yield Row(f"{said}: accuracy above the control", [gained], f"accuracy {after(looks):.3f}", claim)
-            if votes:
-                yield Row(f"{said}: labels right", [right(votes)], "")
-                shares = sum(v.labelled for v in votes) / sum(v.groups for v in votes)
-                yield Row(f"{said}: groups with a label", [shares], "")
+    for liars in (0, 1, 2):
+        peers = {f"p{3 - n}": {"attack": {"kind": "collude"}} for n in range(liars)}
+        looks, votes, _ = swarm(f"collude-{liars}", seed, rounds, GOOD, SLOW, peers=peers, **bare, **CONSENSUS)
+        control = control if liars else after(looks)
+        said, claim = f"{liars} of 4 collude", Claim(low=-0.06) if liars == 1 else None
+        told = f"accuracy {after(looks):.3f}, start {before(looks):.3f}"
+        yield Row(f"{said}: accuracy above the control", [after(looks) - control], told, claim)
+        yield Row(f"{said}: labels right", [right(votes)], "")
+        shares = sum(v.labelled for v in votes) / sum(v.groups for v in votes)
+        yield Row(f"{said}: groups with a label", [shares], "")
 
 
 def on_programs(what: Callable[[Path, int], Iterator[Row]]) -> Callable[[Any], Iterator[Row]]:
