@@ -3,8 +3,9 @@
 vote      HumanEval's programs and mutants of them: how often the vote's choice is right; colluders among them
 filter    programs that look their tests' inputs up in a table, among honest ones: how many are refused
 learn     four peers learn sums from what they agree on, against verified rewards
-limits    the same from a worse start, and with updates that are too large, without and with a brake
+fast      the same with updates that are too large, without and with a brake
 collude   the same with one or two of the four colluding on wrong answers
+low       the same from a start that is right about half of the time
 
 --parts chooses among them. Vote and filter need the folder of data that PLANARIA_DATA names.
 """
@@ -16,10 +17,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ROOT, RUNS, Claim, Row, conclude, parser, start
 from benchmarks.consensus_programs import sift, vote
+
+if TYPE_CHECKING:
+    from planaria.swarm.config import SwarmConfig
 
 NAME = "consensus"
 CHECKS = "claims, support, duplicates"
@@ -34,7 +38,7 @@ def main() -> int:
     flags.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="which of them")
     flags.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of learning")
     flags.add_argument("--rounds", type=int, default=60, help="of learning")
-    flags.add_argument("--short", type=int, default=30, help="rounds of limits and collusion, which have one seed")
+    flags.add_argument("--short", type=int, default=30, help="rounds of fast, collude and low, which have one seed")
     flags.add_argument("--every", type=int, default=8, help="of HumanEval's problems, one in so many")
     given = flags.parse_args()
     rows = [row for part in given.parts for row in PARTS[part](given)]
@@ -83,14 +87,9 @@ def swarm(name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict
     """What one peer of four noted: (its evaluations, the votes of each round, the rounds it kept)."""
     import torch
 
-    from planaria.errors import RunStopped
-    from planaria.swarm.assemble import policy_of, task_of
-    from planaria.swarm.checks import layers
     from planaria.swarm.config import SwarmConfig
-    from planaria.swarm.peer import Peer
     from planaria.swarm.records.kept import rounds_kept
     from planaria.swarm.records.lines import LOG, Evaluated, RoundDone, read_log
-    from planaria.swarm.setting import names, of_peer
 
     torch.set_num_threads(1)
     plain: dict[str, Any] = {
@@ -108,23 +107,33 @@ def swarm(name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict
     done = folder / "done"
     if not done.is_file() or done.read_text() != config.model_dump_json():
         shutil.rmtree(folder, ignore_errors=True)
-        task = task_of(config)
-        policy = policy_of(config, task)
-        peers = []
-        for peer in names(config):
-            own, table = of_peer(config, peer), Table(f"{peer[1:]:0>32}")
-            peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own), known=frozenset()))  # type: ignore[arg-type]
-        first, *others = peers
-        first.meeting.others = others  # type: ignore[attr-defined]
-        try:
-            first.run()
-        except RunStopped as error:
-            print(error)
+        play(config, folder)
         done.write_text(config.model_dump_json())
     log = read_log(folder / "p0" / LOG)
     votes = [r.agreed for r in log if isinstance(r, RoundDone) and r.agreed is not None]
     looks = [(r.round, r.accuracy.rate or 0.0) for r in log if isinstance(r, Evaluated)]
     return looks, votes, rounds_kept(folder / "p0")
+
+
+def play(config: SwarmConfig, folder: Path) -> None:
+    """All rounds of a swarm, as its first peer lives through them."""
+    from planaria.errors import RunStopped
+    from planaria.swarm.assemble import policy_of, task_of
+    from planaria.swarm.checks import layers
+    from planaria.swarm.peer import Peer
+    from planaria.swarm.setting import names, of_peer
+
+    task = task_of(config)
+    policy, peers = policy_of(config, task), []
+    for peer in names(config):
+        own, table = of_peer(config, peer), Table(f"{peer[1:]:0>32}")
+        peers.append(Peer(own, peer, folder / peer, table, task, policy, layers(own)))  # type: ignore[arg-type]
+    first, *others = peers
+    first.meeting.others = others  # type: ignore[attr-defined]
+    try:
+        first.run()
+    except RunStopped as error:
+        print(error)
 
 
 def before(looks: Any) -> float:
@@ -161,19 +170,9 @@ def learn(given: Any) -> Iterator[Row]:
     yield Row("learn, groups with a label", shares, "")
 
 
-def limits(given: Any) -> Iterator[Row]:
-    """Where it does not win: a start that is right less than half of the time, and updates that are too large."""
+def fast(given: Any) -> Iterator[Row]:
+    """Updates that are too large: without a brake, with one, and with labels."""
     seed, rounds = given.seeds[0], given.short
-    for name, more in (("verified", {}), ("agreement", CONSENSUS)):
-        looks, votes, _ = swarm(f"low-{name}", seed, rounds, BAD, SLOW, **more)
-        yield Row(f"from a worse start, {name}", [after(looks)], f"start {before(looks):.3f}")
-        if votes:
-            yield Row("from a worse start, labels right", [right(votes)], "")
-    for name, more in (("verified", {}), ("agreement", CONSENSUS)):
-        looks, votes, _ = swarm(f"fast-{name}", seed, rounds, GOOD, FAST, **more)
-        yield Row(f"lr 1e-3 at once, {name}", [after(looks)], f"start {before(looks):.3f}")
-        if votes:
-            yield Row("lr 1e-3 at once, labels right", [right(votes)], "")
     looks, _, kept = swarm("fast-braked", seed, rounds, GOOD, FAST, task={"reward": "consensus", "brake": 0.1})
     rates = dict(looks)
     below = [n for n, rate in looks if max(rates.values()) - rate > 0.1]
@@ -181,6 +180,23 @@ def limits(given: Any) -> Iterator[Row]:
     yield Row("lr 1e-3 at once, braked: evaluations below the limit", [len(below)], told, Claim(low=1, high=1))
     lost = [max(rates.values()) - rates[n] for n in kept]
     yield Row("lr 1e-3 at once, braked: best accuracy less that kept", lost, "", Claim(high=0.02))
+    yield from both("lr 1e-3 at once", "fast", seed, rounds, GOOD, FAST)
+
+
+def low(given: Any) -> Iterator[Row]:
+    """A start that is right about half of the time."""
+    yield from both("from a worse start", "low", given.seeds[0], given.short, BAD, SLOW)
+
+
+def both(said: str, name: str, seed: int, rounds: int, school: dict[str, Any], optim: dict[str, Any]) -> Iterator[Row]:
+    """Agreement and labels side by side: shown, nothing is claimed."""
+    for reward, more in (("agreement", CONSENSUS), ("verified", {})):
+        looks, votes, _ = swarm(f"{name}-{reward}", seed, rounds, school, optim, **more)
+        yield Row(f"{said}, {reward}: accuracy", [after(looks)], f"start {before(looks):.3f}")
+        if votes:
+            yield Row(f"{said}: labels right", [right(votes)], "")
+            shares = sum(v.labelled for v in votes) / sum(v.groups for v in votes)
+            yield Row(f"{said}: groups with a label", [shares], "")
 
 
 def collude(given: Any) -> Iterator[Row]:
@@ -216,8 +232,9 @@ PARTS: dict[str, Callable[[Any], Iterator[Row]]] = {
     "vote": on_programs(vote),
     "filter": on_programs(sift),
     "learn": learn,
-    "limits": limits,
+    "fast": fast,
     "collude": collude,
+    "low": low,
 }
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Peer:
         self.log.note(self._started())
         if start == self.first:
             self._evaluate(self.first)
-            self._brake(self.first)
+        self._brake(start)
         for number in range(start, rounds.count):
             self.round(number)
             if number + 1 == rounds.count or (every and (number + 1) % every == 0):
@@ -127,7 +127,7 @@ class Peer:
         :raises RunStopped: when it has; its best state then is the only one kept.
         """
         brake = self.config.task.brake
-        if not brake or self.looks[-1].round != after:
+        if not brake or not self.looks or self.looks[-1].round != after:
             return
         apart = self.folder / BEST
         if best(self.looks).round == after:
@@ -164,7 +164,7 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        self.scoring.begin(self._draw(number, found) if self.scoring.votes else 0)
+        self.scoring.begin(of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0)
         accounts = self.defence.standing.hear(number, found.found.keys())
         arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
         report = self.defence.examine(number, self._read(arrived))
@@ -188,13 +188,6 @@ class Peer:
             return Schedule(None, training, rounds.prompts // size, rounds.group)
         chosen = shared_problems(self.config.seed, number, training, rounds.prompts)
         return Schedule(frozenset(chosen), training, len(chosen), rounds.group // size)
-
-    def _draw(self, number: int, found: Gathered) -> int:
-        texts = {
-            peer: [completion.text for group in message.groups for completion in group.completions]
-            for peer, message in found.found.items()
-        }
-        return of_messages(self.config.seed, number, texts.items())
 
     @property
     def count(self) -> int:
