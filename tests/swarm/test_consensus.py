@@ -109,7 +109,10 @@ def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pup
 
 @pytest.mark.parametrize(
     ("size", "share", "said"),
-    [(4, 0.5, "Of 4 peers, 3 who agree on a lie decide, and 2 who agree leave no label"), (4, 0.4, "2 who agree on")],
+    [
+        (4, 0.5, "Of 4 peers, 3 who agree on a lie decide; 2 do wherever an honest mistake is the same"),
+        (4, 0.4, "2 who agree on"),
+    ],
 )
 def test_the_break_point_is_told_in_words(size: int, share: float, said: str) -> None:
     config = SwarmConfig.model_validate({"size": size, "task": {"reward": "consensus", "agreement": share}})

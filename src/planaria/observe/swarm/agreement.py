@@ -39,12 +39,13 @@ def section(config: SwarmConfig, logs: Mapping[str, Sequence[RoundDone]]) -> Ite
 
 
 def break_point(config: SwarmConfig) -> str:
-    """How many peers that agree on a lie decide, and how many keep the others from any label, in words."""
+    """How many peers that agree on a lie decide, and how many need an honest mistake for that, in words."""
     size, share = config.size, config.task.agreement
     deciding = next((n for n in range(1, size + 1) if n / size > share), size)
-    blocking = next(n for n in range(1, size + 1) if (size - n) / size <= share)
     said = f"Of {counted(size, 'peer')}, {deciding} who agree on a lie decide"
-    return f"{said}." if blocking >= deciding else f"{said}, and {blocking} who agree leave no label that counts."
+    if deciding == 1:
+        return f"{said}."
+    return f"{said}; {deciding - 1} do wherever an honest mistake is the same as their lie."
 
 
 def _row(name: str, votes: Sequence[Agreed]) -> list[str]:
