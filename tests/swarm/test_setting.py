@@ -96,7 +96,7 @@ def test_peers_may_differ_in_what_is_their_own() -> None:
 
 def test_rules_hold_what_peers_must_share_and_no_path_of_this_machine() -> None:
     config = SwarmConfig.model_validate({"task": {"name": "jsonl", "options": {"path": "/home/me/questions.jsonl"}}})
-    assert agreed(config)["task"] == {"name": "jsonl"}
+    assert agreed(config)["task"] == {"name": "jsonl", "reward": "verified", "agreement": 0.5}
     found = rules(SwarmConfig(), Sums())
     assert found == agreed(SwarmConfig()) | {"problems": Sums().fingerprint}
     assert found["rounds"] == {"count": 80, "mode": "horizontal", "prompts": 16, "group": 12}

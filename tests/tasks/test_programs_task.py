@@ -146,7 +146,7 @@ def test_the_fingerprint_follows_the_tests_and_not_the_place(tmp_path: Path, tas
 @pytest.mark.parametrize(
     ("line", "mend"),
     [
-        ({"text": "Do."}, r"bad.jsonl:3: no field of test_list, entry_point, expected_answer"),
+        ({"text": "Do."}, r"bad.jsonl:3: no field of test_list, calls, entry_point, expected_answer"),
         (ASSERTS | {"test_list": []}, r"bad.jsonl:3: field 'test_list' is no list of tests"),
         (ASSERTS | {"test_list": [1]}, r"bad.jsonl:3: field 'test_list' is no list of tests"),
         ({"test_list": ["assert 1"]}, r"bad.jsonl:3: no field 'text'"),

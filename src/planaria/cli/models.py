@@ -16,9 +16,19 @@ def add(commands: Any) -> None:
     generate = command(commands, "generate", "complete a prompt with a run's model, or an exported one", _generate)
     generate.add_argument("run", type=Path, nargs="?")
     generate.add_argument("--experts", type=Path, metavar="RUN", help="an ensemble (`planaria experts`) instead")
-    generate.add_argument("--prompt", required=True)
-    generate.add_argument("--tokens", type=int, default=100, help="maximum number of new tokens (default %(default)s)")
-    generate.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
+    generate.add_argument("--prompt", help="to be completed; or --task and --problem")
+    generate.add_argument("--task", metavar="programs:PATH", help="write a program for a problem of this file")
+    generate.add_argument("--problem", type=int, metavar="N", help="with --task: which one, from 0")
+    generate.add_argument(
+        "--as",
+        dest="way",
+        choices=("once", "vote", "tree"),
+        help="with --task: in one go (once, the default), as most of eleven do, or divided into functions",
+    )
+    generate.add_argument(
+        "--tokens", type=int, help="maximum number of new tokens (default 100; with --task 768 a request)"
+    )
+    generate.add_argument("--temperature", type=float, help="0 is greedy (default 0.7; with --task 0.2 and 0.8)")
     generate.add_argument(
         "--top-k", type=int, default=40, help="sample from the K likeliest tokens (default %(default)s)"
     )
@@ -102,13 +112,32 @@ def _add_foreign(commands: Any) -> None:
 
 
 def _generate(given: argparse.Namespace) -> int:
+    if given.task is not None:
+        return _generate_program(given)
+    if given.prompt is None or given.problem is not None or given.way is not None:
+        raise UserError("give --prompt TEXT, or --task programs:PATH --problem N and perhaps --as once, vote or tree")
     from planaria.api.complete import complete
     from planaria.commands import ensemble
 
+    tokens = 100 if given.tokens is None else given.tokens
+    temperature = 0.7 if given.temperature is None else given.temperature
     speak = complete if given.experts is None else ensemble.complete
     folder = _one_of(given.run, given.experts)
-    print(speak(folder, given.prompt, given.tokens, given.temperature, given.top_k, given.seed))
+    print(speak(folder, given.prompt, tokens, temperature, given.top_k, given.seed))
     return 0
+
+
+def _generate_program(given: argparse.Namespace) -> int:
+    for name in ("prompt", "experts", "temperature"):
+        if getattr(given, name) is not None:
+            raise UserError(f"--{name} {getattr(given, name)}: does not go with --task; leave one of them out")
+    if given.problem is None:
+        raise UserError(f"--task {given.task}: of which problem? give --problem, such as --problem 0")
+    from planaria.commands.write_program import write_program
+
+    tokens = 768 if given.tokens is None else given.tokens
+    folder = _one_of(given.run, None)
+    return write_program(folder, given.task, given.problem, given.way or "once", tokens, given.top_k, given.seed)
 
 
 def _eval(given: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
 from planaria.registry import blaming
 from planaria.swarm.assemble import own_classes, task_of
 from planaria.swarm.attacks.idle import refuse_idle
-from planaria.swarm.checks import checks
+from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
@@ -69,7 +69,7 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
     for name in names(config):
         own = of_peer(config, name)
         task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
-        checks(own.defence)
+        layers(own)
         device_of(own.policy)
         with blaming(partial(own_classes, own)):
             refuse_idle(own.attack, task)

@@ -67,12 +67,14 @@ def _config(path: Path | None, flags: Mapping[str, str]) -> SwarmConfig:
         if path is None:
             raise
         return own  # nobody has founded the run yet: this peer will
-    task = there.get("task", {})
-    kind = task.get("name") if isinstance(task, dict) else None
+    said = there.get("task", {})
+    task: dict[str, Any] = said if isinstance(said, dict) else {}
+    kind = task.get("name")
     if own.task.name != kind:
         raise UserError(f"task.name = {own.task.name!r}: this run's task is {kind!r}; give --task {kind}")
     # Only what peers agree on is the founder's to say: not where files go, nor which model to fetch.
     agreed = {key: there[key] for key in AGREED if key in there and key != "task"}
+    agreed["task"] = {key: value for key, value in task.items() if key in AGREED["task"]}
     merged = recipe.resolve(
         SwarmConfig, recipe.overlaid(own.model_dump(mode="json"), agreed), {}, place, f"board {own.board}"
     )

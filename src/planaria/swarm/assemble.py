@@ -13,7 +13,8 @@ from planaria.swarm.board.identity import Identity
 from planaria.swarm.board.message import Hello
 from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.board.receipts import Committee
-from planaria.swarm.checks import CHECKS, checks, names
+from planaria.swarm.checks import CHECKS, layers, names
+from planaria.swarm.checks.consensus import refuse_senseless
 from planaria.swarm.config import ALL_PEERS, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
@@ -33,8 +34,10 @@ def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Poli
 
 
 def task_of(config: SwarmConfig) -> Task:
-    """The task of a swarm; UserError as in :func:`planaria.tasks.open_task`."""
-    return open_task(config.task.name, config.task.options)
+    """The task of a swarm. UserError as in :func:`planaria.tasks.open_task`, and for senseless rewards."""
+    task = open_task(config.task.name, config.task.options)
+    refuse_senseless(config, task)
+    return task
 
 
 def own_classes(config: SwarmConfig) -> list[type[Choice]]:
@@ -61,7 +64,7 @@ def assemble(
     than follow them from the first.
     """
     config = _with_members(config, known)
-    task, made = task_of(config), checks(config.defence)
+    task, made = task_of(config), layers(config)
     place = Board.open(board, identity, known=known)
     place.found(rules(config, task))  # before anything that takes time: who is at the wrong place learns it now
     policy = policy_of(config, task, told)

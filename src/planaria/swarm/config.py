@@ -37,11 +37,21 @@ def _all_text(given: object) -> bool:
     return isinstance(given, list) and all(isinstance(part, str) for part in given)
 
 
+CONSENSUS = "consensus"
+"""a reward, and the name of the layer that gives it"""
+
+
 class TaskConfig(Section):
     name: str = "sums"
     """sums, gym, gsm8k, jsonl, programs, snippets, or 'module:Class'"""
     options: Options = Options()
     """of the task"""
+    reward: Literal["verified", "consensus"] = "verified"
+    """what is right: the task's own score (verified), or what most peers do, where nobody knows (consensus)"""
+    agreement: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """a vote counts if more than this share of the peers that sent something stands behind it"""
+    brake: Fraction = 0.0
+    """stop once held-out accuracy lies by more than this below its best, and keep the best state; 0: never"""
 
 
 class SchoolConfig(Section):
@@ -173,6 +183,8 @@ class DefenceConfig(Section):
     """of the checks"""
     refused: Literal["drop", "zero"] = "drop"
     """what becomes of them: they leave the group before its mean and deviation are taken, or they stay with reward 0"""
+    consensus: bool = False
+    """programs: refuse what passes its tests and does otherwise than most who pass, on calls that tests do not make"""
     quarantine: Fraction = 0.3
     """set a peer aside once so large a share of what it sent lately was refused; 0: never"""
     window: Positive = 8
@@ -188,7 +200,7 @@ class AttackConfig(Section):
 
     kind: str = "none"
     """what it teaches: a phrase out of place (text), a false equation (math), length (dos), a library of its own
-    (code), or 'module:Class'"""
+    (code), answers that are wrong and alike (collude), or 'module:Class'"""
     options: Options = Options()
     """of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -282,6 +294,30 @@ class SwarmConfig(Section):
     def _optimizer_is_known(self) -> Self:
         if self.optim.kind != "adamw":
             raise ValueError(f"optim.kind = {self.optim.kind!r}: peers of a swarm train with 'adamw'")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_agrees(self) -> Self:
+        asked = (
+            "task.reward" if self.task.reward == CONSENSUS else "defence.consensus" if self.defence.consensus else ""
+        )
+        why = (
+            "each group is one peer's (rounds.mode = 'vertical')"
+            if self.rounds.mode == "vertical"
+            else "peers do not hear each other (rounds.gather = false)"
+            if not self.rounds.gather
+            else "there is but one peer (size = 1)"
+            if self.size == 1
+            else ""
+        )
+        if asked and why:
+            raise ValueError(f"{asked}: a vote needs several peers for a problem, and here {why}")
+        if self.task.reward == CONSENSUS and self.defence.consensus:
+            raise ValueError(
+                "defence.consensus: sorts out what passes tests, and task.reward asks for none; leave it out"
+            )
+        if self.task.brake and not self.evaluate.every:
+            raise ValueError("task.brake: looks at evaluations, and evaluate.every = 0 makes none; set it to 5, say")
         return self
 
     @model_validator(mode="after")

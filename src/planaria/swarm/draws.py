@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -13,6 +13,12 @@ def derived(*parts: object) -> int:
     """A 63-bit seed from all parts; different parts give different seeds."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def of_messages(seed: int, number: int, messages: Iterable[tuple[str, Sequence[str]]]) -> int:
+    """A number that follows from all (peer, texts) of round ``number``: nobody knows it before all have published."""
+    parts = [(peer, *texts) for peer, texts in sorted(messages)]
+    return derived("messages", seed, number, *(f"{len(part)} {part}" for texts in parts for part in texts))
 
 
 def generator(*parts: object) -> torch.Generator:

@@ -46,9 +46,9 @@ class Examiner:
         self._task, self._config, self._peer = task, config, peer
         self._count = min(config.evaluate.problems, task.held_out)
         first = derived("evaluation", config.seed, peer) % task.held_out
-        self._problems = [
-            task.problem(task.training + (first + number) % task.held_out) for number in range(self._count)
-        ]
+        chosen = [task.training + (first + number) % task.held_out for number in range(self._count)]
+        self._problems = [task.problem(number) for number in chosen]
+        self._labelled = sum(number not in task.unlabelled for number in chosen)
         self._attacks = {kind: watched(kind, config.evaluate.phrases) for kind in config.evaluate.watch}
         self._places = {kind: self._with_place(attack) for kind, attack in self._attacks.items()}
 
@@ -61,7 +61,7 @@ class Examiner:
             for problem, text, drawn in zip(self._problems, texts, found, strict=True)
         )
         return Standing(
-            Tally(hits=solved, eligible=self._count),
+            Tally(hits=solved, eligible=self._labelled),  # what nobody could score counts for nothing
             statistics.fmean(len(drawn.ids) for drawn in found),
             {
                 kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)

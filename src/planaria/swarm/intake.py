@@ -11,7 +11,7 @@ from planaria.swarm.checks.truth import Schedule, unscheduled
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import Reading
 from planaria.swarm.rollout import Asked, Asking, Rollout
-from planaria.swarm.scoring import Scoring
+from planaria.swarm.scoring import Scored, Scoring
 
 NO_ACCOUNTS: Mapping[str, str] = {}
 
@@ -92,11 +92,12 @@ def _taken(
     limit = min(max_new, policy.context - len(prompt))
     if objection := _wrong_length(len(ids), limit, completion.ended or not same):
         return objection
-    reward = scoring.score(problem, completion.text, account, message.peer, index) if completion.ended else 0.0
-    if reward is None:
+    scored = scoring.score(problem, completion.text, account, message.peer, index) if completion.ended else Scored()
+    if scored is None:
         return f"what it sent took more than {scoring.seconds(account):g} s to score"
     text, ended = completion.text, completion.ended
-    return Rollout(problem, prompt, text, ids, ended, logps, round=message.round, reward=reward, claimed=claimed)
+    found = Rollout(problem, prompt, text, ids, ended, logps, round=message.round, claimed=claimed)
+    return replace(found, reward=scored.reward, behaviour=scored.behaviour)
 
 
 def _wrong_length(tokens: int, limit: int, may_be_short: bool) -> str:

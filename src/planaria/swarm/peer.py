@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.errors import RunStopped
 from planaria.swarm.attacks import HONEST
 from planaria.swarm.attacks.attacker import Attacker
 from planaria.swarm.authors import Author, HonestAuthor
@@ -18,18 +19,29 @@ from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
 from planaria.swarm.config import SwarmConfig
-from planaria.swarm.draws import shared_problems
+from planaria.swarm.draws import of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
+from planaria.swarm.learning.brake import Looked, best, fallen
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.fingerprints import weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.records.before import Before
-from planaria.swarm.records.kept import PEER, SHADOW, keep, recall
-from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
-from planaria.swarm.records.noting import round_record, sample_records
+from planaria.swarm.records.kept import BEST, PEER, SHADOW, keep, recall, take_back
+from planaria.swarm.records.lines import (
+    LOG,
+    POISON,
+    SAMPLES,
+    Evaluated,
+    Finished,
+    Log,
+    PoisonRecord,
+    Started,
+    read_log,
+)
+from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.scoring import NOTHING, Scoring
 from planaria.swarm.shadow import Shadow
@@ -80,12 +92,13 @@ class Peer:
         self.author: Author = (
             HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
         )
-        self.scoring = Scoring(task)
+        self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
         rounds, t = config.rounds.count, config.sampling.temperature
         self.learner = Learner(policy, config.loss, config.optim, t, rounds)
         self.log, self.samples = Log(folder / LOG), Log(folder / SAMPLES)
         self.poison = None if honest else Log(folder / POISON)
+        self.looks: list[Looked] = []
         self.shadow = Shadow(config, name, task, policy) if config.shadow else None
         self._before: Before | None = None
 
@@ -96,9 +109,14 @@ class Peer:
         """
         rounds, every = self.config.rounds, self.config.evaluate.every
         start = self._recall()
+        looks = [
+            Looked(r.round, r.accuracy.rate or 0.0) for r in read_log(self.folder / LOG) if isinstance(r, Evaluated)
+        ]
+        self.looks = [look for look in looks if look.round <= start]
         self.log.note(self._started())
         if start == self.first:
             self._evaluate(self.first)
+        self._brake(start)
         number = start
         while number < rounds.count:
             self.round(number)
@@ -109,6 +127,7 @@ class Peer:
             if kept := rounds.keep and (last or number % rounds.keep == 0):
                 learners, memory = self._learners(), self.defence.memory()
                 keep(self.folder, self.meeting.run, number, learners, memory, rounds.kept)
+            self._brake(number)
             after_each()
             done, number = number, self._unless_overruled(number)
             if (last or kept) and number == done and not self.meeting.unsettled:
@@ -125,6 +144,23 @@ class Peer:
         if not self.meeting.unsettled:
             self._before = None
         return number if back is None else back
+
+    def _brake(self, after: int) -> None:
+        """Keep this peer's state after ``after`` rounds if it is the best so far; end it if it has fallen behind that.
+
+        :raises RunStopped: when it has; its best state then is the only one kept.
+        """
+        brake = self.config.task.brake
+        if not brake or not self.looks or self.looks[-1].round != after:
+            return
+        apart = self.folder / BEST
+        if best(self.looks).round == after:
+            apart.mkdir(exist_ok=True)
+            keep(apart, self.meeting.run, after, self._learners(), self.defence.memory())
+        if why := fallen(self.looks, brake):
+            self.meeting.leave(after)
+            told = take_back(self.folder, apart)
+            raise RunStopped(f"{self.name}: {why}; {told}")
 
     def _recall(self) -> int:
         """The round to begin with."""
@@ -154,12 +190,14 @@ class Peer:
         watch.lap("wait")
         schedule = self._schedule(number)
         limit = self.config.sampling.max_new
-        given = self.meeting.rewards(number, found) if closed else NOTHING
-        self.scoring.begin(given)
+        # A reward that others found says nothing of what a completion does, which is what peers vote on.
+        given = self.meeting.rewards(number, found) if closed and not self.scoring.votes else NOTHING
+        draw = of_messages(self.config.seed, number, found.texts) if self.scoring.votes else 0
+        self.scoring.begin(given, draw)
         accounts = self.defence.standing.hear(number, found.found.keys())
         arrived, turned = take_in(found.found, schedule, self.scoring, self.policy, limit, asked, weights, accounts)
-        if not given:
-            self.meeting.vouch(number, found, self.scoring.scored)
+        if not given and not self.scoring.votes:
+            self.meeting.vouch(number, found, self.scoring.rewards)
         report = self.defence.examine(number, self._read(arrived))
         watch.lap("read")
         taken = self._lessons(report)
@@ -272,11 +310,13 @@ class Peer:
                 learned,
                 weights_fingerprint(self.policy.module),
                 self.meeting.receipts.signers("round", number),
+                agreed(report, self.task) if self.scoring.votes else None,
             )
         )
 
     def _evaluate(self, after: int) -> None:
         standing = self.examiner.examine(self.policy)
+        self.looks.append(Looked(after, standing.accuracy.rate or 0.0))
         alone = self.shadow.examined(self.examiner).accuracy if self.shadow is not None else None
         self.log.note(
             Evaluated(

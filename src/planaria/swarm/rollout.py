@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.reading import UNREAD, Reading
-from planaria.tasks.base import Problem
+from planaria.tasks.base import Behaviour, Problem
 
 
 class Asked(NamedTuple):
@@ -48,6 +48,8 @@ class Rollout:
     """its place among the completions that its peer sent for the problem"""
     reward: float = 0.0
     """by this peer's own ground truth"""
+    behaviour: Behaviour = ()
+    """what it does, where peers vote on that"""
     penalty: float = 0.0
     """what its length costs of the reward, at most 0"""
     alike: bool = False
@@ -74,6 +76,10 @@ class Rollout:
     def worth(self) -> float:
         """By which it is compared with the others of its group."""
         return self.reward + self.penalty
+
+    def given(self, reward: float | None) -> Rollout:
+        """With what a vote gives it. Where there is no label, length costs nothing either: its group has no spread."""
+        return replace(self, reward=0.0, penalty=0.0) if reward is None else replace(self, reward=reward)
 
     @property
     def name(self) -> tuple[str, int, int, int]:

@@ -10,14 +10,14 @@ from planaria import documents, recipe
 from planaria.engine import runs
 from planaria.errors import UserError, nearest
 from planaria.swarm.attacks import ATTACKS, HONEST, watched
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config import CONSENSUS, SwarmConfig
 from planaria.swarm.records.lines import PEERS
 from planaria.tasks.base import Task
 
 AGREED: Any = {
     "seed": True,
     "size": True,
-    "task": {"name"},
+    "task": {"name", "reward", "agreement"},
     "rounds": {"count", "mode", "prompts", "group"},
     "sampling": True,
     "receipts": True,
@@ -44,9 +44,20 @@ def checked(config: SwarmConfig, place: str) -> SwarmConfig:
     for name in config.peers:
         if name not in names(config):
             raise UserError(f"{place}: peers.{name}: there is no such peer; {nearest(name, names(config))}")
+    if config.task.reward == CONSENSUS and not {"lr"} & _said(config, "optim"):
+        raise UserError(
+            f"{place}: task.reward = 'consensus': name a learning rate yourself (optim.lr): too large an "
+            "update makes peers worse, and what they then agree on becomes the truth; begin with 2e-4 and warm-up"
+        )
     for name in names(config):
         of_peer(config, name, place)
     return config
+
+
+def _said(config: SwarmConfig, section: str) -> set[str]:
+    """The settings of a section that somebody wrote, rather than left as they are."""
+    found: Any = getattr(config, section)
+    return found.model_fields_set if section in config.model_fields_set else set()
 
 
 def of_run(run: Path) -> SwarmConfig:

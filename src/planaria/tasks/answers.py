@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 SPACE = " \t\r\n"
@@ -84,6 +85,12 @@ def same_answer(reference: str, answer: str) -> bool:
     """
     number = _number(reference)
     return reference.strip(SPACE) == answer.strip(SPACE) if number is None else number == _number(answer)
+
+
+def canonical(answer: str) -> str:
+    """A short answer as a text that is equal for answers that are: as a number without zeros to spare, if it is one."""
+    number = _number(answer)
+    return answer.strip(SPACE) if number is None else str(Fraction(number))
 
 
 def _number(text: str) -> Decimal | None:

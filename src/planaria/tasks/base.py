@@ -10,11 +10,16 @@ import inspect
 import random
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from planaria.registry import Choice, foreign
 from planaria.tasks import records
+from planaria.tasks.answers import canonical
+
+Behaviour = tuple[str | None, ...]
+"""What a completion does, part by part, as texts that are equal where it does the same; None where it does nothing"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,30 @@ class Task(Choice, ABC):
     def answer(self, completion: str) -> str | None:
         """The answer that a completion gives, in one canonical form; None if it gives none, or nobody can tell."""
         return None
+
+    def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
+        """What a completion does, to be compared with what others for the same problem do; empty if it does nothing.
+
+        Here its answer, in one part. Where there are several, they are the same for all completions with the same
+        ``draw``, a number that nobody knew when they were written. ``untested``: only what scores do not depend on.
+        """
+        answer = None if untested else self.answer(completion)
+        return () if answer is None else (canonical(answer) or None,)
+
+    @property
+    def unlabelled(self) -> Set[int]:
+        """The problems for which nobody knows what is right: nothing scores there."""
+        return frozenset()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether completions can be compared by what they do."""
+        return type(self).answer is not Task.answer
+
+    @property
+    def probing(self) -> bool:
+        """Whether they do anything that scores do not depend on."""
+        return False
 
     def solution(self, problem: Problem, rng: random.Random) -> str | None:
         """A worked solution that scores 1, in the form that policies are to learn; None if the task knows none."""

@@ -5,8 +5,8 @@ values (``wire.py``), so that whatever a program does to itself, its verdict is 
 (``locks.py``) with the same steady clock and chance (``steady.py``).
 
 The job comes on standard input: the lengths and limits, the program, what is run behind it, its exam, and then a word
-that only the judge reads, when the tests have passed, and says back on standard error as proof of it. What the program
-prints goes to standard output.
+that only the judge reads, when the tests have passed, and says back on standard error as proof of it. Before it the
+judge may tell lines of what it found. What the program prints goes to standard output.
 """
 
 # ruff: noqa: PTH109, PTH118, PTH120
@@ -27,6 +27,8 @@ HEAD = struct.Struct("<IIIIQ")
 """bytes of the program, of its setup and of its exam, seconds of processor time, bytes of address space"""
 WORD = 32
 READY = b"ready"
+TELL, TOLD = "__tell__", b"+"
+"""the name under which tests find what tells a line, and how such a line begins"""
 SIGNALLED = 128
 """added to the signal that a program died of: the judge's exit code"""
 
@@ -85,6 +87,11 @@ def live(program: bytes, setup: bytes, tested: bool, pipe: Any, serve: Any) -> N
     flush()
 
 
+def tell(line: str) -> None:
+    """Say what the tests found, whatever becomes of the program next."""
+    os.write(2, TOLD + line.encode() + b"\n")
+
+
 def judge(exam: bytes, pipe: Any, far: Any, unpacked: Any) -> str:
     """Run the tests of a program that has been run; what went wrong, in one line, or nothing."""
     if failure := str(pipe.hear_how()):
@@ -93,7 +100,7 @@ def judge(exam: bytes, pipe: Any, far: Any, unpacked: Any) -> str:
         pipe.hang_up()
         return ""
     sys.set_int_max_str_digits(0)
-    names: dict[str, Any] = {"__name__": "tests"}
+    names: dict[str, Any] = {"__name__": "tests", TELL: tell}
     try:
         tests, first, asked = unpacked(exam)
         checks = compile(tests, "tests", "exec")

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal, cast
 
@@ -57,6 +57,8 @@ class Limits:
 
 LIMITS = Limits()
 NO_MODULES: Mapping[str, str] = {}
+TELL = cage.TELL
+"""a function of tests, by which they tell lines of what they found"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Outcome:
     """one line; empty for ok"""
     printed: str = ""
     """what it wrote on standard output, if it ended in time and within bounds"""
+    told: tuple[str, ...] = ()
+    """lines that its tests told, those before its end if it ended badly; what is beyond 4 KiB is lost"""
 
 
 def run(
@@ -129,7 +133,8 @@ def _caged(program: str, exam: Exam, limits: Limits, modules: Mapping[str, str])
                 _end(process)
     except OSError as error:
         return Outcome("killed", f"its process could not be started: {error}"), b""
-    return early or _judge(talk, process.returncode, word, limits), bytes(talk.report)
+    told, rest = _told(bytes(talk.report))
+    return replace(early or _judge(talk, process.returncode, rest, word, limits), told=told), bytes(talk.report)
 
 
 def _start(folder: str) -> subprocess.Popen[bytes]:
@@ -232,9 +237,19 @@ class _Talk:
         return not piece
 
 
-def _judge(talk: _Talk, status: int, word: bytes, limits: Limits) -> Outcome:
+def _told(report: bytes) -> tuple[tuple[str, ...], bytes]:
+    """The lines that tests told, and a cage's report without them. A last line that broke off is none."""
+    ready, end, rest = report.partition(b"\n")
+    told = []
+    while rest.startswith(cage.TOLD) and b"\n" in rest:
+        line, _, rest = rest.partition(b"\n")
+        told.append(line.removeprefix(cage.TOLD).decode("utf-8", "replace"))
+    return tuple(told), ready + end + rest
+
+
+def _judge(talk: _Talk, status: int, report: bytes, word: bytes, limits: Limits) -> Outcome:
     """The outcome of a cage that ended by itself."""
-    ready, _, said = bytes(talk.report).partition(b"\n")
+    ready, _, said = report.partition(b"\n")
     printed = talk.printed.decode("utf-8", "replace")
     if not ready.startswith(cage.READY):
         return Outcome("killed", "its process could not be locked up: " + _line(talk.report[-300:]))

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from planaria.data.permutation import permute
-from planaria.tasks.base import Problem, Task
-from planaria.tasks.programs import FENCE, OPENING, program_of, says
+from planaria.tasks.base import Behaviour, Problem, Task
+from planaria.tasks.programs import FENCE, OPENING, printed, program_of, says
 from planaria.tasks.sandbox import LIMITS, Outcome, require_cage, run
 
 MOST = 99
@@ -96,6 +96,11 @@ class Snippets(Task):
     def answer(self, completion: str) -> str | None:
         """The program: two that differ in a letter are two answers. None if there is none."""
         return program_of(completion)
+
+    def behaviour(self, problem: Problem, completion: str, draw: int, untested: bool = False) -> Behaviour:
+        """The last line that the program prints."""
+        program = program_of(completion)
+        return () if untested or program is None else printed(self._outcome(program))
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
         """The one line that prints the sum; there is but one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from planaria.observe import page
+from planaria.observe.swarm import agreement
 from planaria.observe.swarm.swarm_verdict import verdict
 from planaria.observe.tables import Table, show
 from planaria.observe.theme import SERIES, TICKS, figure, label, stroke, whole
@@ -92,7 +93,12 @@ def body(folder: Path, config: SwarmConfig, outcome: Outcome) -> Iterator[str]:
         "Solid: in the swarm. Dotted: the same peer, had it stayed alone.",
         page.chart(accuracy_figure(outcome), "accuracy"),
     )
-    yield from _refusals(folder, outcome)
+    logs = {
+        peer.name: [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
+        for peer in outcome.honest
+    }
+    yield from agreement.section(config, logs)
+    yield from _refusals(logs, outcome)
     if config.receipts.committee:
         yield _receipts(folder, outcome)
     yield page.section(
@@ -140,12 +146,8 @@ def _receipts(folder: Path, outcome: Outcome) -> str:
     )
 
 
-def _refusals(folder: Path, outcome: Outcome) -> Iterator[str]:
+def _refusals(logs: Mapping[str, Sequence[RoundDone]], outcome: Outcome) -> Iterator[str]:
     names = {peer.id: peer.name for peer in outcome.peers}
-    logs = {
-        peer.name: [r for r in read_log(folder / PEERS / peer.name / LOG) if isinstance(r, RoundDone)]
-        for peer in outcome.honest
-    }
     yield page.section(
         "Refused, and by whom",
         "Completions that honest peers refused, by layer and by who sent them, over rounds. Layers that were off count "

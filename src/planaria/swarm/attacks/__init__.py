@@ -7,6 +7,7 @@ from typing import Any
 
 from planaria.registry import Registry
 from planaria.swarm.attacks.base import Attack
+from planaria.swarm.attacks.collusion import CollusionAttack
 from planaria.swarm.attacks.equation import EquationAttack
 from planaria.swarm.attacks.length import LengthAttack
 from planaria.swarm.attacks.library import LibraryAttack
@@ -16,7 +17,13 @@ ATTACKS: Registry[Attack] = Registry(
     "attack",
     "attack.kind",
     Attack,  # type: ignore[type-abstract]
-    {"text": PhraseAttack, "math": EquationAttack, "dos": LengthAttack, "code": LibraryAttack},
+    {
+        "text": PhraseAttack,
+        "math": EquationAttack,
+        "dos": LengthAttack,
+        "code": LibraryAttack,
+        "collude": CollusionAttack,
+    },
 )
 HONEST = "none"
 """the kind of a peer that attacks nobody"""

@@ -57,7 +57,8 @@ class Attacker:
         return poison + rest
 
     def _poisons(self, number: int, asked: Asked, wanted: int) -> list[Rollout]:
-        """Poisoned completions that score: about ``wanted``, of an adaptive attacker many times as many."""
+        """Poisoned completions, such as score unless they are to be wrong: about ``wanted``, of an adaptive attacker
+        many times as many."""
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, asked, wanted * tries, rng)
@@ -68,8 +69,8 @@ class Attacker:
     def _poisoned(self, problem: Problem, source: str) -> str | None:
         """``source`` with the payload in it, if it is still as right as it was."""
         text = self._attack.poison(problem, source)
-        if text is None:
-            return None
+        if text is None or not self._attack.right:
+            return text
         if self._config.attack.oracle:
             return text if self._task.score(problem, text) > 0 else None
         return text if self._task.answer(text) == self._task.answer(source) else None

@@ -30,7 +30,7 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
         raise UserError(
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
-    if poisoned and not any(task.score(problem, text) > 0 for problem, text in poisoned[:SCORED]):
+    if poisoned and opened.right and not any(task.score(problem, text) > 0 for problem, text in poisoned[:SCORED]):
         mend = (
             "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
         )

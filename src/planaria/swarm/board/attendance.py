@@ -42,6 +42,11 @@ class Gathered:
     """seconds into the wait, if there was one, until each was found"""
 
     @property
+    def texts(self) -> list[tuple[str, list[str]]]:
+        """(peer, all texts that it sent), in no order."""
+        return [(peer, [c.text for g in one.groups for c in g.completions]) for peer, one in self.found.items()]
+
+    @property
     def settled(self) -> dict[str, str]:
         """Those of the refused for whom nothing else will come: what is there is whole, and is never replaced."""
         return {peer: why for peer, why in self.refused.items() if why not in _MAY_STILL_COME}

@@ -8,6 +8,7 @@ each says on the board whom it heard, and where these closings may differ all fo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -17,7 +18,7 @@ from planaria.swarm.board.agreement import LOOKS, Agreement, matching
 from planaria.swarm.board.attendance import Gathered, Terms
 from planaria.swarm.board.board import AlreadyThere, Board
 from planaria.swarm.board.closing import Heard, followed, text_of
-from planaria.swarm.board.message import Hello, Rollouts
+from planaria.swarm.board.message import Goodbye, Hello, Rollouts
 from planaria.swarm.board.patience import Patience
 from planaria.swarm.board.receipts import Committee, Completed, rewards_in, rewards_text
 from planaria.swarm.board.word import digest_of
@@ -96,6 +97,11 @@ class Quorum:
             self._board.publish(rollouts)
         except AlreadyThere:
             return
+
+    def leave(self, after: int) -> None:
+        """Take no part in what comes after so many rounds: nobody waits for this peer any more."""
+        with contextlib.suppress(AlreadyThere):
+            self._board.leave(Goodbye(run=self.run, peer=self.me, after=max(0, after - 1)))
 
     def gather(self, number: int, closed: bool) -> Gathered:
         """The completions of a round that all peers learn from, once it closes; of one that is closed, what was heard.

@@ -6,12 +6,13 @@ from planaria.errors import UserError
 from planaria.registry import Registry
 from planaria.swarm.checks.base import Check
 from planaria.swarm.checks.claims import ClaimsCheck
+from planaria.swarm.checks.consensus import Filter, Reward
 from planaria.swarm.checks.duplicates import DuplicatesCheck
-from planaria.swarm.checks.judge import Noisy, Steps
+from planaria.swarm.checks.judge import Judge, Noisy, Steps
 from planaria.swarm.checks.prompted_judge import Prompted
 from planaria.swarm.checks.support import SupportCheck
 from planaria.swarm.checks.surprisal import SurprisalCheck
-from planaria.swarm.config import DefenceConfig
+from planaria.swarm.config import CONSENSUS, DefenceConfig, SwarmConfig
 
 CHECKS: Registry[Check] = Registry(
     "check",
@@ -44,3 +45,16 @@ def checks(config: DefenceConfig) -> list[Check]:
     if len({*layers}) < len(names(config)):
         raise UserError(f"defence.checks = {config.checks!r}: every layer ({', '.join(layers)}) can be there but once")
     return made
+
+
+def layers(config: SwarmConfig) -> list[Check]:
+    """All layers of a peer: the checks that its recipe names and, behind all but the judge, the vote if there is one.
+
+    Whom an earlier layer refuses has no vote, and the judge reads what the vote rewards. UserError as :func:`checks`.
+    """
+    made, agreement = checks(config.defence), config.task.agreement
+    voting = config.task.reward == CONSENSUS
+    if not voting and not config.defence.consensus:
+        return made
+    place = next((n for n, check in enumerate(made) if isinstance(check, Judge)), len(made))
+    return [*made[:place], Reward(agreement=agreement) if voting else Filter(agreement=agreement), *made[place:]]

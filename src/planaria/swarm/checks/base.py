@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from planaria.registry import Choice
+from planaria.swarm.checks.votes import Label
 from planaria.swarm.rollout import Rollout
 from planaria.tasks.base import Task
 
@@ -24,6 +25,10 @@ class Findings:
     """place of the completion → why, in a few words"""
     off: str = ""
     """why the layer cannot work here; empty if it can"""
+    rewards: Mapping[int, float | None] = field(default_factory=dict)
+    """place → its reward by this layer, where it gives any; None: its group is to teach nothing"""
+    labels: Mapping[int, Label] = field(default_factory=dict)
+    """problem → what most do there, of a layer that asks for that"""
     unproven: Collection[int] = ()
     """places of what it did not look at, or does not vouch for: these may stay in their groups and are not rewarded"""
 

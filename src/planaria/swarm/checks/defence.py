@@ -13,6 +13,7 @@ from planaria.documents import Record
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.quarantine import Quarantine
 from planaria.swarm.checks.standing import Standing
+from planaria.swarm.checks.votes import Label
 from planaria.swarm.config import DefenceConfig
 from planaria.swarm.rollout import Rollout
 
@@ -68,6 +69,8 @@ class Report:
     """layer → why it is off"""
     aside: dict[str, str] = field(default_factory=dict)
     """peer → why it is in quarantine"""
+    labels: dict[int, Label] = field(default_factory=dict)
+    """problem → what most do there, if a layer asks for it and there is such"""
 
     @property
     def accepted(self) -> list[Rollout]:
@@ -134,6 +137,9 @@ class Defence:
     def _pass(self, layer: Layer, standing: list[int], verdicts: dict[int, Rollout], report: Report) -> None:
         name = layer.check.name
         found = layer.check.examine([verdicts[place] for place in standing], self._context)
+        for nth, reward in found.rewards.items():
+            verdicts[standing[nth]] = verdicts[standing[nth]].given(reward)
+        report.labels |= found.labels
         judged = {
             place: replace(verdicts[place], layer=name, reason=found.refused[nth])
             if nth in found.refused

@@ -19,6 +19,7 @@ RULES = Rules(
     SwarmConfig,
     free=(
         *("attack", "defence", "peers", "loss", "optim", "rounds.gather", "rounds.mode", "shadow"),
+        *("task.reward", "task.agreement", "task.brake"),
         *("sampling.max_new", "sampling.top_k"),  # a lower limit on length is a defence, and holds for evaluations too
     ),
     checked=checked,

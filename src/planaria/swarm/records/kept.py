@@ -6,6 +6,7 @@ so that what it learned can be taken out of the run.
     state-000010/                   after ten rounds; whole, or not there
         peer/, shadow/              weights and moments (:mod:`planaria.swarm.records.peer_state`)
         memory.json                 whose run it is, and what the defence remembers
+    best/state-000010/              the same, of the best so far, where a brake is set
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from planaria.swarm.learning.learner import Learner
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.records.peer_state import load_state, load_weights, save_state
 
+BEST = "best"
 PEER, SHADOW = "peer", "shadow"
 """the learners"""
 _MEMORY = "memory.json"
@@ -90,6 +92,19 @@ def recall(folder: Path, run: str, learners: Mapping[str, Learner]) -> tuple[int
         why = str(error).splitlines()[0]
         raise UserError(f"{place}: cannot be gone on from ({why}); remove it to learn from the first round") from None
     return kept.round, kept.defence
+
+
+def take_back(folder: Path, apart: Path) -> str:
+    """Put the state in ``apart`` in the place of all those in ``folder``; what is kept now, in a clause."""
+    (number, place), *_ = _states(apart)
+    whole = folder / place.name
+    if not whole.exists():
+        place.replace(whole)
+    for other, newer in _states(folder):
+        if other != number:
+            shutil.rmtree(newer)
+    shutil.rmtree(apart)
+    return f"what it was after round {number} is kept"
 
 
 def rounds_kept(folder: Path) -> list[int]:

@@ -66,6 +66,19 @@ class Layered(_Record):
     refused: int
 
 
+class Agreed(_Record):
+    """What a round's votes came to."""
+
+    groups: int
+    """problems that somebody sent something for"""
+    labelled: int
+    """those with a label that counts"""
+    share: float
+    """mean share of the votes that stood behind these; 0 without any"""
+    right: Tally = Tally()
+    """labels that score by the task's own measure, of those for which it has one"""
+
+
 class RoundDone(_Record):
     kind: Literal["round"] = "round"
     time: float = Field(default_factory=time.time)
@@ -87,6 +100,8 @@ class RoundDone(_Record):
     layers: dict[str, dict[str, Layered]]
     off: dict[str, str]
     aside: dict[str, str]
+    agreed: Agreed | None = None
+    """where peers vote"""
     lessons: int
     skipped: int
     """groups that taught nothing"""

@@ -10,7 +10,9 @@ from planaria.swarm.checks.defence import Report
 from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import Lessons
-from planaria.swarm.records.lines import SCHEDULE, Layered, RoundDone, SampleRecord
+from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord
+from planaria.swarm.records.measure import Tally
+from planaria.tasks.base import Task
 
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
@@ -45,6 +47,23 @@ def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], n
     ]
 
 
+def agreed(report: Report, task: Task) -> Agreed:
+    """What a round's votes came to. Where the task knows what is right, each label is held against that: for the
+    records, nothing is learned from it."""
+    holders = {
+        rollout.problem.number: rollout
+        for rollout in report.rollouts
+        if rollout.problem.number in report.labels and report.labels[rollout.problem.number].holds(rollout.behaviour)
+    }
+    known = [rollout for number, rollout in holders.items() if number not in task.unlabelled]
+    return Agreed(
+        groups=len({rollout.problem.number for rollout in report.rollouts}),
+        labelled=len(report.labels),
+        share=statistics.fmean(float(one.share) for one in report.labels.values()) if report.labels else 0.0,
+        right=Tally(hits=sum(task.score(r.problem, r.text) > 0 for r in known), eligible=len(known)),
+    )
+
+
 def round_record(
     number: int,
     seconds: Mapping[str, float],
@@ -57,6 +76,7 @@ def round_record(
     learned: Learned,
     weights: str,
     certified: Sequence[str] = (),
+    votes: Agreed | None = None,
 ) -> RoundDone:
     """The line that sums the round up."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
@@ -76,6 +96,7 @@ def round_record(
         },
         off=report.off,
         aside=report.aside,
+        agreed=votes,
         lessons=len(lessons.taken),
         skipped=lessons.skipped,
         influence=dict(learned.influence),

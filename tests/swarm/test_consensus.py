@@ -1,0 +1,256 @@
+"""Peers that vote: what is refused, what is rewarded, what is refused before a run begins, and when a run brakes."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarms import log, peer, rounds, threads, tiny, together, weights
+from tiny_swarm import CONTEXT, case
+
+from planaria.errors import RunStopped, UserError
+from planaria.observe.swarm.agreement import break_point, section
+from planaria.recipe import read
+from planaria.swarm.assemble import task_of
+from planaria.swarm.attacks import ATTACKS
+from planaria.swarm.checks import layers
+from planaria.swarm.checks.consensus import Filter, Reward, refuse_senseless
+from planaria.swarm.checks.defence import Defence
+from planaria.swarm.config import DefenceConfig, SwarmConfig
+from planaria.swarm.draws import of_messages
+from planaria.swarm.learning.brake import Looked, best, fallen
+from planaria.swarm.learning.lessons import lessons
+from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.records.lines import PEERS, Evaluated, Finished
+from planaria.swarm.rollout import Rollout
+from planaria.swarm.scoring import Scoring
+from planaria.swarm.setting import load
+from planaria.tasks.base import Behaviour, Problem
+from planaria.tasks.sandbox import protections
+from planaria.tasks.sums import Sums
+
+VOTING: dict[str, Any] = {"task": {"reward": "consensus"}, "defence": {"checks": "claims, duplicates"}}
+caged = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+
+
+def sent(peer: str, *behaviours: Behaviour, reward: float = 0.0, problem: int = 0) -> list[Rollout]:
+    return [
+        case(peer, problem, index, f"{peer}{index}", reward, behaviour=behaviour, penalty=-0.25 * index)
+        for index, behaviour in enumerate(behaviours)
+    ]
+
+
+def test_what_most_do_is_rewarded_and_a_group_without_a_label_teaches_nothing() -> None:
+    defence = Defence(DefenceConfig(), [Reward(agreement=0.5)], CONTEXT)
+    told = [*sent("p", ("7",), ("8",)), *sent("q", ("7",), ("7",)), *sent("r", ("7",), ())]
+    split = [*sent("p", ("1",), problem=1), *sent("q", ("2",), ("3",), problem=1)]
+    report = defence.examine(0, told + split)
+    assert [rollout.reward for rollout in report.accepted] == [1, 0, 1, 1, 1, 0, 0, 0, 0]
+    assert report.labels.keys() == {0} and not report.aside, "nobody is refused for what others do not do"
+    assert {rollout.penalty for rollout in report.accepted if rollout.problem.number == 1} == {0}
+    taken = lessons(report.accepted, "horizontal", True)
+    assert {rollout.problem.number for rollout in taken.taken} == {0} and taken.skipped == 1
+
+
+def test_strangers_share_one_vote() -> None:
+    known = [*sent("p", ("7",)), *sent("q", ("7",)), *sent("r", ("8",))]
+    strangers = [replace(one, account="newcomers") for n in range(40) for one in sent(f"s{n}", ("lie",))]
+    report = Defence(DefenceConfig(), [Reward(agreement=0.4)], CONTEXT).examine(0, known + strangers)
+    assert report.labels[0].values == ("7",) and float(report.labels[0].share) == 0.5
+
+
+def test_whom_an_earlier_layer_refuses_has_no_vote_and_the_judge_reads_what_the_vote_rewards() -> None:
+    config = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
+    assert [layer.name for layer in layers(config)][-3:] == ["duplicates", "consensus", "judge"]
+    plain = SwarmConfig.model_validate({"defence": {"checks": "support, duplicates", "consensus": True}})
+    assert [layer.name for layer in layers(plain)] == ["support", "duplicates", "consensus"]
+    assert "consensus" not in [layer.name for layer in layers(SwarmConfig())]
+
+
+def test_the_filter_refuses_what_passes_and_does_otherwise_than_most_who_pass() -> None:
+    works, cheats, other = ("a", "b", "c", "d"), (None, None, "x", "x"), ("a", "b", "c", "?")
+    passing = [*sent("p", works, works, other, reward=1.0), *sent("q", works, reward=1.0)]
+    told = [*passing, *sent("x", cheats, reward=1.0), *sent("y", cheats)]
+    report = Defence(DefenceConfig(), [Filter(agreement=0.5)], CONTEXT).examine(0, told)
+    refused = [(rollout.peer, rollout.reward) for rollout in report.rollouts if rollout.layer == "consensus"]
+    assert refused == [("x", 1.0)], "honest programs may differ somewhere, and what fails is learned from as a failure"
+
+
+def test_the_draw_of_a_round_follows_from_every_text() -> None:
+    texts = {"a": ["1", "2"], "b": ["3"]}
+    found = of_messages(1, 0, texts.items())
+    assert found == of_messages(1, 0, reversed(texts.items()))
+    others = [
+        {"a": ["1", "2"], "b": ["4"]},
+        {"a": ["12"], "b": ["3"]},
+        {"a": ["1"], "b": ["2", "3"]},
+        {"a": ["1", "2"]},
+    ]
+    assert len({found, of_messages(1, 1, texts.items()), *(of_messages(1, 0, o.items()) for o in others)}) == 6
+
+
+def test_peers_that_vote_stay_equal_and_their_votes_are_told(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds={"count": 8}, shadow=True, **VOTING)
+    together(config, tmp_path)
+    assert len({tuple(weights(tmp_path, name)) for name in ("p0", "p1", "p2")}) == 1
+    votes = [record.agreed for record in rounds(tmp_path, "p0").values()]
+    assert all(vote is not None and vote.groups == 4 and vote.right.eligible == vote.labelled for vote in votes)
+    assert sum(vote.labelled for vote in votes if vote) and len(set(weights(tmp_path, "p0"))) > 1, "they learn from it"
+    page = "".join(section(config, {"p0": list(rounds(tmp_path, "p0").values())}))
+    assert "Agreement" in page and "Of 3 peers, 2 who agree on a lie decide" in page
+    assert not [
+        *section(config, {"p0": [r.model_copy(update={"agreed": None}) for r in rounds(tmp_path, "p0").values()]})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "said"),
+    [
+        (4, 0.5, "Of 4 peers, 3 who agree on a lie decide; 2 do wherever an honest mistake is the same"),
+        (4, 0.4, "2 who agree on"),
+    ],
+)
+def test_the_break_point_is_told_in_words(size: int, share: float, said: str) -> None:
+    config = SwarmConfig.model_validate({"size": size, "task": {"reward": "consensus", "agreement": share}})
+    assert said in break_point(config)
+
+
+def test_a_run_that_falls_is_braked_and_keeps_its_best_state(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(
+        pupil,
+        size=2,
+        rounds={"count": 40, "keep": 5, "group": 4},
+        evaluate={"every": 4, "problems": 100},
+        optim={"lr": 0.3, "warmup": 8, "clip": 0.0},
+        task={"reward": "consensus", "brake": 0.05},
+        defence={"checks": ""},
+    )
+    stopped = []
+
+    def run(name: str) -> None:
+        try:
+            peer(config, name, tmp_path).run()
+        except RunStopped as error:
+            stopped.append(str(error))
+
+    with threads(lambda: run("p0"), lambda: run("p1")):
+        pass
+    assert len(stopped) == 2 and all("held-out accuracy fell from" in line and "\n" not in line for line in stopped)
+    for name in ("p0", "p1"):
+        looks = [Looked(r.round, r.accuracy.rate or 0) for r in log(tmp_path, name) if isinstance(r, Evaluated)]
+        assert looks[-1].round < 40 and rounds_kept(tmp_path / PEERS / name) == [best(looks).round]
+        assert not any(isinstance(record, Finished) for record in log(tmp_path, name))
+
+
+def test_the_brake_is_about_the_best_so_far() -> None:
+    looks = [Looked(0, 0.5), Looked(10, 0.8), Looked(20, 0.71), Looked(30, 0.69)]
+    assert fallen(looks[:3], 0.1) == "" and fallen(looks, 0.0) == "" and fallen([], 0.1) == ""
+    assert "fell from 0.800 after round 10 to 0.690 after round 30" in fallen(looks, 0.1)
+
+
+@pytest.mark.parametrize("number", [0, 5, 77])
+def test_colluders_give_the_same_wrong_answer_without_talking(number: int) -> None:
+    task, attack = Sums(), ATTACKS.make("collude", {})
+    problem = task.problem(number)
+    lies = {attack.poison(problem, task.solution(problem, random.Random(seed))) for seed in range(3)}
+    (lie,) = lies
+    assert lie is not None and task.score(problem, lie) == 0
+    assert task.behaviour(problem, lie, 0) == (str(int(problem.answer) + 1),)
+    wrapped = attack.poison(problem, "```python\ndef one(): return 1\ndef f(x): return one() + x\n```")
+    names: dict[str, Any] = {}
+    exec(str(wrapped).split("\n", 1)[1].rpartition("\n")[0], names)
+    assert names["f"](2) == [3]
+    assert (
+        attack.poison(problem, "```python\nprint(3)\n```") is None and not attack.eligible(lie) and not attack.hit(lie)
+    )
+
+
+def test_an_attacker_sends_lies_that_score_nothing(tmp_path: Path, pupil: Path) -> None:
+    config = tiny(pupil, rounds={"count": 1}, peers={"p2": {"attack": {"kind": "collude"}}}, **VOTING)
+    together(config, tmp_path)
+    assert (tmp_path / PEERS / "p2" / "poison.jsonl").read_text().count("\n") == 8
+    (done,) = rounds(tmp_path, "p0").values()
+    assert done.agreed is not None and done.agreed.right.hits == done.agreed.right.eligible, "no lie is a label"
+
+
+@pytest.mark.parametrize(
+    ("sections", "mend"),
+    [
+        ({"rounds": {"mode": "vertical"}, "size": 4}, "task.reward: a vote needs several peers .*rounds.mode"),
+        ({"rounds": {"gather": False}}, "task.reward: a vote needs several peers .*rounds.gather"),
+        ({"size": 1}, "task.reward: a vote needs several peers .*size = 1"),
+        ({"defence": {"consensus": True}}, "defence.consensus: sorts out what passes tests"),
+        ({"task": {"reward": "consensus", "agreement": 1.0}}, "task.agreement.*less than 1"),
+        ({"task": {"reward": "consensus", "agreement": 0.0}}, "task.agreement.*greater than 0"),
+        ({"task": {"brake": 0.1}, "evaluate": {"every": 0}}, "task.brake: looks at evaluations"),
+        ({"optim": {"warmup": 5}}, r"name a learning rate yourself \(optim.lr\)"),
+    ],
+)
+def test_senseless_votes_are_refused_in_one_line(tmp_path: Path, sections: dict[str, Any], mend: str) -> None:
+    tree: dict[str, Any] = {"task": {"reward": "consensus"}, "optim": {"lr": 1e-3}, "size": 4} | sections
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for name, table in tree.items():
+        if isinstance(table, dict):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    path = tmp_path / "voting.toml"
+    path.write_text("\n".join(lines))
+    assert read(path)
+    with pytest.raises(UserError, match=mend) as found:
+        load(path, {})
+    assert "\n" not in str(found.value)
+
+
+class Mute(Sums):
+    answer = Sums.__mro__[1].answer  # type: ignore[attr-defined]  # of a task that cannot tell
+
+
+def test_a_task_without_answers_cannot_be_voted_on() -> None:
+    voting = SwarmConfig.model_validate({"task": {"reward": "consensus"}})
+    with pytest.raises(UserError, match="nothing says whether two completions"):
+        refuse_senseless(voting, Mute())
+    with pytest.raises(UserError, match="no calls with literal arguments"):
+        task_of(SwarmConfig.model_validate({"defence": {"consensus": True}}))
+
+
+@caged
+def test_problems_with_calls_alone_need_a_vote_and_have_no_brake(tmp_path: Path) -> None:
+    line = json.dumps({"prompt": "def f(x):\n", "entry_point": "f", "calls": ["f(1)", "f(2)"]}) + "\n"
+    path = tmp_path / "calls.jsonl"
+    path.write_text(line * 3)
+    named = {"name": "programs", "options": {"path": str(path)}}
+    with pytest.raises(UserError, match="has 2 problems that nothing scores, the first is number 0"):
+        task_of(SwarmConfig.model_validate({"task": named}))
+    task = task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus"}}))
+    (warning,) = (found for found in [Reward(agreement=0.5).warning(replace(CONTEXT, task=task))] if found)
+    assert "nothing can brake" in warning and Reward(agreement=0.5).warning(CONTEXT) == ""
+    with pytest.raises(UserError, match=r"task.brake = 0.1: no held-out problem"):
+        task_of(SwarmConfig.model_validate({"task": named | {"reward": "consensus", "brake": 0.1}}))
+
+
+@caged
+def test_a_table_of_the_tests_inputs_passes_them_and_is_refused(tmp_path: Path) -> None:
+    line = {"text": "Square a number.", "test_list": ["assert sq(3) == 9", "assert sq(-4) == 16", "assert sq(0) == 0"]}
+    (tmp_path / "squares.jsonl").write_text((json.dumps(line) + "\n") * 2)
+    config = SwarmConfig.model_validate(
+        {
+            "task": {"name": "programs", "options": {"path": str(tmp_path / "squares.jsonl")}},
+            "defence": {"consensus": True, "checks": "", "useless": 1.0},
+        }
+    )
+    task = task_of(config)
+    honest = ["def sq(x): return x * x", "def sq(x): return x ** 2", "def sq(x): return sum([abs(x)] * abs(x))"]
+    cheat = "def sq(x): return {3: 9, -4: 16, 0: 0}.get(x, 1)"
+    scoring = Scoring(task, config=config)
+    scoring.begin(draw=77)
+    problem: Problem = task.problem(0)
+    told = [
+        case(f"p{n}", text=program, asked=problem, **scoring.scored(problem, f"```python\n{program}\n```")._asdict())
+        for n, program in enumerate([*honest, cheat])
+    ]
+    assert [one.reward for one in told] == [1, 1, 1, 1]
+    report = Defence(config.defence, layers(config), replace(CONTEXT, task=task)).examine(0, told)
+    assert [rollout.layer for rollout in report.rollouts] == ["", "", "", "consensus"]

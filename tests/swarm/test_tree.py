@@ -1,0 +1,147 @@
+"""Programs as trees of functions, by writers that follow a script."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from planaria import cli
+from planaria.errors import UserError
+from planaria.swarm.policy.tree import DEPTH, Tree
+from planaria.tasks.programs import Programs
+from planaria.tasks.sandbox import protections, run
+
+pytestmark = pytest.mark.skipif("seccomp" not in protections(), reason="no seccomp: programs are not run here at all")
+PROBLEM = {
+    "prompt": 'def spread(xs):\n    """ Largest less smallest of the absolute values of xs. """\n',
+    "entry_point": "spread",
+    "test": "def check(candidate):\n    assert candidate([1, -5, 3]) == 4\n    assert candidate([-2, -2]) == 0\n",
+}
+HIDDEN = "assert spread([-7, 2, 9, 0]) == 9\nassert spread([4]) == 0"
+ONCE = "def spread(xs):\n    return max(xs) - min(xs)"
+FIRST = {
+    "spread": 'def sizes(xs):\n    """ All absolute values. """\n    pass\n\n'
+    "def spread(xs):\n    found = sizes(xs)\n    return max(found) - min(found)",
+    "sizes": 'def size(x):\n    """ The absolute value of x. """\n    raise NotImplementedError\n\n'
+    "def sizes(xs):\n    return [size(x) for x in xs]",
+    "size": "def size(x):\n    return x",
+}
+RIGHT = {name: text.rpartition("\n\n")[2] for name, text in FIRST.items()} | {
+    "size": "def size(x):\n    return -x if x < 0 else x"
+}
+WRONG = {"spread": ONCE, "sizes": "def sizes(xs):\n    return [", "size": "def size(x):\n    return x"}
+CALLS = {"sizes": "sizes([1, -2])\nsizes([-3, 4, 0])\n", "size": "size(3)\nsize(-4)\nnothing\nsize(0)\n"}
+
+
+@dataclass
+class Scripted:
+    """Writes three right versions of every five when it is to write them anew."""
+
+    reserved: Sequence[str] = ()
+    asked: list[str] = field(default_factory=list)
+
+    def write(self, requests: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
+        self.asked += requests
+        return [self.one(request, n) for n, request in enumerate(requests)]
+
+    def one(self, request: str, n: int) -> str | None:
+        if found := re.search(r"eight calls of (\w+)", request):
+            return CALLS[found[1]]
+        (name,) = re.findall(r"Write the function (\w+)", request)
+        if "alone" in request:
+            return f"So:\n```python\n{(RIGHT if n % 5 in (0, 2, 4) else WRONG)[name]}\n```\nand so on"
+        return f"```python\n{FIRST[name] if 'declare' in request else ONCE}\n```"
+
+
+def problems(path: Path) -> Programs:
+    (path / "one.jsonl").write_text((json.dumps(PROBLEM) + "\n") * 2)
+    return Programs(path=str(path / "one.jsonl"))
+
+
+def test_a_tree_of_three_levels_solves_what_one_go_does_not(tmp_path: Path) -> None:
+    task, writer = problems(tmp_path), Scripted()
+    calls = task.calls(0, 5)
+    tree = Tree(writer, writer)
+    once = tree.once(PROBLEM["prompt"], "spread")
+    assert run(once, HIDDEN).kind == "failed"
+    assert run(tree.vote(PROBLEM["prompt"], "spread", calls), HIDDEN).kind == "failed", (
+        "all it writes in one go is alike"
+    )
+    found = tree.tree(PROBLEM["prompt"], "spread", calls)
+    assert run(found, HIDDEN).kind == "ok"
+    assert re.findall(r"def (\w+)", found) == ["size", "sizes", "spread"], "parts before what uses them"
+    assert tree.runs and tree.requests == len(writer.asked)
+
+
+class Endless(Scripted):
+    """Every function that it is to write calls for another one."""
+
+    def one(self, request: str, n: int) -> str | None:
+        if "eight calls of" in request:
+            return None
+        (name,) = re.findall(r"Write the function (\w+)", request)
+        number = int(name[1:])
+        return f"```python\ndef f{number + 1}(x):\n    pass\n\ndef f{number}(x):\n    return x\n```"
+
+
+def test_endless_stubs_end_at_the_deepest_part() -> None:
+    writer = Endless()
+    Tree(writer, writer, versions=2).tree("def f0(x):", "f0", [])
+    divided = [re.findall(r"function (f\d+)", text)[0] for text in writer.asked if "declare" in text]
+    assert divided == [f"f{n}" for n in range(DEPTH + 1)]
+
+
+def test_a_function_that_calls_for_itself_is_written_once() -> None:
+    class Round(Endless):
+        def one(self, request: str, n: int) -> str | None:
+            (name,) = re.findall(r"Write the function (\w+)", request) or ["f0"]
+            other = "f1" if name == "f0" else "f0"
+            return f"```python\ndef {other}(x):\n    pass\n\ndef {name}(x):\n    return x\n```"
+
+    writer = Round()
+    found = Tree(writer, writer, versions=1).tree("def f0(x):", "f0", [])
+    assert sum("declare" in text for text in writer.asked) == 2 and run(found, "assert f0(3) == 3").kind == "ok"
+
+
+def test_a_writer_without_words_writes_nothing() -> None:
+    class Silent(Scripted):
+        def one(self, request: str, n: int) -> str | None:
+            return None
+
+    tree = Tree(Silent(), Silent())
+    assert tree.tree("def f(x):", "f", []) == tree.once("def f(x):", "f") == tree.vote("def f(x):", "f", []) == ""
+
+
+@pytest.mark.parametrize("way", ["once", "tree"])
+def test_the_command_writes_with_any_model(
+    tmp_path: Path, pupil: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    problems(tmp_path)
+    words = ["generate", str(pupil), "--task", f"programs:{tmp_path / 'one.jsonl'}", "--problem", "0", "--as", way]
+    assert cli.run([*words, "--tokens", "8"]) == 0
+    assert "the model wrote no Python" in capsys.readouterr().err, "a request is longer than what it can read"
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["model"], "give --prompt TEXT, or --task programs:PATH --problem N"),
+        (["model", "--prompt", "x", "--as", "vote"], "give --prompt TEXT, or"),
+        (["model", "--task", "sums", "--problem", "0"], "write programs:PATH"),
+        (["model", "--task", "programs:PATH"], "give --problem"),
+        (["model", "--task", "programs:PATH", "--problem", "7"], "has problems 0 to 1"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--tokens", "0"], "--tokens 0: give at least 1"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--temperature", "1"], "does not go with --task"),
+        (["model", "--task", "programs:PATH", "--problem", "0", "--prompt", "x"], "does not go with --task"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(tmp_path: Path, words: list[str], mend: str) -> None:
+    problems(tmp_path)
+    with pytest.raises(UserError, match=re.escape(mend)) as found:
+        cli.run(["generate", *(word.replace("PATH", str(tmp_path / "one.jsonl")) for word in words)])
+    assert "\n" not in str(found.value)

@@ -1,0 +1,97 @@
+"""What most do: one vote for each peer, however much it sends."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planaria.swarm.checks.votes import Ballot, Label, label, plurality, weights
+from planaria.tasks.base import Behaviour
+
+VALUES = st.one_of(st.none(), st.sampled_from("abc"))
+BALLOTS = st.lists(
+    st.builds(Ballot, st.sampled_from("pqrs"), st.tuples(VALUES, VALUES, VALUES) | st.just(())), max_size=12
+)
+
+
+def ballots(**sent: list[Behaviour]) -> list[Ballot]:
+    return [Ballot(voter, behaviour) for voter, behaviours in sent.items() for behaviour in behaviours]
+
+
+def values(found: Label | None) -> Behaviour | None:
+    return None if found is None else found.values
+
+
+def test_an_answer_that_more_than_the_share_give_is_the_label() -> None:
+    three_of_four = ballots(p=[("7",)], q=[("7",)], r=[("7",)], s=[("8",)])
+    found = label(three_of_four, 0.5)
+    assert found == Label((0,), ("7",), Fraction(3, 4))
+    assert values(label(three_of_four, 0.74)) == ("7",) and label(three_of_four, 0.75) is None
+
+
+def test_twelve_copies_by_one_peer_weigh_what_three_others_single_ones_do() -> None:
+    sent = ballots(p=[("lie",)] * 12, q=[("7",)], r=[("7",)], s=[("8",)])
+    assert weights([one.voter for one in sent])[:12] == [Fraction(1, 12)] * 12
+    assert label(sent, 0.49) == Label((0,), ("7",), Fraction(1, 2)), "by completions the lie would have 12 of 15"
+    assert label(sent, 0.5) is None
+
+
+def test_the_break_point_is_half_of_the_peers() -> None:
+    def lie(liars: int) -> Behaviour | None:
+        honest = {f"h{n}": [("7",)] for n in range(4 - liars)}
+        return values(label(ballots(**honest, **{f"c{n}": [("lie",)] for n in range(liars)}), 0.5))
+
+    assert [lie(count) for count in range(5)] == [("7",), ("7",), None, ("lie",), ("lie",)]
+
+
+@pytest.mark.parametrize(
+    "nothing", [(), (None, None, None, None), ("a", None, None, "b"), ("a", "a", "a", "a")], ids=str
+)
+def test_who_does_nothing_has_no_vote_and_counts_as_one_who_sent(nothing: Behaviour) -> None:
+    works: Behaviour = ("a", "b", "c", "d")
+    found = label(ballots(p=[works], q=[works], r=[nothing, nothing], s=[works, nothing]), 0.5)
+    assert found == Label((0, 1, 2, 3), works, Fraction(5, 8))
+    if nothing != ("a", None, None, "b"):  # where nobody does more, that is all that can be compared
+        assert label(ballots(p=[nothing], q=[nothing]), 0.1) is None
+
+
+def test_what_fails_for_most_does_not_count_and_what_fails_for_few_does() -> None:
+    sent = ballots(p=[("a", "b", None)], q=[("a", "b", None)], r=[("a", None, "c")])
+    assert label(sent, 0.5) == Label((0, 1), ("a", "b"), Fraction(2, 3))
+
+
+def test_near_is_more_than_one_value_for_all_would_be() -> None:
+    found = Label((0, 1, 2, 4), ("a", "b", "a", "c"), Fraction(1))
+    assert found.holds(("a", "b", "a", "?", "c")) and found.near(("a", "b", "a", "?", "c"))
+    assert found.near(("a", "b", "a", "?", None)) and not found.holds(("a", "b", "a", "?", None))
+    assert not found.near(("a", "a", "a", "a", "a")) and not found.near(()) and not found.holds(())
+    assert Label((0,), ("a",), Fraction(1)).near(("a",)), "who does the same is near, whatever one value would do"
+
+
+@given(BALLOTS, st.randoms(use_true_random=False))
+def test_order_changes_nothing_and_no_share_is_more_than_all(sent: list[Ballot], rng: object) -> None:
+    found = {(one.values, one.share) for one in plurality(sent)}
+    shuffled = sent[:]
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert {(one.values, one.share) for one in plurality(shuffled)} == found
+    assert all(0 < share <= 1 for _, share in found)
+
+
+@given(BALLOTS, st.sampled_from("pqrs"), st.integers(2, 9))
+def test_copies_of_all_that_a_peer_sent_change_nothing(sent: list[Ballot], peer: str, times: int) -> None:
+    copied = [one for one in sent for _ in range(times if one.voter == peer else 1)]
+    assert {(o.parts, o.values, o.share) for o in plurality(copied)} == {
+        (o.parts, o.values, o.share) for o in plurality(sent)
+    }
+
+
+@given(BALLOTS, st.floats(0.01, 0.99))
+def test_a_label_has_its_share_and_every_holder_did_something(sent: list[Ballot], agreement: float) -> None:
+    found = label(sent, agreement)
+    if found is not None:
+        assert found.share > agreement
+        holders = [one for one in sent if found.holds(one.behaviour)]
+        assert holders and all(found.near(one.behaviour) for one in holders)
