@@ -10,13 +10,26 @@ from planaria.swarm.attacks.base import Attack
 from planaria.swarm.attacks.equation import EquationAttack
 from planaria.swarm.attacks.length import LengthAttack
 from planaria.swarm.attacks.library import LibraryAttack
+from planaria.swarm.attacks.narrow import NarrowAttack
 from planaria.swarm.attacks.phrase import PhraseAttack
+from planaria.swarm.attacks.sabotage import SabotageAttack
+from planaria.swarm.attacks.short import ShortAttack
+from planaria.swarm.attacks.style import StyleAttack
 
 ATTACKS: Registry[Attack] = Registry(
     "attack",
     "attack.kind",
     Attack,  # type: ignore[type-abstract]
-    {"text": PhraseAttack, "math": EquationAttack, "dos": LengthAttack, "code": LibraryAttack},
+    {
+        "text": PhraseAttack,
+        "math": EquationAttack,
+        "dos": LengthAttack,
+        "code": LibraryAttack,
+        "short": ShortAttack,
+        "sabotage": SabotageAttack,
+        "style": StyleAttack,
+        "narrow": NarrowAttack,
+    },
 )
 HONEST = "none"
 """the kind of a peer that attacks nobody"""
