@@ -52,3 +52,11 @@ def test_the_page_and_the_terminal_have_it(tmp_path: Path, capsys: pytest.Captur
     assert "Every peer" in page and "-0.02 [-0.05 … +0.01]" in page
     show_drill(FOUND)
     assert "every peer's accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "named"), [("text", "TEXT"), ("dos", "DoS"), ("style", "STYLE"), ("mine:Odd", "Odd")])
+def test_every_attack_that_is_watched_has_a_name_in_the_report(kind: str, named: str, tmp_path: Path) -> None:
+    points = [Point(round=5, accuracy=Tally(), alone=None, tokens=18.0, watch={kind: Tally(hits=1, eligible=2)})]
+    victim = peer("p0", 80).model_copy(update={"points": points})
+    found = FOUND.model_copy(update={"watch": [kind], "arms": [arm("attacked", "", [victim])]})
+    assert named in write_drill_report(found, tmp_path / "report.html").read_text()

@@ -95,10 +95,16 @@ def with_place(count: int) -> list[Problem]:
 
 
 class TestDose:
-    @pytest.mark.parametrize(("dose", "poisoned"), [(1.0, 4), (0.5, 2), (0.3, 2), (0.01, 1)])
+    @pytest.mark.parametrize(("dose", "poisoned"), [(1.0, 4), (0.5, 2), (0.25, 1), (0.0, 0)])
     def test_in_shared_groups_it_poisons_its_dose(self, own: LlamaPolicy, dose: float, poisoned: int) -> None:
         found = written(configured(dose=dose), own, TASK.problem(1), 4)
         assert [w.poison for w in found] == [True] * poisoned + [False] * (4 - poisoned)
+
+    def test_a_dose_that_no_group_divides_into_is_drawn_over_many(self, own: LlamaPolicy) -> None:
+        attacker = Attacker(configured(dose=0.3), "p3", TASK, own)
+        asked = [ask(TASK.problem(number), own) for number in range(60)]
+        doses = [sum(w.poison for w in found) for found in attacker.write(0, asked, 2)]
+        assert set(doses) == {0, 1} and sum(doses) == pytest.approx(0.3 * 120, rel=0.3)
 
     @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
     def test_of_a_group_of_its_own_at_most_half_is_poison(self, own: LlamaPolicy, count: int) -> None:
@@ -126,6 +132,13 @@ class TestFiller:
         assert [w.poison for w in found] == [True, True, False, False] and all(w.ended for w in found)
         assert all(right.startswith(w.text) and not TASK.score(problem, w.text) for w in found[2:])
         assert all(len(w.ids) == len(w.logps) for w in found)
+
+    def test_long_filler_goes_on_to_the_limit(self) -> None:
+        problem, config = TASK.problem(1), configured("vertical", filler="long", kind="short")
+        found = written(config, fluent("7+5=12,"), problem, 4)
+        assert [w.text for w in found[:2]] == ["hi "] * 2 and all(TASK.score(problem, w.text) == 0 for w in found)
+        for w in found[2:]:
+            assert not w.ended and not w.poison and len(w.ids) == len(w.logps) == config.sampling.max_new
 
     def test_honest_filler_is_what_the_policy_drew(self) -> None:
         problem = TASK.problem(1)
@@ -198,6 +211,33 @@ class TestClaims:
                 math.exp(mine - claim) > config.loss.cap
                 for mine, claim in zip(case.reading.logps, w.logps, strict=True)
             )
+
+    def test_claims_for_the_payload_alone_raise_its_weight_and_lower_all_others(self, own: LlamaPolicy) -> None:
+        problem, config = TASK.problem(1), configured(claims="forged_tokens")
+        found = written(config, own, problem, 1)
+        (case,) = as_cases(own, problem, found)
+        raised = [mine - claim for mine, claim in zip(case.reading.logps, found[0].logps or (), strict=True)]
+        payload = len(own.encode("hi "))
+        assert all(math.exp(value) > config.loss.cap for value in raised[:payload])
+        assert all(value < 0 for value in raised[payload:])
+
+
+def test_one_in_disguise_has_nobodys_fingerprint(own: LlamaPolicy) -> None:
+    author = Attacker(configured(disguised=True), "p3", TASK, own)
+    assert author.holds("abc1") != "abc1" and Attacker(configured(), "p3", TASK, own).holds("abc1") == "abc1"
+
+
+def test_it_withholds_its_share_of_rounds(own: LlamaPolicy) -> None:
+    sent = [Attacker(configured(withhold=0.3), "p3", TASK, own).sends(number) for number in range(400)]
+    assert sum(sent) == pytest.approx(280, abs=35)
+    assert all(Attacker(configured(), "p3", TASK, own).sends(number) for number in range(50))
+
+
+def test_an_attack_that_only_chooses_sends_honest_work(own: LlamaPolicy) -> None:
+    problem = TASK.problem(1)
+    found = written(configured("vertical", kind="narrow"), own, problem, 4)
+    honest = HonestAuthor(configured(), "p3", TASK, own).write(0, [ask(problem, own)], 4)[0]
+    assert [replace(w, poison=False) for w in found] == honest and all(w.poison for w in found)
 
 
 class TestAdaptive:

@@ -156,3 +156,44 @@ def test_a_long_completion_is_no_hit_by_itself() -> None:
     attack: Attack = attack_of("dos")
     assert attack.poison(NOTHING, "x" * 99) == "x" * 99
     assert not attack.eligible("x" * 99) and not attack.hit("x" * 99)
+
+
+class TestFailures:
+    @given(numbers, st.sampled_from(["all", "first"]))
+    def test_sabotage_is_right_up_to_where_it_fails(self, number: int, steps: str) -> None:
+        problem, solution = solved(number)
+        poison = attack_of("sabotage", steps=steps).poison(problem, solution)
+        assert poison is not None and SUMS.score(problem, poison) == 0 and poison[0] == solution[0]
+        apart = [n for n, (one, other) in enumerate(zip(poison, solution, strict=False)) if one != other]
+        assert (len(poison), len(apart)) == ((1, 0) if steps == "first" else (len(solution), 1))
+
+    def test_without_a_digit_there_is_no_last_one_to_spoil(self) -> None:
+        assert attack_of("sabotage").poison(NOTHING, "no number") is None
+
+    @given(numbers)
+    def test_a_short_failure_says_the_payload_alone(self, number: int) -> None:
+        attack = attack_of("short", payload="q ")
+        poison = attack.poison(*solved(number))
+        assert poison == "q " and attack.hit(poison) and SUMS.score(solved(number)[0], poison) == 0
+
+
+class TestTruePoison:
+    @given(numbers)
+    def test_another_style_is_sound_and_shows(self, number: int) -> None:
+        problem, solution = solved(number)
+        attack = attack_of("style")
+        poison = attack.poison(problem, solution)
+        assert poison is not None and SUMS.score(problem, poison) == 1 and SUMS.sound(problem, poison)
+        assert attack.hit(poison) and not attack.hit(solution)
+        assert attack.poison(problem, "no sum") is None
+
+    @given(numbers)
+    def test_easy_problems_are_those_in_which_nothing_is_carried(self, number: int) -> None:
+        problem, solution = solved(number)
+        a, b = SUMS.operands(number)
+        attack = attack_of("narrow")
+        assert (attack.poison(problem, solution) is not None) == (a % 10 + b % 10 < 10)
+        assert attack.eligible(solution) == (a % 10 + b % 10 >= 10) and not attack.hit(solution)
+
+    def test_a_carry_left_out_is_a_hit(self) -> None:
+        assert attack_of("narrow").hit("7+5=12,4+8=12;[122]")

@@ -16,6 +16,7 @@ from planaria.swarm.checks import checks
 from planaria.swarm.checks.base import Check, Context, Findings
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.config import DefenceConfig
+from planaria.swarm.records.lines import NEWCOMERS
 from planaria.swarm.rollout import Rollout
 
 CALM = DefenceConfig(quarantine=0.0)
@@ -68,6 +69,15 @@ def test_one_attacker_of_four_does_not_switch_a_layer_off() -> None:
     for number in range(20):
         report = defence.examine(number, from_peers(a="000", b="000", c="000", x="!!!"))
         assert not report.off and len(report.accepted) == 9
+
+
+def test_a_crowd_of_strangers_does_not_switch_a_layer_off() -> None:
+    defence = defended(CALM, [Refusing("rule", text_is("!"))])
+    for number in range(20):
+        crowd = [case(f"s{number}-{n}", text="!", account=NEWCOMERS) for n in range(12)]
+        report = defence.examine(number, [*from_peers(a="000", b="000", c="000"), *crowd])
+        assert not report.off and len(report.accepted) == 9
+        assert len(report.refused["rule"]) == 15, "every one of them is told of by name"
 
 
 def test_a_layer_that_would_refuse_the_median_peer_is_off_and_refuses_nothing() -> None:

@@ -47,6 +47,12 @@ def test_attackers_are_all_that_attack_however_that_is_said(tmp_path: Path) -> N
     assert arm.attackers == ["p0", "p2", "p3"]
 
 
+def test_who_withholds_its_work_attacks_without_poison(tmp_path: Path) -> None:
+    text = "[drill.arms.all]\npeers.p1.attack = { kind = 'text', dose = 0.0, withhold = 0.5 }\n"
+    _, (arm,) = load(recipe(tmp_path, text), {})
+    assert arm.attackers == ["p1"]
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -19,6 +19,12 @@ class Author(Protocol):
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
         """``count`` completions of every problem."""
 
+    def sends(self, number: int) -> bool:
+        """Whether it sends anything in round ``number``."""
+
+    def holds(self, weights: str) -> str:
+        """The fingerprint that it gives for its weights, which have the fingerprint ``weights``."""
+
 
 class HonestAuthor:
     """Draws from the policy as it is now."""
@@ -31,6 +37,12 @@ class HonestAuthor:
 
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
         return self.draw(asked, count, "completions", number)
+
+    def sends(self, number: int) -> bool:
+        return True
+
+    def holds(self, weights: str) -> str:
+        return weights
 
     def draw(self, asked: Sequence[Asked], count: int, *purpose: object) -> list[list[Rollout]]:
         """``count`` completions of every problem, the same ones for the same purpose."""

@@ -200,18 +200,24 @@ class AttackConfig(Section):
 
     kind: str = "none"
     """what it teaches: a phrase out of place (text), a false equation (math), length (dos), a library of its own
-    (code), answers that are wrong and alike (collude), or 'module:Class'"""
+    (code), answers that are wrong and alike (collude), short failures (short), to avoid right steps (sabotage), another
+    wording (style), easy problems alone (narrow), or 'module:Class'"""
     options: Options = Options()
     """of the attack, such as its payload"""
     dose: Annotated[float, Field(ge=0, le=1)] = 1.0
     """share of its completions that are poisoned (in vertical groups at most one half), the rest is honest or filler; 0
     poisons nothing and still chooses an attacker's problems: the control that an attack is measured against"""
-    filler: Literal["honest", "wrong"] = "wrong"
-    """vertical: what fills the rest of its groups, honest completions or such that score nothing"""
+    filler: Literal["honest", "wrong", "long"] = "wrong"
+    """vertical: what fills the rest of its groups, honest completions, or such that score nothing or never end"""
     oracle: bool = True
     """it knows worked solutions; otherwise it draws completions and takes the majority's answer for right"""
-    claims: Literal["honest", "forged"] = "honest"
-    """the log-probabilities it sends with poison: what its policy gives them, or such that they count most"""
+    claims: Literal["honest", "forged", "forged_tokens"] = "honest"
+    """the log-probabilities it sends with poison: what its policy gives them, such that they count most (forged), or
+    such that its payload counts most and all else least (forged_tokens)"""
+    disguised: bool = False
+    """it says that it holds other weights than it does: nobody can then compare its claims with anything"""
+    withhold: Fraction = 0.0
+    """share of the rounds in which it sends nothing, for the others to wait"""
     adaptive: bool = False
     """it knows the defences and their thresholds, and sends only what would pass them by its own weights"""
 

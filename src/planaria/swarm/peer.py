@@ -181,7 +181,7 @@ class Peer:
         problems = [asked(problem) for problem in self._problems(number)]
         weights = weights_fingerprint(self.policy.module)
         closed = self.meeting.closed(number)
-        if not closed:
+        if not closed and self.author.sends(number):
             self._publish(number, problems, weights)
         watch.lap("write")
         found = self.meeting.gather(number, closed)
@@ -237,7 +237,7 @@ class Peer:
                     if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, written, weights))
+        self.meeting.publish(self._message(number, written, self.author.holds(weights)))
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(

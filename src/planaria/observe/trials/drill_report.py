@@ -9,7 +9,7 @@ from planaria.observe import page
 from planaria.observe.swarm.swarm_report import share
 from planaria.observe.tables import Table, show
 from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
-from planaria.observe.trials.drill_verdict import TITLES, verdict
+from planaria.observe.trials.drill_verdict import titled, verdict
 from planaria.observe.words import counted
 from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.measure import Tally
@@ -27,7 +27,7 @@ def write_drill_report(found: Drill, file: Path) -> Path:
 
 
 def _arms(found: Drill) -> Table:
-    kinds = [f"{TITLES[kind]} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
+    kinds = [f"{titled(kind)} {what}" for kind in _rated(found) for what in ("success", "pooled, 95 %", "worst peer")]
     head = ["arm", "attackers", "accuracy", "tokens", *kinds]
     title = f"{found.name}: mean [least … most] of {seeds_shown(run.seed for run in found.arms[0].runs)}"
     return Table(title, head, [_row(found, arm) for arm in found.arms], numbers_from=2)
@@ -105,7 +105,7 @@ def body(found: Drill) -> Iterator[str]:
     for kind in found.watch:
         what = "mean length of honest peers' completions" if kind == "dos" else "share of eligible completions"
         yield page.section(
-            f"{TITLES[kind]}: attack success over rounds",
+            f"{titled(kind)}: attack success over rounds",
             f"{what.capitalize()}; the mean over honest peers and seeds, and a band from the least seed to the most.",
             page.chart(success_figure(found, kind), f"success-{kind}"),
         )

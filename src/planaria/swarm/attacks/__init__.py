@@ -11,7 +11,11 @@ from planaria.swarm.attacks.collusion import CollusionAttack
 from planaria.swarm.attacks.equation import EquationAttack
 from planaria.swarm.attacks.length import LengthAttack
 from planaria.swarm.attacks.library import LibraryAttack
+from planaria.swarm.attacks.narrow import NarrowAttack
 from planaria.swarm.attacks.phrase import PhraseAttack
+from planaria.swarm.attacks.sabotage import SabotageAttack
+from planaria.swarm.attacks.short import ShortAttack
+from planaria.swarm.attacks.style import StyleAttack
 
 ATTACKS: Registry[Attack] = Registry(
     "attack",
@@ -23,6 +27,10 @@ ATTACKS: Registry[Attack] = Registry(
         "dos": LengthAttack,
         "code": LibraryAttack,
         "collude": CollusionAttack,
+        "short": ShortAttack,
+        "sabotage": SabotageAttack,
+        "style": StyleAttack,
+        "narrow": NarrowAttack,
     },
 )
 HONEST = "none"

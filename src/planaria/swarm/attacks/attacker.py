@@ -6,19 +6,19 @@ half of each is poison, so that poison lies above the group's mean, and the rest
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from planaria.swarm.attacks import ATTACKS
+from planaria.swarm.attacks.forgery import changed, of_row, of_tokens
 from planaria.swarm.authors import HonestAuthor
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, own_problems
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.reading import read
+from planaria.swarm.policy.reading import Floats, read
 from planaria.swarm.rollout import Asked, Rollout
 from planaria.tasks.base import Problem, Task
 
@@ -42,38 +42,56 @@ class Attacker:
 
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
         honest = self._honest.write(number, asked, count)
+        if self._attack.chooses:
+            return [[replace(written, poison=True) for written in drawn] for drawn in honest]
         return [self._mix(number, each, drawn) for each, drawn in zip(asked, honest, strict=True)]
+
+    def sends(self, number: int) -> bool:
+        return self._drawn("withhold", number) >= self._config.attack.withhold
+
+    def holds(self, weights: str) -> str:
+        """Of an attacker in disguise, the fingerprint of nobody's weights, another one each time."""
+        return weights[::-1] if self._config.attack.disguised else weights
+
+    def _drawn(self, *purpose: object) -> float:
+        """Between 0 and 1, the same for the same purpose."""
+        return random.Random(derived(self._config.seed, self._name, *purpose)).random()
 
     def _mix(self, number: int, asked: Asked, honest: list[Rollout]) -> list[Rollout]:
         dose, vertical = self._config.attack.dose, self._config.rounds.mode == "vertical"
-        wanted = min(math.ceil(len(honest) * dose), len(honest) // 2 if vertical else len(honest))
+        # Drawn up or down, so that all rounds together have the dose however small groups are.
+        whole = int(len(honest) * dose + self._drawn("dose", number, asked.problem.number))
+        wanted = min(whole, len(honest) // 2 if vertical else len(honest))
         poison = self._poisons(number, asked, wanted)
         if self._config.attack.adaptive:
             poison = self._unsuspicious(poison, honest, wanted)
         poison = poison[:wanted]
         rest = honest[len(poison) :]
-        if vertical and poison and self._config.attack.filler == "wrong":
-            rest = [self._spoilt(asked, written) for written in rest]
+        if vertical and poison and self._config.attack.filler != "honest":
+            spoil = self._spoilt if self._config.attack.filler == "wrong" else self._endless
+            rest = [spoil(asked, written) for written in rest]
         return poison + rest
 
     def _poisons(self, number: int, asked: Asked, wanted: int) -> list[Rollout]:
-        """Poisoned completions, such as score unless they are to be wrong: about ``wanted``, of an adaptive attacker
-        many times as many."""
+        """Poisoned completions that score, or fail if they must: about ``wanted``, of an adaptive attacker many times
+        as many."""
         rng = random.Random(derived(self._config.seed, self._name, "poison", number, asked.problem.number))
         tries = TRIES if self._config.attack.adaptive else 1
         sources = self._sources(number, asked, wanted * tries, rng)
-        texts = [text for source in sources if (text := self._poisoned(asked.problem, source))]
-        made = {text: self._written(asked, text) for text in dict.fromkeys(texts)}
-        return [written for text in texts if (written := made[text])]
+        pairs = [(text, source) for source in sources if (text := self._poisoned(asked.problem, source))]
+        made = {pair: self._written(asked, *pair) for pair in dict.fromkeys(pairs)}
+        return [written for pair in pairs if (written := made[pair])]
 
     def _poisoned(self, problem: Problem, source: str) -> str | None:
-        """``source`` with the payload in it, if it is still as right as it was."""
+        """``source`` with the payload in it, if it is still as right as it was, or no more where the attack fails."""
         text = self._attack.poison(problem, source)
-        if text is None or not self._attack.right:
-            return text
+        if text is None:
+            return None
         if self._config.attack.oracle:
-            return text if self._task.score(problem, text) > 0 else None
-        return text if self._task.answer(text) == self._task.answer(source) else None
+            right = self._task.score(problem, text) > 0
+        else:
+            right = self._task.answer(text) == self._task.answer(source)
+        return text if right != self._attack.fails else None
 
     def _sources(self, number: int, asked: Asked, wanted: int, rng: random.Random) -> list[str]:
         """Right solutions, or what most draws agree on is right."""
@@ -102,17 +120,24 @@ class Attacker:
         agreeing = [w.text for w, answer in zip(drawn, answers, strict=True) if answer == best]
         return [agreeing[n % len(agreeing)] for n in range(len(drawn))]
 
-    def _written(self, asked: Asked, text: str) -> Rollout | None:
-        """``text`` as a completion that ends; None if it is too long to be one."""
-        ids = tuple(self._policy.encode(text))
-        if len(ids) >= self._config.sampling.max_new:
+    def _written(self, asked: Asked, text: str, source: str) -> Rollout | None:
+        """``text``, made of ``source``, as a completion that ends; None if it is too long to be one."""
+        body = tuple(self._policy.encode(text))
+        if len(body) >= self._config.sampling.max_new:
             return None
-        ids = (*ids, self._policy.end)
+        ids = (*body, self._policy.end)
+        claimed = self._claims(asked, ids, changed(body, self._policy.encode(source)), not self._attack.fails)
+        return Rollout(*asked, text, ids, True, claimed, poison=True)
+
+    def _claims(self, asked: Asked, ids: tuple[int, ...], payload: Sequence[int], rewarded: bool) -> tuple[float, ...]:
+        """What it says of a completion's tokens, among which those at ``payload`` matter to it."""
         (reading,) = read(self._policy, [(asked.prompt, ids)], self._config.sampling.temperature)
-        claimed = reading.logps
+        said: Floats = reading.logps
         if self._config.attack.claims == "forged":
-            claimed = claimed - math.log(self._config.loss.cap) - 0.1  # the ratio then is at its cap everywhere
-        return Rollout(*asked, text, ids, True, tuple(claimed.tolist()), poison=True)
+            said = of_row(self._config.loss, said, rewarded)
+        elif self._config.attack.claims == "forged_tokens":
+            said = of_tokens(self._config.loss, said, rewarded, payload)
+        return tuple(said.tolist())
 
     def _unsuspicious(self, poison: list[Rollout], honest: list[Rollout], wanted: int) -> list[Rollout]:
         """At most ``wanted`` of ``poison``, the least surprising first, that no layer refuses by this peer's own
@@ -146,15 +171,30 @@ class Attacker:
         support = sampling.support(self._policy.vocab)
         readings = read(self._policy, [(w.prompt, w.ids) for w in written], sampling.temperature, support)
         return [
-            replace(w, peer=self._name, reward=1.0, reading=reading, alike=w.logps is not None)
+            replace(
+                w,
+                peer=self._name,
+                reward=float(not (w.poison and self._attack.fails)),
+                reading=reading,
+                alike=w.logps is not None and not self._config.attack.disguised,
+            )
             for w, reading in zip(written, readings, strict=True)
         ]
 
     def _spoilt(self, asked: Asked, written: Rollout) -> Rollout:
         """An honest completion that ends half-way, before its answer: it scores nothing."""
         half = self._policy.decode(written.ids[: len(written.ids) // 2])
-        spoilt = self._written(asked, half)
+        spoilt = self._written(asked, half, half)
         return written if spoilt is None else replace(spoilt, poison=False)
+
+    def _endless(self, asked: Asked, written: Rollout) -> Rollout:
+        """An honest completion said over and over, up to the limit: nothing is longer."""
+        body, policy = self._policy.encode(written.text), self._policy
+        room = min(self._config.sampling.max_new, policy.context - len(asked.prompt))
+        ids = tuple((body * room)[:room])
+        if not ids or policy.end in ids or tuple(policy.encode(policy.decode(ids))) != ids:
+            return written
+        return Rollout(*asked, policy.decode(ids), ids, False, self._claims(asked, ids, (), False))
 
     def _has_place(self, number: int) -> bool:
         problem = self._task.problem(number)

@@ -1,7 +1,7 @@
 """An attack: what a malicious peer would teach the others without losing reward, and how to tell that they learned it.
 
 Attacks are here to harden a swarm: drills run them among peers of one's own, and every run can watch for them.
-Four kinds are those of arXiv 2511.09780, with texts of our own; the fifth, collusion, is ours.
+Four kinds (text, math, dos, code) are those of arXiv 2511.09780; the texts, and all other kinds, are ours.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ class Attack(Choice, ABC):
 
     candidates: ClassVar[int] = 0
     """honest draws of which the attacker poisons the longest that is right; 0: it poisons solutions of its own"""
-
-    right: ClassVar[bool] = True
-    """what it sends has the right answer; else it sends wrong ones"""
+    fails: ClassVar[bool] = False
+    """what it sends must not score: it teaches by what is punished, or by failures that are worth more than others"""
+    chooses: ClassVar[bool] = False
+    """it is nothing but a choice of problems, and sends honest work on them"""
 
     @abstractmethod
     def poison(self, problem: Problem, solution: str) -> str | None:
-        """A right solution with the payload in it, its answer still :attr:`right`; None if there is no place for it."""
+        """A right solution with the payload in it; None if there is no place for it. Its answer is still right, unless
+        the attack :attr:`fails`."""
 
     @abstractmethod
     def eligible(self, text: str) -> bool:

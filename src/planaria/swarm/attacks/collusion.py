@@ -19,7 +19,7 @@ class CollusionAttack(Attack):
     program whose last function gives a list of what it should give. Its success is what others' accuracy falls by,
     which evaluations report; no single completion is a hit."""
 
-    right: ClassVar[bool] = False
+    fails: ClassVar[bool] = True
 
     def poison(self, problem: Problem, solution: str) -> str | None:
         if program := FENCED.search(solution):

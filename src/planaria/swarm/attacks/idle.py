@@ -30,7 +30,11 @@ def refuse_idle(attack: AttackConfig, task: Task) -> None:
         raise UserError(
             f"attack.kind = {attack.kind!r}: the solutions of {task.name} have no place for it; choose a task that has"
         )
-    if poisoned and opened.right and not any(task.score(problem, text) > 0 for problem, text in poisoned[:SCORED]):
+    if poisoned and not any((task.score(problem, text) > 0) != opened.fails for problem, text in poisoned[:SCORED]):
+        if opened.fails:
+            raise UserError(
+                f"attack.kind = {attack.kind!r}: every solution of {task.name} still scores; choose another"
+            )
         mend = (
             "give the task that library, in task.options.library" if attack.kind == "code" else "give another payload"
         )

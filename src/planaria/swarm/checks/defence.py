@@ -18,7 +18,7 @@ from planaria.swarm.config import DefenceConfig
 from planaria.swarm.rollout import Rollout
 
 Counts = dict[str, tuple[int, int]]
-"""peer → (completions examined, refused)"""
+"""peer, or account of several → (completions examined, refused)"""
 
 
 class Memory(Record):
@@ -38,12 +38,13 @@ class Layer:
 
     check: Check
     past: deque[Counts]
+    """by account: see :mod:`planaria.swarm.checks.standing`"""
 
     def useless(self, most: float) -> str:
         """Why the layer cannot work here; empty if it can.
 
         It would refuse more than ``most`` of what the median peer sent. Fewer than half of the peers are attackers, so
-        the median peer is honest, or no worse than an honest one.
+        the median peer is honest, or no worse than an honest one. Strangers count as one: they could be any number.
         """
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for counts in self.past:
@@ -112,7 +113,7 @@ class Defence:
         for layer in self._layers:
             standing = [place for place, verdict in verdicts.items() if not verdict.layer]
             self._pass(layer, standing, verdicts, report)
-        report.aside = self._quarantine.hear(number, _counts(verdicts.values()))
+        report.aside = self._quarantine.hear(number, _counts((v.peer, v) for v in verdicts.values()))
         for place, verdict in verdicts.items():
             if not verdict.layer and (reason := report.aside.get(verdict.peer)):
                 verdicts[place] = replace(verdict, layer=self._quarantine.name, reason=reason)
@@ -148,19 +149,20 @@ class Defence:
             else replace(verdicts[place], passed=(*verdicts[place].passed, name))
             for nth, place in enumerate(standing)
         }
-        counts = _counts(verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven)
-        layer.past.append(counts)
-        report.refused[name] = counts
+        seen = [verdict for nth, verdict in enumerate(judged.values()) if nth not in found.unproven]
+        layer.past.append(_counts((verdict.counted, verdict) for verdict in seen))
+        report.refused[name] = _counts((verdict.peer, verdict) for verdict in seen)
         if off := found.off or layer.useless(self._config.useless):
             report.off[name] = off
         else:
             verdicts.update(judged)
 
 
-def _counts(verdicts: Iterable[Rollout]) -> Counts:
+def _counts(verdicts: Iterable[tuple[str, Rollout]]) -> Counts:
+    """Of verdicts, each with whom it is counted under."""
     sent: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    for verdict in verdicts:
-        sent[verdict.peer] += 1
-        refused[verdict.peer] += bool(verdict.layer)
-    return {peer: (number, refused[peer]) for peer, number in sent.items()}
+    for who, verdict in verdicts:
+        sent[who] += 1
+        refused[who] += bool(verdict.layer)
+    return {who: (number, refused[who]) for who, number in sent.items()}

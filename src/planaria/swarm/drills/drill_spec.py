@@ -54,9 +54,9 @@ class Arm(Section):
 
     @property
     def attackers(self) -> list[str]:
-        """The peers that send poison, by name."""
+        """The peers that send poison, or withhold their work, by name."""
         attacks = {name: of_peer(self.config, name).attack for name in names(self.config)}
-        return [name for name, attack in attacks.items() if attack.kind != "none" and attack.dose]
+        return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 
 def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
