@@ -27,6 +27,7 @@ SECOND_WORDS = (
     "swarm explain",
     "experts add",
     "experts remove",
+    "experts fuse",
     "checkpoint show",
     "checkpoint verify",
     "checkpoint convert",

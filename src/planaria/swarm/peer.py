@@ -17,7 +17,7 @@ from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.draws import shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
@@ -96,9 +96,9 @@ class Peer:
             self.round(number)
             if number + 1 == rounds.count or (every and (number + 1) % every == 0):
                 self._evaluate(number + 1)
-            if rounds.keep and ((number + 1) % rounds.keep == 0 or number + 1 == rounds.count):
+            if saves(rounds, number + 1):
                 learners, memory = self._learners(), self.defence.memory()
-                keep(self.folder, self.meeting.run, number + 1, learners, memory, rounds.kept)
+                keep(self.folder, self.meeting.run, number + 1, learners, memory, rounds.kept, rounds.trusted)
             after_each()
         self.log.note(Finished())
 
@@ -253,6 +253,13 @@ class Peer:
                 round=after, accuracy=standing.accuracy, alone=alone, tokens=standing.tokens, watch=standing.watch
             )
         )
+
+
+def saves(rounds: RoundsConfig, done: int) -> bool:
+    """Whether a peer saves what it is after ``done`` rounds, 1 or more."""
+    if done == rounds.trusted:
+        return True
+    return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
 
 
 def describe(policy: Policy) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-import torch
 from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
+from planaria.model.fusing import digest
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
 """parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
@@ -25,9 +25,5 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """Of every parameter, trained or not, in the order of names: the name, then its fp32 bytes."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(module.named_parameters()):
-        digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().to("cpu", torch.float32).flatten().numpy().data)
-    return digest.hexdigest()[:16]
+    """Of every parameter, trained or not: the beginning of :func:`planaria.model.fusing.digest`."""
+    return digest(dict(module.named_parameters()))[:16]
