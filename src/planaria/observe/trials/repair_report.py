@@ -11,8 +11,8 @@ from planaria.swarm.repair.results import Measured, Way, pooled
 
 SAID = (
     "One poisoned peer of every attacked arm, repaired in every way, measured on held-out problems: all seeds' draws "
-    "together, with Wilson's 95 % interval. The repairs learn from the same texts, which reward and judge passed, and "
-    "nobody tells them what the attack was. The random mask keeps as much of every tensor as the mask does. What nobody "
+    "together, with Wilson's 95 % interval. The repairs learn from the same texts, which reward and judge passed; "
+    "nobody says what the attack was. The random mask keeps as much of every tensor as the mask does. What nobody "
     "watched for is not measured, and may still be there."
 )
 

@@ -15,7 +15,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived
 from planaria.swarm.evaluation import with_place
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.repair.texts import Benign, Text, Texts
+from planaria.swarm.repair.texts import Text, Texts
 from planaria.swarm.rollout import Rollout, ask
 from planaria.tasks.base import Problem, Task
 
@@ -56,28 +56,28 @@ class Reviewer:
 
 
 class Asking:
-    """Which problems of a task a repair asks about, by where the watched attacks can show."""
+    """Which training problems a repair asks about: up to half of them where the watched attacks can show.
+
+    A task whose reward and judge can be asked of every problem needs no benign texts: what is to stay is trusted too.
+    """
 
     def __init__(self, task: Task, attacks: Sequence[Attack], seed: int) -> None:
         numbers = list(range(task.training))
         random.Random(derived("repair", seed)).shuffle(numbers)
         numbers = numbers[:SEARCHED]
         places = [{problem.number for problem in with_place(task, attack, numbers)} for attack in attacks]
-        somewhere = [found for found in places if 0 < len(found) < len(numbers)]
-        marked = [number for number in numbers if any(number in found for found in somewhere)]
-        others = [number for number in numbers if number not in {*marked}]
-        everywhere = len(somewhere) < len(attacks)
-        """an attack may show in any completion: then none of the model's own is an example to keep"""
-        wanted = [*marked[: PROBLEMS // 2], *others] if everywhere else marked
-        self.trusted = [task.problem(number) for number in wanted[:PROBLEMS]]
-        self.benign = [] if everywhere else [task.problem(number) for number in others[:PROBLEMS]]
-        rest = [number for number in (wanted if everywhere else numbers) if number not in {*wanted[:PROBLEMS]}]
-        self.choosing = [task.problem(number) for number in rest[:PROBLEMS]] or self.trusted
-        """to choose among repairs by: what is learned from none of them, where there are enough"""
+        marked = [n for n in numbers if any(n in found and len(found) < len(numbers) for found in places)]
+        wanted = marked[: PROBLEMS // 2]
+        others = [number for number in numbers if number not in {*marked}] or marked
+        wanted += others[: PROBLEMS - len(wanted)]
+        self.trusted = [task.problem(number) for number in wanted]
+        rest = [number for number in numbers if number not in {*wanted}][:PROBLEMS]
+        self.choosing = [task.problem(number) for number in rest] or self.trusted
+        """to choose among repairs by: nothing is learned from them, where there are enough"""
 
 
 def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) -> Texts:
-    """One trusted text a problem: the model's own where one passes, else its parent's; and what is to stay.
+    """One trusted text a problem: the model's own where one passes, else its parent's.
 
     :raises UserError: when none passes.
     """
@@ -89,15 +89,7 @@ def texts_of(reviewer: Reviewer, asking: Asking, tuned: Policy, safe: Policy) ->
     if not trusted:
         count = DRAWS * (len(problems) + len(left))
         raise UserError(f"the judge passed none of {count} completions: give --pairs FILE, or a better parent (--safe)")
-    return Texts(trusted, _benign(reviewer, asking, tuned), own=sum(map(bool, own)))
-
-
-def _benign(reviewer: Reviewer, asking: Asking, tuned: Policy) -> list[Benign]:
-    if not asking.benign:
-        return []
-    author = HonestAuthor(reviewer.config, "repair", reviewer.task, tuned)
-    drawn = author.draw([ask(problem, tuned) for problem in asking.benign], 1, "benign")
-    return [Benign(_text(rollout)) for group in drawn for rollout in group]
+    return Texts(trusted, own=sum(map(bool, own)))
 
 
 def _text(rollout: Rollout) -> Text:
