@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from planaria import documents
+from planaria.documents import Record
 from planaria.errors import UserError
 from planaria.model.fusing import Named
 
@@ -28,7 +29,7 @@ Mask = Mapping[str, Tensor]
 """bool tensors by name: true where the tuned number stays"""
 
 
-class Note(NamedTuple):
+class Note(Record):
     """What a mask belongs to, by :func:`planaria.model.fusing.digest`."""
 
     safe: str
@@ -109,8 +110,8 @@ def unpack(packed: Tensor, like: Named) -> dict[str, Tensor]:
 
 def to_bytes(masks: Sequence[Mask], note: Note) -> bytes:
     """The masks of one model or several as a safetensors file."""
-    about = {"format": FORMAT, "safe": note.safe, "tuned": json.dumps(note.tuned), "result": note.result}
-    return save({f"mask.{number}": pack(mask) for number, mask in enumerate(masks)}, metadata=about)
+    about = json.dumps(note.model_dump(mode="json"), sort_keys=True)  # one entry: safetensors has no order of several
+    return save({f"mask.{number}": pack(mask) for number, mask in enumerate(masks)}, metadata={FORMAT: about})
 
 
 def read_masks(file: Path, like: Named) -> tuple[list[dict[str, Tensor]], Note]:
@@ -123,9 +124,9 @@ def read_masks(file: Path, like: Named) -> tuple[list[dict[str, Tensor]], Note]:
     try:
         with safe_open(file, framework="pt") as opened:
             about, names = opened.metadata() or {}, sorted(opened.keys())
-            if about.get("format") != FORMAT:
+            if FORMAT not in about:
                 raise UserError(f"{file}: is no mask; {mend}")
-            note = Note(about.get("safe", ""), _digests(about.get("tuned", "")), about.get("result", ""))
+            note = documents.parse_model(Note, about[FORMAT], file, mend)
             if len(names) != len(note.tuned) or names != [f"mask.{number}" for number in range(len(names))]:
                 raise UserError(f"{file}: has {len(names)} masks for {len(note.tuned)} models; {mend}")
             for name in names:
@@ -135,11 +136,3 @@ def read_masks(file: Path, like: Named) -> tuple[list[dict[str, Tensor]], Note]:
             return [unpack(opened.get_tensor(name), like) for name in names], note
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]}); {mend}") from None
-
-
-def _digests(text: str) -> tuple[str, ...]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(map(str, found)) if isinstance(found, list) else ()

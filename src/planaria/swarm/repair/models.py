@@ -72,7 +72,8 @@ class Models:
     def note(self, result: Named) -> Note:
         """What a mask of these models, and the weights that it gives, has to say."""
         experts = [weights_of(one) for one in self.experts.values()] or [self.whole]
-        return Note(fusing.digest(self.parent), tuple(map(fusing.digest, experts)), fusing.digest(result))
+        tuned = tuple(map(fusing.digest, experts))
+        return Note(safe=fusing.digest(self.parent), tuned=tuned, result=fusing.digest(result))
 
     def policy(self, weights: Named) -> Policy:
         """The model with other weights."""
