@@ -19,7 +19,7 @@ from planaria.observe.trials.repair_report import show_repair
 from planaria.swarm.policy.base import Exportable, Policy
 from planaria.swarm.repair.results import MASK, TUNE, Measured, Way
 from planaria.swarm.repair.training import Plan
-from planaria.swarm.repair.ways import WAYS, compared, measured
+from planaria.swarm.repair.ways import WAYS, Case, compared, measured
 
 FILE, BITS = "realigned.json", "mask.safetensors"
 STRANGE = 0.1
@@ -90,7 +90,7 @@ def realign(given: Given, wanted: Wanted, to: Path) -> int:
         _warn(f"{given.model} differs from {found.parent} by {moved:.0%} of its weights' size; is that its parent?")
     todo = case(given, found, wanted.plan)
     before, repair = todo.exam.measure(models.tuned), WAYS[by](todo)
-    way, rivals = measured(todo, by, repair), compared(todo) if wanted.rivals else []
+    way, rivals = measured(todo, by, repair), _rivals(todo, by) if wanted.rivals else []
     mended = way.after.mended(wanted.most)
     note = models.note(repair.weights)
     record = Realigned(
@@ -162,6 +162,11 @@ def write(to: Path, policy: Policy, extra: dict[str, bytes]) -> None:
                     (made / name).write_bytes(content)
     except OSError as error:
         raise UserError(f"{refused(to, error)}; make room, or write elsewhere with --to") from error
+
+
+def _rivals(todo: Case, by: str) -> list[Way]:
+    """All ways but the one that was chosen."""
+    return [way for way in compared(todo) if way.by != by]
 
 
 def _told(record: Realigned, to: Path) -> str:
