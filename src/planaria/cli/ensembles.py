@@ -1,4 +1,4 @@
-"""Commands for ensembles of experts: experts, experts add, experts remove."""
+"""Commands for ensembles of experts: experts, experts add, remove, fuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
     experts = command(
         commands,
         "experts",
-        "train one expert per domain and combine them into one model; also: add, remove",
+        "train one expert per domain and combine them into one model; also: add, remove, fuse",
         _experts,
     )
     add_recipe(experts, " with an [experts] table")
@@ -31,6 +31,15 @@ def add(commands: Any) -> None:
     removing = command(commands, "experts remove", "remove an expert from an ensemble", _remove)
     removing.add_argument("run", type=Path)
     removing.add_argument("name", help="its name in experts.json")
+
+    fusing = command(commands, "experts fuse", "put an ensemble's experts together as one model", _fuse)
+    fusing.add_argument("run", type=Path)
+    fusing.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    ways = "weighted sum of what each learned, TIES, or DARE (default %(default)s)"
+    fusing.add_argument("--by", choices=("sum", "ties", "dare"), default="sum", help=ways)
+    fusing.add_argument("--lambda", dest="scale", type=float, metavar="L", help="weight of each (default .3, ties .4)")
+    fusing.add_argument("--safe", metavar="MODEL", help="the parent that all branched off, where the run does not say")
+    fusing.add_argument("--seed", type=int, default=0, help="dare: of what is dropped")
 
 
 def _experts(given: argparse.Namespace) -> int:
@@ -49,3 +58,9 @@ def _remove(given: argparse.Namespace) -> int:
     from planaria.commands.ensemble import remove_expert
 
     return remove_expert(given.run, given.name)
+
+
+def _fuse(given: argparse.Namespace) -> int:
+    from planaria.commands.fuse import fuse
+
+    return fuse(given.run, given.to, given.by, given.scale, given.safe, given.seed)

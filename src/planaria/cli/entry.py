@@ -29,6 +29,7 @@ SECOND_WORDS = (
     "swarm credits",
     "experts add",
     "experts remove",
+    "experts fuse",
     "checkpoint show",
     "checkpoint verify",
     "checkpoint convert",

@@ -54,6 +54,7 @@ def add(commands: Any) -> None:
     drill = command(commands, "drill", "attack your own swarm, with and without defences", _drill)
     add_recipe(drill, " with a [drill] table")
     drill.add_argument("--quiet", action="store_true", help="no progress display")
+    drill.add_argument("--repair", action="store_true", help="repair what was poisoned (drill.repair), in every way")
     add_fields(drill, SwarmConfig)
 
 
@@ -102,4 +103,4 @@ def _verify(given: argparse.Namespace) -> int:
 def _drill(given: argparse.Namespace) -> int:
     from planaria.commands.drill import drill
 
-    return drill(given.recipe, flagged(given), given.quiet)
+    return drill(given.recipe, flagged(given), given.quiet, given.repair)

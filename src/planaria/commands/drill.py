@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planaria import atomic
+from planaria.commands.drill_repair import repaired
 from planaria.commands.swarm import prepare
 from planaria.engine import runs
 from planaria.errors import RunStopped
@@ -18,33 +19,36 @@ from planaria.swarm.drills.drill_results import Drill, Drilled, Run
 from planaria.swarm.drills.drill_spec import load
 from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.repair.results import Repaired
 from planaria.swarm.setting import names, of_peer
 from planaria.trials.arms import of_arm
 from planaria.trials.identity import identity
 from planaria.trials.kept import Kept, make_folder
 
 
-def drill(path: Path, flags: Mapping[str, str], quiet: bool) -> int:
+def drill(path: Path, flags: Mapping[str, str], quiet: bool, repair: bool = False) -> int:
     """Run the drill in the recipe ``path`` (or what is left of it), and tell what it found; the exit code."""
-    spec, arms = load(path, flags)
+    spec, arms = load(path, flags, repair)
     folder = Path(arms[0].config.out) / f"{arms[0].config.name}-drill"
     for arm in arms:
         with of_arm(f"{path}: drill.arms.{arm.name}"):
             prepare(arm.config, quiet, schools=False)
-    found = {arm.name: list[Run]() for arm in arms}
+    found, repairs = {arm.name: list[Run]() for arm in arms}, list[Repaired]()
     make_folder(folder)
     with runs.held(folder):
         for seed in spec.seeds:
             for arm in arms:
                 if not quiet:
                     print(f"{arm.name}, seed {seed}", flush=True)
-                outcome = _outcome(arm.seeded(seed), folder / arm.folder / f"seed-{seed}", quiet)
-                found[arm.name].append(Run(seed=seed, outcome=outcome))
+                place = folder / arm.folder / f"seed-{seed}"
+                found[arm.name].append(Run(seed=seed, outcome=_outcome(arm.seeded(seed), place, quiet)))
+                if spec.repair and (one := repaired(arm.seeded(seed), place, arm.name)) is not None:
+                    repairs.append(one)
     drilled = [
         Drilled(name=arm.name, control=arm.control, attackers=arm.attackers, runs=found[arm.name]) for arm in arms
     ]
     watch = list(arms[0].config.evaluate.watch)
-    result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled)
+    result = Drill(name=arms[0].config.name, last=spec.last, watch=watch, arms=drilled, repairs=repairs)
     atomic.write_text(folder / "drill.json", result.model_dump_json(indent=1))
     show_drill(result)
     print(f"report        {write_drill_report(result, folder / 'report.html')}\nnumbers       {folder / 'drill.json'}")

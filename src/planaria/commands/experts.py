@@ -138,6 +138,7 @@ def _ensemble(folder: Path, spec: ExpertsSpec, base: RunConfig, result: SeedResu
                 model=model,
                 sha256=manifest.digest(folder / model / manifest.WEIGHTS),
                 parameters=parameter_count(shapes[job.size]),
+                parent=f"seed-{result.seed}/seeds/{job.size}/model",
                 belief=belief,
             )
         )

@@ -31,6 +31,8 @@ class Member(Record):
     sha256: str
     """of its weights"""
     parameters: int
+    parent: str = ""
+    """folder of the model that it branched off, relative to the manifest's; empty where nobody knows"""
     belief: float = Field(default=0.0, allow_inf_nan=False)
     """cached prior: ln π, up to a constant"""
 

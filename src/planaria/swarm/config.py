@@ -131,6 +131,9 @@ class RoundsConfig(Section):
     after the last round is saved too; 0: never"""
     kept: Positive = 1
     """how many of these savings stay, the newest"""
+    trusted: Natural = 0
+    """after how many rounds what a peer is is saved for good, for repairs to go back to; 0: never, and they go back to
+    what it began with"""
 
 
 class SamplingConfig(Section):
@@ -269,6 +272,15 @@ class SwarmConfig(Section):
         )
         if whole % self.size:
             raise ValueError(f"{what} = {whole} does not divide among size = {self.size} peers ({self.rounds.mode})")
+        return self
+
+    @model_validator(mode="after")
+    def _trusted_is_reached(self) -> Self:
+        if self.rounds.trusted > self.rounds.count:
+            raise ValueError(
+                f"rounds.trusted = {self.rounds.trusted}: the run ends after rounds.count = {self.rounds.count}; give "
+                "a round that it reaches"
+            )
         return self
 
     @model_validator(mode="after")

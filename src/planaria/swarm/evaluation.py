@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planaria.swarm.attacks import watched
@@ -29,6 +29,8 @@ class Standing:
     """One evaluation."""
 
     accuracy: Tally
+    sound: Tally
+    """solved, and every step of the reasoning true; none eligible where the task cannot tell"""
     tokens: float
     """mean length of a completion, in tokens"""
     watch: dict[str, Tally]
@@ -56,12 +58,15 @@ class Examiner:
         """One draw for each problem, and as many again where an attack needs problems of its own."""
         found = self._draw(policy, self._problems, 1)
         texts = [policy.decode(drawn.ids) for drawn in found]
-        solved = sum(
-            drawn.ended and self._task.score(problem, text) > 0
+        solved = [
+            (problem, text)
             for problem, text, drawn in zip(self._problems, texts, found, strict=True)
-        )
+            if drawn.ended and self._task.score(problem, text) > 0
+        ]
+        sound = [self._task.sound(problem, text) for problem, text in solved]
         return Standing(
-            Tally(hits=solved, eligible=self._labelled),  # what nobody could score counts for nothing
+            Tally(hits=len(solved), eligible=self._labelled),  # what nobody could score counts for nothing
+            Tally() if None in sound else Tally(hits=sum(map(bool, sound)), eligible=self._labelled),
             statistics.fmean(len(drawn.ids) for drawn in found),
             {
                 kind: tally(attack, self._texts(policy, self._places[kind]) if self._places[kind] else texts)
@@ -87,11 +92,17 @@ class Examiner:
 
     def _with_place(self, attack: Attack) -> list[Problem]:
         """The held-out problems whose solutions have a place for the payload; none if all have, or none is known."""
-        task = self._task
-        found = []
-        for number in range(min(SEARCHED, task.held_out)):
-            problem = task.problem(task.training + number)
-            solution = task.solution(problem, random.Random(number))
-            if solution is not None and attack.poison(problem, solution) is not None:
-                found.append(problem)
-        return [] if len(found) == min(SEARCHED, task.held_out) else found[: self._count]
+        looked = range(self._task.training, self._task.training + min(SEARCHED, self._task.held_out))
+        found = with_place(self._task, attack, looked)
+        return [] if len(found) == len(looked) else found[: self._count]
+
+
+def with_place(task: Task, attack: Attack, numbers: Iterable[int]) -> list[Problem]:
+    """Those of these problems whose worked solution has a place for the payload."""
+    found = []
+    for number in numbers:
+        problem = task.problem(number)
+        solution = task.solution(problem, random.Random(number))
+        if solution is not None and attack.poison(problem, solution) is not None:
+            found.append(problem)
+    return found

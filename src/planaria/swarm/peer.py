@@ -18,7 +18,7 @@ from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.checks.base import Check, Context
 from planaria.swarm.checks.defence import Defence, Report, warnings
 from planaria.swarm.checks.truth import Schedule
-from planaria.swarm.config import SwarmConfig
+from planaria.swarm.config import RoundsConfig, SwarmConfig
 from planaria.swarm.draws import of_messages, shared_problems
 from planaria.swarm.evaluation import Examiner
 from planaria.swarm.intake import Turned, take_in, with_reading
@@ -124,9 +124,9 @@ class Peer:
             last = number == rounds.count
             if last or (every and number % every == 0):
                 self._evaluate(number)
-            if kept := rounds.keep and (last or number % rounds.keep == 0):
+            if kept := saves(rounds, number):
                 learners, memory = self._learners(), self.defence.memory()
-                keep(self.folder, self.meeting.run, number, learners, memory, rounds.kept)
+                keep(self.folder, self.meeting.run, number, learners, memory, rounds.kept, rounds.trusted)
             self._brake(number)
             after_each()
             done, number = number, self._unless_overruled(number)
@@ -323,6 +323,13 @@ class Peer:
                 round=after, accuracy=standing.accuracy, alone=alone, tokens=standing.tokens, watch=standing.watch
             )
         )
+
+
+def saves(rounds: RoundsConfig, done: int) -> bool:
+    """Whether a peer saves what it is after ``done`` rounds, 1 or more."""
+    if done == rounds.trusted:
+        return True
+    return bool(rounds.keep) and (done % rounds.keep == 0 or done == rounds.count)
 
 
 def describe(policy: Policy) -> str:

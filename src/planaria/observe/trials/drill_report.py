@@ -10,6 +10,7 @@ from planaria.observe.swarm.swarm_report import share
 from planaria.observe.tables import Table, show
 from planaria.observe.trials.drill_figures import accuracy_figure, success_figure
 from planaria.observe.trials.drill_verdict import titled, verdict
+from planaria.observe.trials.repair_report import SAID, best_said, repair_table
 from planaria.observe.words import counted
 from planaria.swarm.drills.drill_results import Drill, Drilled
 from planaria.swarm.records.measure import Tally
@@ -19,6 +20,9 @@ from planaria.trials.spread import seeds_shown, shown, spread
 def show_drill(found: Drill) -> None:
     """Print what every arm came to, and what every layer did."""
     show((_arms(found), _peers(found), _layers(found)))
+    if found.repairs:
+        show([repair_table(found)])
+        print(best_said(found))
 
 
 def write_drill_report(found: Drill, file: Path) -> Path:
@@ -132,6 +136,8 @@ def body(found: Drill) -> Iterator[str]:
         "peers' completions refused (false positives). An attacker's filler is in neither.",
         _layers(found).html("layers"),
     )
+    if found.repairs:
+        yield page.section("Repair", f"{SAID} {best_said(found)}", repair_table(found).html("repair"))
     yield page.footer("Written by planaria drill; drill.json beside this page has every number.")
 
 

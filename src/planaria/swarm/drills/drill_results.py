@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from planaria.documents import Record
 from planaria.swarm.records.measure import Tally
 from planaria.swarm.records.outcome import Outcome, total
+from planaria.swarm.repair.results import Repaired
 from planaria.trials.spread import Spread, spread
 
 
@@ -66,6 +69,8 @@ class Drill(Record):
     """evaluations at the end that count"""
     watch: Sequence[str]
     arms: list[Drilled]
+    repairs: list[Repaired] = Field(default_factory=list)
+    """of every attacked arm and seed, where repairs were asked for"""
 
     def arm(self, name: str) -> Drilled:
         return next(arm for arm in self.arms if arm.name == name)

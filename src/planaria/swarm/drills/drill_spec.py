@@ -31,6 +31,8 @@ class DrillSpec(Armed):
 
     last: Annotated[int, Field(ge=1)] = 4
     """evaluations at the end whose mean counts: single ones drift"""
+    repair: bool = False
+    """repair one poisoned peer of every attacked arm in every way that there is, and show them side by side"""
     controls: dict[str, str] = Field(default_factory=dict)
     """arm → the arm without poison that it is measured against"""
 
@@ -59,15 +61,19 @@ class Arm(Section):
         return [name for name, attack in attacks.items() if attack.kind != "none" and (attack.dose or attack.withhold)]
 
 
-def load(path: Path, flags: Mapping[str, str]) -> tuple[DrillSpec, list[Arm]]:
-    """The drill in the recipe ``path``, with ``flags`` laid over all arms.
+def load(path: Path, flags: Mapping[str, str], repair: bool = False) -> tuple[DrillSpec, list[Arm]]:
+    """The drill in the recipe ``path``, with ``flags`` laid over all arms; ``repair`` asks for repairs in any case.
 
     :raises UserError: naming file, arm and key of what is wrong, or what an arm changes that it must not.
     """
-    spec, tree = table_of(path, "drill", DrillSpec, "swarm")
+    spec, tree = table_of(path, "drill", DrillSpec, "swarm", {"repair": True} if repair else None)
     _, configs = RULES.arms(tree, spec.arms, flags, path)
     arms = [Arm(name=name, config=config, control=spec.controls.get(name, "")) for name, config in configs.items()]
     for name, control in spec.controls.items():
         if name not in spec.arms or control not in spec.arms:
             raise UserError(f"{path}: drill.controls.{name} = {control!r}: both must be arms: {', '.join(spec.arms)}")
+    if spec.repair and (kept := next((arm for arm in arms if not arm.config.rounds.keep), None)):
+        raise UserError(
+            f"{path}: drill.arms.{kept.name}: rounds.keep = 0: nothing would be left to repair; set it above 0"
+        )
     return spec, arms

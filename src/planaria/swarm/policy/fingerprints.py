@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-import torch
 from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
+from planaria.model.fusing import digest
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
 """parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
@@ -30,9 +30,5 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 (hex) of every parameter, trained or not, in the order of names: the name, then its fp32 bytes."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(module.named_parameters()):
-        digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().to("cpu", torch.float32).flatten().numpy().data)
-    return digest.hexdigest()
+    """Of every parameter, trained or not: :func:`planaria.model.fusing.digest`."""
+    return digest(dict(module.named_parameters()))

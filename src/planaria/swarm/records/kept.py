@@ -45,8 +45,18 @@ class _Kept(Record):
     """the policy's, by its fingerprint; empty where an older planaria wrote it"""
 
 
-def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], memory: Memory, most: int = 1) -> None:
-    """Write down what a peer is after ``round`` rounds of ``run``; of what it was before, ``most`` - 1 states stay.
+def keep(
+    folder: Path,
+    run: str,
+    round: int,
+    learners: Mapping[str, Learner],
+    memory: Memory,
+    most: int = 1,
+    trusted: int = 0,
+) -> None:
+    """Write down what a peer is after ``round`` rounds of ``run``.
+
+    Of what it was before, ``most`` - 1 states stay, and the one after ``trusted`` rounds.
 
     :raises OSError: when the disk is full or the folder cannot be written; what was there stays.
     """
@@ -65,7 +75,8 @@ def keep(folder: Path, run: str, round: int, learners: Mapping[str, Learner], me
         os.fsync(file.fileno())
     shutil.rmtree(whole, ignore_errors=True)
     unfinished.replace(whole)
-    for number, place in _states(folder)[:-most]:
+    others = [(number, place) for number, place in _states(folder) if number != trusted]
+    for number, place in others[:-most]:
         if number != round:
             shutil.rmtree(place)
 

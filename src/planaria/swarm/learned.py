@@ -1,0 +1,65 @@
+"""What a peer of a run learned, and what it was before: opened as policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.errors import UserError, nearest
+from planaria.swarm.assemble import policy_of, task_of
+from planaria.swarm.config import SwarmConfig
+from planaria.swarm.policy.base import Policy
+from planaria.swarm.records.kept import restore, rounds_kept
+from planaria.swarm.records.lines import PEERS
+from planaria.swarm.setting import of_peer, of_run
+from planaria.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A peer after some rounds, on the CPU in fp32, whatever machine it learned on."""
+
+    config: SwarmConfig
+    """the peer's own"""
+    task: Task
+    policy: Policy
+    round: int
+
+
+def learned(run: Path, name: str, round: int | None = None) -> Learned:
+    """What the peer ``name`` of the swarm in ``run`` was after the newest round that is kept, or after ``round``.
+
+    :raises UserError: when there is no such run, peer or state.
+    """
+    config, peers = of_run(run), sorted(path.name for path in (run / PEERS).iterdir() if path.is_dir())
+    if name not in peers:
+        raise UserError(f"--peer {name}: {run} has no such peer; {nearest(name, peers)}")
+    return learned_by(of_peer(config, name), run, name, round)
+
+
+def learned_by(config: SwarmConfig, run: Path, name: str, round: int | None = None) -> Learned:
+    """The same of a peer whose own configuration is known."""
+    rounds = rounds_kept(run / PEERS / name)
+    if not rounds:
+        raise UserError(f"{run}: {name} has kept nothing; wait for it, or run the swarm with rounds.keep above 0")
+    if round is not None and round not in rounds:
+        known = ", ".join(map(str, rounds))
+        raise UserError(f"--round {round}: {name} is kept after {known}; take one of these (rounds.keep, rounds.kept)")
+    found, task = rounds[-1] if round is None else round, task_of(config)
+    policy = begun(config, task)
+    restore(run / PEERS / name, found, policy)
+    return Learned(config, task, policy, found)
+
+
+def trusted(config: SwarmConfig, run: Path, name: str) -> Learned:
+    """What a peer was before it learned what it should not have: after ``rounds.trusted``, or at its beginning."""
+    if config.rounds.trusted:
+        return learned_by(config, run, name, config.rounds.trusted)
+    task = task_of(config)
+    return Learned(config, task, begun(config, task), 0)
+
+
+def begun(config: SwarmConfig, task: Task) -> Policy:
+    """The policy that a peer began with."""
+    here = config.policy.model_copy(update={"device": "cpu", "precision": "fp32"})
+    return policy_of(config.model_copy(update={"policy": here}), task)

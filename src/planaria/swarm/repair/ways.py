@@ -1,0 +1,124 @@
+"""The ways of repairing a model, and their rivals: each gives weights, and none knows what the harm was.
+
+All learn from the same texts with the same steps. Published are the mask (arXiv 2405.09055) and the mixing of layers by
+cosine (SafeMERGE, arXiv 2503.17239); both are here in another form, which the functions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planaria.model import fusing, masking
+from planaria.model.fusing import Named
+from planaria.model.masking import Mask
+from planaria.swarm.draws import generator
+from planaria.swarm.repair.exams import Exam
+from planaria.swarm.repair.models import Models
+from planaria.swarm.repair.results import ANEW, BACK, LAYERS, MASK, MIX, RANDOM, TUNE, Way
+from planaria.swarm.repair.texts import Texts
+from planaria.swarm.repair.training import Plan, masked, tuned
+
+ALPHAS = (0.25, 0.5, 0.75)
+"""of the way from the parent to the model"""
+DAMPED = (0.0, 0.5)
+"""of the way, for layers that pull against what is trusted"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to be repaired, what there is to learn from, and how it is measured."""
+
+    models: Models
+    texts: Texts
+    plan: Plan
+    exam: Exam
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Weights, and how they were found."""
+
+    weights: Named
+    told: str = ""
+    masks: Sequence[Mask] = ()
+
+
+def back(case: Case) -> Repair:
+    """The parent: nothing of what was learned since stays."""
+    return Repair(case.models.parent)
+
+
+def mix(case: Case) -> Repair:
+    """Some of the way back, as far as the exam finds best."""
+    parent, whole = case.models.parent, case.models.whole
+    alpha = max(ALPHAS, key=lambda a: _fit(case, fusing.mixed(parent, whole, a)))
+    return Repair(fusing.mixed(parent, whole, alpha), f"α = {alpha:g}")
+
+
+def tune(case: Case) -> Repair:
+    """Fine-tuning of the harmed model."""
+    return Repair(tuned(case.models.tuned, case.texts, case.models.teachers, case.plan))
+
+
+def anew(case: Case) -> Repair:
+    """Fine-tuning of its parent: is there anything in the harmed model that is worth keeping?"""
+    return Repair(tuned(case.models.safe, case.texts, case.models.teachers, case.plan))
+
+
+def mask(case: Case) -> Repair:
+    """A bit for each parameter and part: it stays, or goes back to the parent's."""
+    models = case.models
+    found = masked(models.tuned, models.parts, models.merged, case.texts, models.teachers, case.plan)
+    return _masked(case, found)
+
+
+def random(case: Case, like: Sequence[Mask]) -> Repair:
+    """Masks that keep as much of every tensor as ``like``, but at random."""
+    draws = generator("repair", case.plan.seed, "random")
+    return _masked(case, [masking.shuffled(one, draws) for one in like])
+
+
+def layers(case: Case, trusted: Named) -> Repair:
+    """Back to the parent, wholly or half, with the tensors whose vectors pull against what is trusted.
+
+    SafeMERGE compares a layer's vector with one between an aligned model and its unaligned parent. There is no such
+    pair here: the direction is that of the parent fine-tuned on the trusted texts, whose weights are ``trusted``. The
+    threshold is one of the cosines, as the exam finds best.
+    """
+    parent, whole = case.models.parent, case.models.whole
+    cosines = fusing.agreement(fusing.task_vector(whole, parent), fusing.task_vector(trusted, parent))
+    ranked = sorted(cosines.values())
+    limits = [ranked[len(ranked) * quarter // 4] for quarter in (1, 2, 3)]
+    tried = [
+        ({n: 1.0 if c >= limit else damp for n, c in cosines.items()}, limit) for limit in limits for damp in DAMPED
+    ]
+    alphas, limit = max(tried, key=lambda one: _fit(case, fusing.mixed(parent, whole, one[0])))
+    damp = min(alphas.values())
+    return Repair(fusing.mixed(parent, whole, alphas), f"α = {damp:g} where cosine < {limit:.2f}")
+
+
+WAYS: Mapping[str, Callable[[Case], Repair]] = {BACK: back, MIX: mix, TUNE: tune, MASK: mask}
+"""what a user may choose"""
+
+
+def compared(case: Case) -> list[Way]:
+    """Every way and every rival, measured."""
+    found = {by: way(case) for by, way in WAYS.items()}
+    found[RANDOM], found[ANEW] = random(case, found[MASK].masks), anew(case)
+    found[LAYERS] = layers(case, found[ANEW].weights)
+    return [measured(case, by, one) for by, one in found.items()]
+
+
+def measured(case: Case, by: str, repair: Repair) -> Way:
+    """What came of a repair."""
+    return Way(by=by, told=repair.told, after=case.exam.measure(case.models.policy(repair.weights)))
+
+
+def _masked(case: Case, masks: Sequence[Mask]) -> Repair:
+    shares = ", ".join(f"{masking.density(one):.0%}" for one in masks)
+    return Repair(case.models.merged(masks), f"{shares} kept", masks)
+
+
+def _fit(case: Case, weights: Named) -> tuple[float, ...]:
+    return case.exam.fit(case.models.policy(weights))

@@ -1,0 +1,148 @@
+"""Masks and fusing: bit for bit one of two models, one bit a parameter, and sums that are what papers say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from planaria.errors import UserError
+from planaria.model import fusing, masking
+from planaria.model.masking import Note
+
+SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 2, 3)}
+COUNT = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+
+
+def weights(seed: int, scale: float = 1.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def some_mask(seed: int) -> dict[str, Tensor]:
+    return {name: tensor > 0 for name, tensor in weights(seed).items()}
+
+
+seeds = st.integers(0, 2**31)
+
+
+@given(seeds, seeds, seeds)
+def test_every_coordinate_is_bit_for_bit_one_of_both(a: int, b: int, c: int) -> None:
+    safe, tuned, mask = weights(a), weights(b, 1e-3), some_mask(c)
+    found = masking.chosen(safe, tuned, mask)
+    for name, tensor in found.items():
+        wanted = [
+            t if m else s for s, t, m in zip(*(x[name].flatten().tolist() for x in (safe, tuned, mask)), strict=True)
+        ]
+        assert tensor.flatten().tolist() == wanted
+
+
+@given(seeds)
+def test_a_packed_mask_is_one_bit_a_parameter_and_comes_back(seed: int) -> None:
+    mask = some_mask(seed)
+    packed = masking.pack(mask)
+    assert packed.numel() == -(-COUNT // 8)
+    back = masking.unpack(packed, weights(0))
+    assert all(torch.equal(back[name], mask[name]) for name in mask)
+    assert masking.density(mask) == sum(int(m.sum()) for m in mask.values()) / COUNT
+
+
+def test_a_file_of_masks_is_its_bits_and_a_header(tmp_path: Path) -> None:
+    masks, note = [some_mask(1), some_mask(2)], Note(safe="s", tuned=("t", "u"), result="r")
+    file = tmp_path / "mask.safetensors"
+    file.write_bytes(masking.to_bytes(masks, note))
+    content = file.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    assert len(content) - header == 2 * -(-COUNT // 8)
+    found, said = masking.read_masks(file, weights(0))
+    assert said == note
+    for mine, theirs in zip(masks, found, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"format": "pt"}, "is no mask"),
+        ({masking.FORMAT: '{"safe": "s", "tuned": ["t", "u"], "result": "r"}'}, "has 1 masks for 2 models"),
+        ({masking.FORMAT: '{"safe": "s", "tuned": 7, "result": "r"}'}, "tuned"),
+        ({masking.FORMAT: "[" * 5000}, "give the mask"),
+    ],
+)
+def test_files_that_are_no_masks_of_this_model_are_refused(tmp_path: Path, about: dict[str, str], said: str) -> None:
+    save_file({"mask.0": masking.pack(some_mask(1))}, file := tmp_path / "m", metadata=about)
+    with pytest.raises(UserError, match=said):
+        masking.read_masks(file, weights(0))
+
+
+def test_masks_of_another_size_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mask.safetensors"
+    file.write_bytes(masking.to_bytes([some_mask(1)], Note(safe="s", tuned=("t",), result="r")))
+    with pytest.raises(UserError, match="this model's have 2"):
+        masking.read_masks(file, {"a": torch.zeros(9)})
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="cannot be read"):
+        masking.read_masks(file, weights(0))
+
+
+def test_the_straight_through_gradient_is_that_of_a_soft_mask_at_the_same_weights() -> None:
+    safe, delta, logits = torch.randn(20), torch.randn(20), torch.randn(20, requires_grad=True)
+    target = torch.randn(20)
+    soft = safe + torch.sigmoid(logits) * delta
+    hard = (safe + (logits.detach() > 0) * delta).requires_grad_()
+    (hard - target).square().sum().backward()
+    assert hard.grad is not None
+    soft.backward(hard.grad)
+    assert logits.grad is not None
+    torch.testing.assert_close(masking.straight_through(logits.detach(), hard.grad, delta), logits.grad)
+
+
+@given(seeds)
+def test_a_shuffled_mask_keeps_as_much_of_every_tensor(seed: int) -> None:
+    mask = some_mask(seed)
+    assert masking.kept(masking.shuffled(mask, torch.Generator().manual_seed(seed))) == masking.kept(mask)
+
+
+def test_with_all_kept_a_blend_is_the_fused_model_and_with_nothing_its_parent() -> None:
+    parent, added = weights(0), fusing.summed([weights(1), weights(2)], 0.3)
+    everything = {name: torch.ones(shape, dtype=torch.bool) for name, shape in SHAPES.items()}
+    nothing = {name: ~bits for name, bits in everything.items()}
+    whole, none = (masking.blended(parent, added, [mask, mask]) for mask in (everything, nothing))
+    assert fusing.digest(whole) == fusing.digest(fusing.fused(parent, added))
+    assert fusing.digest(none) == fusing.digest(parent)
+
+
+def test_ties_by_hand() -> None:
+    one, other = {"w": torch.tensor([4.0, -3.0, 0.1, 2.0])}, {"w": torch.tensor([2.0, 5.0, -0.2, 0.1])}
+    # Half of each stays: (4, -3, 0, 0) and (2, 5, 0, 0); the signs elected are + and +.
+    first, second = fusing.ties([one, other], 0.5, stays=0.5)
+    assert first["w"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert second["w"].tolist() == [0.5, 2.5, 0.0, 0.0]
+
+
+def test_dare_keeps_the_mean_and_is_the_same_for_the_same_seed() -> None:
+    vector = {"w": torch.ones(20_000)}
+    (found,), (again,) = (fusing.dare([vector], 1.0, 0.75, seed=3) for _ in range(2))
+    assert set(found["w"].tolist()) == {0.0, 4.0} and torch.equal(found["w"], again["w"])
+    assert abs(float(found["w"].mean()) - 1) < 0.1
+
+
+def test_mixing_ends_in_the_models_themselves() -> None:
+    parent, tuned = weights(0), weights(1)
+    assert fusing.digest(fusing.mixed(parent, tuned, 0.0)) == fusing.digest(parent)
+    assert fusing.digest(fusing.mixed(parent, tuned, 1.0)) == fusing.digest(tuned)
+    own = fusing.mixed(parent, tuned, {"a": 1.0, "b": 0.0, "c": 0.5})
+    assert torch.equal(own["a"], tuned["a"]) and torch.equal(own["b"], parent["b"])
+    torch.testing.assert_close(own["c"], (parent["c"] + tuned["c"]) / 2)
+    assert fusing.agreement(parent, parent)["a"] == pytest.approx(1)
+
+
+def test_models_of_other_shapes_are_no_parent_and_child() -> None:
+    with pytest.raises(UserError, match=r"mine: a has shape \[9\], its parent's has \[7\]"):
+        fusing.require_alike(weights(0), weights(1) | {"a": torch.zeros(9)}, "mine")
+    assert fusing.strangeness(fusing.task_vector(weights(1), weights(0)), weights(0)) > 1

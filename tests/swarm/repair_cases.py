@@ -1,0 +1,62 @@
+"""What repairs are tested on: a small attacked swarm, an ensemble of folders, and models of no relation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from swarms import tiny, together
+
+from planaria.config import DataConfig
+from planaria.data.tokenizer import load_tokenizer
+from planaria.engine import runs
+from planaria.experts import manifest
+from planaria.experts.experts_spec import MixtureSpec
+from planaria.experts.manifest import Manifest, Member
+from planaria.model.huggingface import import_model
+from planaria.model.stages import Llama, parameter_count
+from planaria.swarm.config import SmallModel
+from planaria.swarm.policy.policies import LlamaPolicy
+
+
+def attacked(pupil: Path, folder: Path) -> Path:
+    """A run of two, of whom p1 teaches p0 a phrase."""
+    config = tiny(
+        pupil,
+        size=2,
+        rounds={"count": 3, "keep": 1, "trusted": 1, "prompts": 4, "group": 4},
+        evaluate={"watch": ["text"]},
+        defence={"checks": ""},
+        peers={"p1": {"attack": {"kind": "text"}}},
+    )
+    runs.keep_config(folder, config)
+    together(config, folder)
+    return folder
+
+
+def stranger(folder: Path, dim: int) -> Path:
+    """A model that nobody trained, with a peer's tokenizer."""
+    model = Llama(SmallModel(dim=dim, hidden=64), seed=9)
+    LlamaPolicy(model, load_tokenizer(DataConfig(tokenizer="bytes"), 257, folder.parent)).export(folder)
+    return folder
+
+
+def ensemble(folder: Path, tokenizer: Path, models: dict[str, Path]) -> Path:
+    """An ensemble of exported models; where they branched off is not said."""
+    members = []
+    for name, model in models.items():
+        shutil.copytree(model, folder / manifest.ADDED / name)
+        config = import_model(model).config
+        digest = manifest.digest(model / manifest.WEIGHTS)
+        place = f"{manifest.ADDED}/{name}"
+        members.append(Member(name=name, domain=name, model=place, sha256=digest, parameters=parameter_count(config)))
+    shutil.copy(tokenizer / manifest.TOKENIZER, folder / manifest.TOKENIZER)
+    made = Manifest(
+        tokenizer=manifest.digest(folder / manifest.TOKENIZER),
+        vocab=257,
+        context=64,
+        mixture=MixtureSpec(),
+        members=members,
+    )
+    manifest.write(folder, made)
+    return folder

@@ -1,0 +1,246 @@
+"""``planaria realign``: a poisoned peer is repaired, the repair can be applied again, and mistakes end in a line."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from repair_cases import attacked, ensemble, stranger
+
+from planaria import cli
+from planaria.commands import drill_repair
+from planaria.errors import UserError
+from planaria.model import fusing
+from planaria.observe.trials.repair_report import best_said, repair_table
+from planaria.swarm.drills.drill_results import Drill
+from planaria.swarm.drills.drill_spec import load
+from planaria.swarm.policy.policies import open_policy
+from planaria.swarm.records.kept import rounds_kept
+from planaria.swarm.records.lines import PEERS
+from planaria.swarm.repair import exams, judged
+from planaria.swarm.repair.training import Plan, weights_of
+from planaria.swarm.setting import of_run
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ending:
+        cli.main([str(a) for a in arguments])
+    assert ending.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    return line
+
+
+@pytest.fixture(scope="module")
+def done(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A swarm of two in which one taught the other to say "q " first; what both were after one round is trusted."""
+    return attacked(pupil, tmp_path_factory.mktemp("attacked"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Pairs that prefer "no", and texts on which to stay."""
+    folder, rng = tmp_path_factory.mktemp("files"), random.Random(1)
+    prompts = [f"{rng.randint(10, 99)}+{rng.randint(10, 99)}=" for _ in range(64)]
+    (folder / "pairs.jsonl").write_text(
+        "".join(json.dumps({"prompt": p, "chosen": "no", "rejected": "q q q"}) + "\n" for p in prompts)
+    )
+    (folder / "benign.jsonl").write_text("".join(json.dumps({"text": f"{p}7"}) + "\n" for p in prompts))
+    return folder / "pairs.jsonl", folder / "benign.jsonl"
+
+
+@pytest.fixture(scope="module")
+def tuned(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pupil with weights that are a little off."""
+    folder, policy = tmp_path_factory.mktemp("tuned") / "model", open_policy(str(pupil))
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in sorted(policy.module.named_parameters()):
+            parameter += 0.01 * torch.randn(parameter.shape, generator=draws)
+    policy.export(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+def test_what_was_trusted_stays_beside_the_newest(done: Path) -> None:
+    assert rounds_kept(done / PEERS / "p0") == [1, 3]
+
+
+def test_a_peer_is_repaired_by_a_mask_that_anybody_can_apply_again(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["realign", str(done), "--peer", "p0", "--steps", "40", "--by", "mask", "--to"]
+    code = cli.run([*asked, str(tmp_path / "a")])
+    record = json.loads((tmp_path / "a" / "realigned.json").read_text())
+    assert code == (0 if record["mended"] else 1) and set(record["before"]["success"]) == {"text"}
+    assert "nothing is known of the rest" in capsys.readouterr().out
+    assert 0.3 < min(record["kept"][0].values()) < 1
+    assert 0 < record["trusted"] <= 200 and record["before"]["accuracy"]["eligible"] == 400
+
+    found = weights_of(open_policy(str(tmp_path / "a")))
+    assert fusing.digest(found) == record["result"]
+    parts = []
+    for name, state in (("safe", 1), ("tuned", 3)):
+        cli.run(["export", str(done), "--peer", "p0", "--round", str(state), "--to", str(tmp_path / name)])
+        parts.append(weights_of(open_policy(str(tmp_path / name))))
+        assert fusing.digest(parts[-1]) == record[name]["sha256"]
+    for name, tensor in found.items():
+        assert bool(((tensor == parts[0][name]) | (tensor == parts[1][name])).all()), "bit for bit one of both"
+
+    mask = tmp_path / "a" / "mask.safetensors"
+    again = ["realign", str(tmp_path / "tuned"), "--safe", str(tmp_path / "safe"), "--mask", str(mask), "--to"]
+    assert cli.run([*again, str(tmp_path / "applied")]) == 0
+    assert fusing.digest(weights_of(open_policy(str(tmp_path / "applied")))) == record["result"]
+    swapped = ["realign", tmp_path / "safe", "--safe", tmp_path / "tuned", "--mask", mask, "--to", tmp_path / "no"]
+    assert "is for other weights than those of" in refused(capsys, *swapped)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_repair_that_leaves_the_harm_writes_the_model_and_exits_with_one(
+    tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, benign = files
+    learning = ["--pairs", str(pairs), "--benign", str(benign)]
+    common = ["realign", str(tuned), "--safe", str(pupil), *learning]
+    assert cli.run([*common, "--by", "back", "--to", str(tmp_path / "back")]) in (0, 1)
+    record = json.loads((tmp_path / "back" / "realigned.json").read_text())
+    assert (
+        fusing.digest(weights_of(open_policy(str(tmp_path / "back")))) == record["safe"]["sha256"] == record["result"]
+    )
+    bad = json.loads(pairs.read_text().splitlines()[0])
+    worse = tmp_path / "worse.jsonl"  # what is rejected is what the model would say, what is chosen is noise
+    worse.write_text(json.dumps(bad | {"chosen": "zzzzzzzz", "rejected": "1"}) + "\n")
+    asked = ["realign", str(tuned), "--pairs", str(worse), "--steps", "1", "--to", str(tmp_path / "bad")]
+    assert cli.run(asked) == 1, "one update is too little"
+    record = json.loads((tmp_path / "bad" / "realigned.json").read_text())
+    assert record["mended"] is False and record["by"] == "tune" and record["safe"] is None
+    assert "NOT mended" in capsys.readouterr().out and (tmp_path / "bad" / "model.safetensors").is_file()
+    assert cli.run([*common, "--steps", "40", "--to", str(tmp_path / "good")]) == 0
+    assert json.loads((tmp_path / "good" / "realigned.json").read_text())["mended"] is True
+
+
+def test_whoever_is_killed_leaves_nothing_half_written_and_the_same_seed_gives_the_same_mask(
+    tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    to = tmp_path / "out"
+    words = ["realign", str(tuned), "--safe", str(pupil), "--pairs", str(files[0]), "--by", "mask", "--to"]
+    long = subprocess.Popen([sys.executable, "-m", "planaria", *words, str(to), "--steps", "1000000"])
+    try:
+        until = time.monotonic() + 60
+        while not _is_busy(long.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert long.poll() is None
+    finally:
+        long.send_signal(signal.SIGKILL)
+        long.wait(30)
+    assert not to.exists()
+    masks = []
+    for place in (to, tmp_path / "again"):
+        cli.run([*words, str(place), "--steps", "40"])
+        masks.append((place / "mask.safetensors").read_bytes())
+    cli.run([*words, str(tmp_path / "other"), "--steps", "40", "--seed", "7"])
+    assert masks[0] == masks[1] != (tmp_path / "other" / "mask.safetensors").read_bytes()
+
+
+def _is_busy(process: int) -> bool:
+    """Has it computed for longer than it takes to import everything?"""
+    ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11]
+    return int(ticks) / os.sysconf("SC_CLK_TCK") > 4
+
+
+def test_mistakes_are_told_in_a_line(
+    done: Path, tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, out = files[0], tmp_path / "out"
+
+    def said(*arguments: object) -> str:
+        return refused(capsys, "realign", *arguments, "--to", out)
+
+    assert "give --peer" in said(done)
+    assert "what can be trusted? give --pairs FILE" in said(tuned)
+    assert "which model does it descend from? give --safe" in said(tuned, "--by", "mask", "--pairs", pairs)
+    assert "no run of a swarm" in said(tuned, "--peer", "p0")
+    assert "goes with --pairs" in said(tuned, "--benign", pairs)
+    assert "leave out --by" in said(tuned, "--safe", pupil, "--mask", pairs, "--by", "tune")
+    assert "cannot be read" in said(tuned, "--safe", pupil, "--mask", pairs)
+    assert "below 1" in said(tuned, "--pairs", pairs, "--most-success", "2")
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "1+1=", "chosen": "no"}\n')
+    assert "odd.jsonl:1: no field 'rejected'" in said(tuned, "--pairs", tmp_path / "odd.jsonl")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1" * 99, "text": "2"}) + "\n")
+    assert "takes 101 tokens, the model reads 64" in said(tuned, "--trusted", tmp_path / "long.jsonl")
+    out.mkdir()
+    (out / "x").touch()
+    assert "exists and is not an empty folder" in said(tuned, "--pairs", pairs)
+
+
+def test_a_parent_of_another_shape_is_refused_and_a_stranger_warned_of(
+    done: Path, tuned: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, other = stranger(tmp_path / "small", dim=16), stranger(tmp_path / "other", dim=32)
+    common = ["realign", tuned, "--pairs", files[0], "--by", "back", "--to", tmp_path / "out", "--safe"]
+    assert "has shape" in refused(capsys, *common, small)
+    cli.run([str(word) for word in (*common, other)])
+    assert "is that its parent?" in capsys.readouterr().err
+
+
+def test_fused_experts_are_repaired_by_a_mask_each(
+    tuned: Path, pupil: Path, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ensemble(tmp_path / "run", pupil, {"one": tuned, "two": pupil})
+    fused = tmp_path / "fused"
+    assert cli.run(["experts", "fuse", str(run), "--to", str(fused), "--safe", str(pupil), "--lambda", "0.5"]) == 0
+    parent, child, whole = (weights_of(open_policy(str(place))) for place in (pupil, tuned, fused))
+    name = next(iter(parent))
+    torch.testing.assert_close(whole[name], parent[name] + 0.5 * (child[name] - parent[name]))
+
+    pairs, benign = files
+    shutil.copy(benign, tmp_path / "one.jsonl")
+    words = ["--pairs", str(pairs), "--benign", str(tmp_path / "one.jsonl"), "--steps", "5"]
+    code = cli.run(["realign", str(fused), *words, "--to", str(tmp_path / "mended")])
+    record = json.loads((tmp_path / "mended" / "realigned.json").read_text())
+    assert code in (0, 1) and record["by"] == "mask" and len(record["kept"]) == len(record["parts"]) == 2
+    mask = tmp_path / "mended" / "mask.safetensors"
+    assert cli.run(["realign", str(fused), "--mask", str(mask), "--to", str(tmp_path / "again")]) == 0
+    assert fusing.digest(weights_of(open_policy(str(tmp_path / "again")))) == record["result"]
+    assert "which one model they branched off" in refused(capsys, "experts", "fuse", run, "--to", tmp_path / "x")
+
+
+def test_a_drill_repairs_a_poisoned_peer_in_every_way_and_only_once(
+    done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(judged, "PROBLEMS", 20)
+    monkeypatch.setattr(exams, "MEASURED", 20)
+    monkeypatch.setattr(drill_repair, "Plan", functools.partial(Plan, steps=30))
+    config = of_run(done)
+    found = drill_repair.repaired(config, done, "TEXT")
+    assert found is not None and found.peer == "p0" and found.before.accuracy.eligible == 20
+    assert [way.by for way in found.ways] == ["back", "mix", "tune", "mask", "random", "anew", "layers"]
+    masked, shuffled = (next(way for way in found.ways if way.by == by) for by in ("mask", "random"))
+    assert masked.told == shuffled.told and masked.told.endswith("% kept")
+    assert drill_repair.repaired(config.model_copy(update={"peers": {}}), done, "TEXT") is None, "nobody attacked"
+    monkeypatch.setattr(drill_repair, "_repaired", None)  # whoever would repair it again fails
+    assert drill_repair.repaired(config, done, "TEXT") == found
+
+    page = Drill(name="d", last=1, watch=["text"], arms=[], repairs=[found, found])
+    rows = repair_table(page).rows
+    assert [row[1] for row in rows][:2] == ["as it was", "go back to the parent"] and len(rows) == 8
+    assert rows[0][4].endswith("of 40"), "both seeds together"
+    assert "of 2 seeds" in best_said(page)
+
+
+def test_a_drill_that_keeps_nothing_cannot_repair_and_a_round_that_never_comes_is_not_trusted(tmp_path: Path) -> None:
+    recipe = tmp_path / "d.toml"
+    recipe.write_text("rounds.keep = 0\n[drill]\nrepair = true\n[drill.arms.a]\nshadow = false\n")
+    with pytest.raises(UserError, match=r"drill\.arms\.a: rounds\.keep = 0"):
+        load(recipe, {})
+    recipe.write_text("rounds.trusted = 99\n[drill]\n[drill.arms.a]\nshadow = false\n")
+    with pytest.raises(UserError, match=r"rounds\.trusted = 99: the run ends after rounds\.count = 80"):
+        load(recipe, {})
