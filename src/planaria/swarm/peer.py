@@ -24,13 +24,14 @@ from planaria.swarm.intake import Turned, take_in, with_reading
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.fingerprints import weights_fingerprint
+from planaria.swarm.policy.fingerprints import held, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.records.kept import PEER, SHADOW, keep, recall
 from planaria.swarm.records.lines import LOG, POISON, SAMPLES, Evaluated, Finished, Log, PoisonRecord, Started
 from planaria.swarm.records.noting import round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.scoring import Scoring
+from planaria.swarm.serving.served import Server
 from planaria.swarm.shadow import Shadow
 from planaria.tasks.base import Task
 
@@ -62,8 +63,10 @@ class Peer:
         checks: Sequence[Check],
         first: int = 0,
         known: Set[str] = frozenset(),
+        server: Server | None = None,
     ) -> None:
-        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers."""
+        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers.
+        ``server``: it draws in the policy's place."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
@@ -71,8 +74,11 @@ class Peer:
         self.warnings = warnings(checks, context, config.size if config.rounds.gather else 1)
         self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
+        self.server = server
+        if server is not None:
+            server.begin(first)
         self.author: Author = (
-            HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
+            HonestAuthor(config, name, task, policy, server) if honest else Attacker(config, name, task, policy, checks)
         )
         self.scoring = Scoring(task)
         self.examiner = Examiner(task, config, name)
@@ -119,7 +125,7 @@ class Peer:
         watch = Stopwatch()
         asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
         problems = [asked(problem) for problem in self._problems(number)]
-        weights = weights_fingerprint(self.policy.module)
+        weights = held(self.policy)
         closed = self.meeting.closed(number)
         if not closed:
             self._publish(number, problems, weights)
@@ -138,7 +144,7 @@ class Peer:
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
-        self._note(number, watch, found, turned, report, taken, learned)
+        self._note(number, watch, found, turned, report, taken, learned, bool(closed))
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
@@ -170,7 +176,8 @@ class Peer:
                     if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, written, weights))
+        drew = self.server is not None and not self.server.found.local
+        self.meeting.publish(self._message(number, written, "" if drew else weights))  # no other's weights are claimed
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
@@ -228,6 +235,7 @@ class Peer:
         report: Report,
         taken: Lessons,
         learned: Learned,
+        closed: bool,
     ) -> None:
         self.samples.note(*sample_records(report, taken, turned, number))
         self.log.note(
@@ -242,6 +250,7 @@ class Peer:
                 taken,
                 learned,
                 weights_fingerprint(self.policy.module),
+                None if self.server is None or closed else self.server.found,
             )
         )
 

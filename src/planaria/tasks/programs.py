@@ -26,6 +26,9 @@ from planaria.tasks.sandbox import LIMITS, Limits, Outcome, require_cage, run
 
 FENCE = "```"
 OPENING = "```python"
+INSTRUCTION = (
+    f"Write a Python program. Put it into one block that begins with {OPENING} and ends with {FENCE}, and end there."
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Programs(Task):
     @property
     def name(self) -> str:
         return f"programs:{self.path}"
+
+    @property
+    def instruction(self) -> str:
+        return INSTRUCTION
 
     @property
     def training(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
+from planaria.swarm.policy.base import Policy
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
 """parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
@@ -31,3 +32,9 @@ def weights_fingerprint(module: nn.Module) -> str:
         digest.update(name.encode() + b"\0")
         digest.update(parameter.detach().to("cpu", torch.float32).flatten().numpy().data)
     return digest.hexdigest()[:16]
+
+
+def held(policy: Policy) -> str:
+    """What two peers have in common if they find every completion equally likely: weights, and how they ask."""
+    weights, asking = weights_fingerprint(policy.module), getattr(policy, "asking", None)
+    return weights if asking is None else hashlib.sha256(f"{weights} {asking.fingerprint}".encode()).hexdigest()[:16]

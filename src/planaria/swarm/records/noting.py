@@ -11,6 +11,7 @@ from planaria.swarm.intake import Turned
 from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import Lessons
 from planaria.swarm.records.lines import SCHEDULE, Layered, RoundDone, SampleRecord
+from planaria.swarm.serving.record import Serving
 
 
 def sample_records(report: Report, lessons: Lessons, turned: Sequence[Turned], number: int) -> list[SampleRecord]:
@@ -56,6 +57,7 @@ def round_record(
     lessons: Lessons,
     learned: Learned,
     weights: str,
+    serving: Serving | None = None,
 ) -> RoundDone:
     """The line that sums the round up."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
@@ -81,4 +83,5 @@ def round_record(
         grad_norm=learned.grad_norm,
         stats=learned.stats,
         weights=weights,
+        serving=serving,
     )
