@@ -37,7 +37,7 @@ def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Poli
     """The policy that a peer starts with, asked as the recipe says; UserError when there is none to be had."""
     policy = placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
     if isinstance(policy, Wording):
-        policy.asking = asked(policy, config.policy, task)
+        policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
     elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
         raise UserError(
             f"policy.{stated[0]}: {type(policy).__name__} is asked as it likes; leave it out, or give it a method "

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
@@ -21,14 +21,12 @@ from planaria.swarm.draws import derived
 from planaria.swarm.policy.chat import Template, Turn
 from planaria.tasks.base import Problem, Task
 
-if TYPE_CHECKING:
-    from planaria.swarm.policy.wording import Wording
-
 EXAMPLES = 4
 """worked examples in a conversation, unless the recipe says how many"""
-DRAWN = 2
-"""times as many training problems are drawn, of which the shorter half become examples: every token of a prompt is read
-for each problem. The shortest of many would be of one kind, in whose way a small model then answers everything"""
+DRAWN, LONG = 2, 2.0
+"""so many times as many training problems are drawn as examples are wanted, and those that are so many times as long as
+the median are left out: every token of a prompt is read for each problem. The shortest would be of one kind, in whose
+way a small model then answers everything"""
 Example = tuple[Problem, str]
 
 
@@ -59,17 +57,17 @@ class Asking:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def asked(policy: Wording, config: PolicyConfig, task: Task) -> Asking | None:
-    """How the problems of ``task`` are put to ``policy``; None: as they stand.
+def asked(found: Template | None, tokenizer: Tokenizer, config: PolicyConfig, task: Task) -> Asking | None:
+    """How the problems of ``task`` are put to a model that came with the template ``found``; None: as they stand.
 
     :raises UserError: when the recipe asks for a chat or for examples where there is no template, or no solutions.
     """
-    if config.chat == "always" and policy.template is None:
+    if config.chat == "always" and found is None:
         raise UserError(
             "policy.chat = 'always': this model has no chat template (tokenizer_config.json, chat_template.jinja, or "
             "a GGUF file's tokenizer.chat_template); write 'auto', or give an instruct model"
         )
-    template = None if config.chat == "never" else policy.template
+    template = None if config.chat == "never" else found
     instruction = config.instruction
     if instruction is None:
         instruction = task.instruction if template else ""
@@ -80,22 +78,22 @@ def asked(policy: Wording, config: PolicyConfig, task: Task) -> Asking | None:
             f"policy.examples = {wanted}: {task.name} has worked solutions of {max(0, len(examples) - 1)} besides the "
             "problem that is asked; give fewer"
         )
-    found = Asking(template, instruction, examples, wanted)
-    if template is not None and examples:  # whatever is wrong with a template is found here, not in a round
-        found.ids(examples[0][0], policy.tokenizer)
-    return found if template or instruction or wanted else None
+    asking = Asking(template, instruction, examples, wanted)
+    if template is not None:  # whatever is wrong with it is found here, not in a round
+        asking.ids(task.problem(0), tokenizer)
+    return asking if template or instruction or wanted else None
 
 
 def worked_examples(task: Task, count: int) -> tuple[Example, ...]:
-    """At most ``count`` training problems with the solutions that the task knows, in the order in which they are drawn:
-    the shorter half, the same for all peers. None if the task knows none."""
+    """At most ``count`` training problems with the solutions that the task knows, drawn by the task, the same
+    for all peers; none if it knows none."""
     rng = random.Random(derived("examples", task.fingerprint))
     numbers = rng.sample(range(task.training), min(DRAWN * count, task.training))
     problems = [task.problem(number) for number in numbers]
     found = [(problem, text) for problem in problems if (text := task.solution(problem, rng)) is not None]
-    sizes = sorted(len(problem.prompt) + len(text) for problem, text in found)
-    most = sizes[min(count, len(sizes)) - 1] if sizes else 0
-    return tuple((problem, text) for problem, text in found if len(problem.prompt) + len(text) <= most)[:count]
+    sizes = [len(problem.prompt) + len(text) for problem, text in found]
+    most = LONG * statistics.median(sizes) if sizes else 0.0
+    return tuple(each for each, size in zip(found, sizes, strict=True) if size <= most)[:count]
 
 
 def _turns(system: bool, instruction: str, examples: Sequence[Example], problem: Problem) -> list[Turn]:

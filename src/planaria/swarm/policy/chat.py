@@ -80,10 +80,11 @@ class Template:
             raise UserError(f"{self.place}: its chat template fails ({reason}); write policy.chat = 'never'") from error
         parts = []
         for slot in slots:
-            part, found, rest = rest.partition(slot)
-            if not found or len(part) > MOST:
+            once = rest.count(slot) == 1
+            part, _, rest = rest.partition(slot)
+            if not once or len(part) > MOST:
                 mend = "mend it, or write policy.chat = 'never'"
-                raise UserError(f"{self.place}: its chat template leaves out what is asked; {mend}")
+                raise UserError(f"{self.place}: its chat template leaves out what is asked, or repeats it; {mend}")
             parts.append(part)
         return [*parts, rest]
 

@@ -115,6 +115,8 @@ class Client:
     ) -> bytes:
         """All of a reply. The deadline is looked at between pieces: a server that drips is not waited for."""
         raw = bytearray()
+        if (reply.length or 0) > most:
+            raise ServerFailed(f"a reply of more than {most} bytes")
         while True:
             left = self._left(until)
             if connection.sock is not None:  # None once the server has closed its end: then nothing is waited for

@@ -27,3 +27,11 @@ class Serving(Record):
     def speed(self) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        """In a few words, for the terminal."""
+        if self.local:
+            return f"none: {self.local}"
+        queue = f", {self.queue} waited" if self.queue else ""
+        behind = f", {self.behind} behind" if self.behind else ""
+        return f"{self.speed:,.0f} tokens/s{queue}{behind}"

@@ -56,8 +56,7 @@ class Server:
     """One peer's server: its weights' age is known here, and nowhere else."""
 
     def __init__(self, config: SwarmConfig, policy: Policy, folder: Path, peer: str) -> None:
-        """:raises UserError: when the server cannot be reached, or what is set for it is wrong.
-        """
+        """:raises UserError: when the server cannot be reached, or what is set for it is wrong."""
         self._config, self._policy, self._peer = config, policy, peer
         self._client = Client(config.policy)
         model = self._client.model(config.policy.serving.model)
