@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from benchmarks.instruct import recipe, scored, swarm, word_problem
 from benchmarks.outliers import weights_file
 
