@@ -218,7 +218,11 @@ def smollm2() -> Path:
 def test_a_file_is_a_policy_that_is_asked_by_its_own_template(tmp_path: Path) -> None:
     """With adapters too; an answer ends as the template ends a turn, or else as the file says."""
     template = "{% for m in messages %}{{ m['content'] + '<end>' }}{% endfor %}"
-    file = write(tmp_path / "m.gguf", Llama(CONFIG, seed=1), extra=lambda w: (w.add_chat_template(template), w.add_eos_token_id(0)))
+    file = write(
+        tmp_path / "m.gguf",
+        Llama(CONFIG, seed=1),
+        extra=lambda w: (w.add_chat_template(template), w.add_eos_token_id(0)),
+    )
     policy = open_policy(str(file), lora_rank=2)
     assert isinstance(policy, LlamaPolicy) and policy.adapted and policy.template is not None
     assert (policy.template.text, policy.end, policy.template.place) == (template, 0, file)
