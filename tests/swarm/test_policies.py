@@ -207,8 +207,10 @@ def test_a_runs_newest_whole_checkpoint_is_opened(tmp_path: Path, own: LlamaPoli
     store.seal("step-00000003", Manifest(step=3, stages=[0, 1], pipeline_stages=1, model=CONFIG), keep=1)
     own.tokenizer.save(tmp_path / "tokenizer.json")
     assert weights_fingerprint(open_policy(str(tmp_path)).module) == weights_fingerprint(model)
-    with pytest.raises(UserError, match="LoRA needs a Hugging Face folder"):
-        open_policy(str(tmp_path), lora_rank=2)
+    adapted = open_policy(str(tmp_path), lora_rank=2)
+    assert torch.equal(
+        adapted.logits(torch.tensor([[1, 2]])), LlamaPolicy(model, own.tokenizer).logits(torch.tensor([[1, 2]]))
+    )
 
 
 def test_any_other_architecture_is_opened_by_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -235,9 +237,8 @@ def test_the_end_is_the_one_that_the_folders_settings_name(folder: Path, tmp_pat
 
 
 def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path: Path, own: LlamaPolicy) -> None:
-    pytest.importorskip("peft")
     found = open_policy(str(folder), lora_rank=4, seed=3)
-    assert isinstance(found, HuggingFacePolicy)
+    assert isinstance(found, LlamaPolicy) and found.adapted
     trained = {name: p for name, p in found.module.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     tokens = torch.randint(0, 250, (2, 12), generator=seeded())
@@ -260,8 +261,6 @@ def test_lora_trains_itself_alone_and_is_exported_merged(folder: Path, tmp_path:
 
 
 def test_lora_begins_from_its_seed_alone(folder: Path) -> None:
-    pytest.importorskip("peft")
-
     def made(seed: int) -> str:
         torch.randn(3)
         return weights_fingerprint(open_policy(str(folder), lora_rank=2, seed=seed).module)

@@ -171,7 +171,10 @@ def test_the_fingerprint_follows_what_is_asked_and_how_it_is_scored(tmp_path: Pa
         (b'{"question": "1?", "answer": "1"}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
         (b'{"question": "1?", "answer": "1 #### "}', r"ducks.jsonl:4: field 'answer' has no '#### ANSWER'"),
         (b'{"question": "1?"}', r"ducks.jsonl:4: no field 'answer'.*mend or remove the line"),
-        (b'{"question": 1, "answer": "#### 1"}', r"ducks.jsonl:4: field 'question' holds int, not text"),
+        (
+            b'{"question": [1], "answer": "#### 1"}',
+            r"ducks.jsonl:4: field 'question' holds list, neither text nor a number",
+        ),
         (b'{"question": ', r"ducks.jsonl:4: not a JSON record"),
         (b"[1]", r"ducks.jsonl:4: holds a JSON list"),
         (b"\xff", r"ducks.jsonl:4: not a JSON record"),
@@ -238,3 +241,53 @@ def test_every_worked_answer_of_gsm8k_scores(shared_data: Path) -> None:
         text = task.solution(problem, random.Random(0))
         assert text is not None
         assert task.score(problem, text) == 1
+
+
+def questions(tmp_path: Path, *lines: object, **options: object) -> Questions:
+    return Questions(path=str(written(tmp_path / "own.jsonl", list(lines))), **options)  # type: ignore[arg-type]
+
+
+def test_fields_may_have_any_names_be_joined_lie_within_others_and_hold_numbers(tmp_path: Path) -> None:
+    svamp = {"Body": "There are 3 hens.", "Question": "How many legs?", "Answer": 6.0, "Equation": "( 3 * 2 )"}
+    names = {"question_field": "Body+Question", "answer_field": "Answer", "worked_field": "Equation"}
+    task = questions(tmp_path, svamp, svamp, **names)
+    assert task.problem(0).prompt == "There are 3 hens. How many legs?\n" and task.problem(0).answer == "6"
+    assert task.solution(task.problem(0), random.Random()) == TAGS.write("( 3 * 2 )", "6")
+    nested = {"q": {"text": "1+1?"}, "a": [{"value": 2}]}
+    task = questions(tmp_path, nested, nested, question_field="q.text", answer_field="a.0.value")
+    assert task.problem(1).answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(8.0, "8"), (0.5, "0.5"), (-3, "-3"), (1e21, "1" + "0" * 21), (10**25, str(10**25))]
+)
+def test_numbers_are_written_out_as_answers_are_read(tmp_path: Path, number: float, text: str) -> None:
+    line = {"question": "?", "answer": number}
+    task = questions(tmp_path, line, line)
+    assert task.problem(0).answer == text and task.score(task.problem(0), TAGS.write("", text)) == 1
+
+
+def test_without_a_mark_all_of_the_field_is_the_answer(tmp_path: Path) -> None:
+    line = {"question": "Capital of France?", "answer": " Paris "}
+    assert questions(tmp_path, line, line, mark="").problem(0).answer == "Paris"
+    marked = {"question": "?", "answer": "so it is ANSWER: 4"}
+    assert questions(tmp_path, marked, marked, mark="ANSWER:").problem(0).answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "message"),
+    [
+        ({"Body": "x", "answer": 1}, {"question_field": "Body+Question"}, r"own.jsonl:1: no field 'Question' \("),
+        ({"q": {"t": "x"}, "answer": 1}, {"question_field": "q.text"}, r"own.jsonl:1: no field 'q.text' \("),
+        ({"question": ["x"], "answer": 1}, {}, r"field 'question' holds list, neither text nor a number"),
+        ({"question": "x", "answer": True}, {}, r"field 'answer' holds bool"),
+        ({"question": "x", "answer": float("inf")}, {}, r"field 'answer' holds float"),
+        ({"question": "x", "answer": "4"}, {}, r"has no '#### ANSWER'.*or write task.options.mark = ''"),
+        ({"question": "x", "answer": "  "}, {"mark": ""}, r"field 'answer' is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_named(
+    tmp_path: Path, line: object, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        questions(tmp_path, line, line, **options)

@@ -14,7 +14,7 @@ from planaria.errors import RunStopped, UserError
 from planaria.observe.live.swarm_progress import SwarmProgress
 from planaria.observe.swarm.swarm_report import show_outcome, write_swarm_report
 from planaria.registry import blaming
-from planaria.swarm.assemble import own_classes, task_of
+from planaria.swarm.assemble import own_classes, policy_of, task_of
 from planaria.swarm.attacks.idle import refuse_idle
 from planaria.swarm.checks import layers
 from planaria.swarm.config import SwarmConfig
@@ -22,6 +22,7 @@ from planaria.swarm.live import LiveSwarm, failures
 from planaria.swarm.policy import POLICIES
 from planaria.swarm.policy.placing import device_of
 from planaria.swarm.records.outcome import Outcome, read_outcome
+from planaria.swarm.serving.client import Client
 from planaria.swarm.setting import load, names, of_peer, of_run
 
 
@@ -68,10 +69,13 @@ def prepare(config: SwarmConfig, quiet: bool, schools: bool = True) -> None:
     torch.set_num_threads(1)
     for name in names(config):
         own = of_peer(config, name)
-        task, policy = task_of(own), POLICIES.make(own.policy.kind, own.policy.options)
+        task = task_of(own)
+        POLICIES.make(own.policy.kind, own.policy.options)
         layers(own)
         device_of(own.policy)
+        if own.policy.server:
+            Client(own.policy).model(own.policy.serving.model)
         with blaming(partial(own_classes, own)):
             refuse_idle(own.attack, task)
             if schools:
-                policy.open(own, task, None if quiet else print)
+                policy_of(own, task, None if quiet else print)

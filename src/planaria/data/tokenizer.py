@@ -76,6 +76,19 @@ class Tokenizer:
         """The ids of a text, without any separator."""
         return [i for ids in self.encode_all([text]) for i in ids.tolist()]
 
+    def encode_marked(self, text: str) -> list[int]:
+        """The ids of a text of our own, in which the name of a control token is that token."""
+        self._inner.encode_special_tokens = False
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        finally:
+            self._inner.encode_special_tokens = True
+        return ids
+
+    def is_control(self, token: int) -> bool:
+        """Whether an id is a control token: no text holds it."""
+        return token in self._inner.get_added_tokens_decoder() and not self.decode([token])
+
     def encode_all(self, texts: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """The ids of each text, on all cores, never holding more than one batch and one text's ids in memory."""
         parts: list[npt.NDArray[np.uint32]] = []

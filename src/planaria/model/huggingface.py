@@ -19,6 +19,7 @@ from planaria.config import ModelConfig
 from planaria.errors import UserError
 from planaria.model.foreign import Weights
 from planaria.model.hf_config import from_config, to_config
+from planaria.model.lora import merged
 from planaria.model.stages import Llama
 
 WEIGHTS, INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -32,10 +33,10 @@ METADATA = {"format": "pt", **LISTED}
 
 
 def export_model(model: Llama, folder: Path, tokenizer_file: Path | None = None, end: int | None = None) -> None:
-    """Write a model in memory as :func:`export_folder` does, in fp32."""
+    """Write a model in memory as :func:`export_folder` does, in fp32; adapters are added to their matrices."""
 
     def write(made: Path) -> None:
-        state = {name: tensor.contiguous() for name, tensor in model.global_state().items()}
+        state = {name: tensor.contiguous() for name, tensor in merged(model).items()}
         save_file(state, made / WEIGHTS, metadata=METADATA)
 
     export_folder(model.config, folder, write, tokenizer_file, end)

@@ -15,22 +15,37 @@ from planaria.swarm.board.quorum import Quorum
 from planaria.swarm.board.receipts import Committee
 from planaria.swarm.checks import CHECKS, layers, names
 from planaria.swarm.checks.consensus import refuse_senseless
-from planaria.swarm.config import ALL_PEERS, SwarmConfig
+from planaria.swarm.config import ALL_PEERS, PolicyConfig, SwarmConfig
 from planaria.swarm.peer import Peer, describe
 from planaria.swarm.policy import POLICIES
+from planaria.swarm.policy.asking import asked
 from planaria.swarm.policy.base import Policy
 from planaria.swarm.policy.placing import placed
+from planaria.swarm.policy.wording import Wording
 from planaria.swarm.records.lines import LOG, PEERS, Started, read_log
+from planaria.swarm.serving.served import Server
 from planaria.swarm.setting import rules
 from planaria.tasks import TASKS, open_task
 from planaria.tasks.base import Task
 
 Told = Callable[[str], None]
+SERVED = "served"
+"""the folder of what a peer's server is told to load"""
+ASKING = ("chat", "instruction", "examples")
+"""settings of how problems are put to a policy"""
 
 
 def policy_of(config: SwarmConfig, task: Task, told: Told | None = None) -> Policy:
-    """The policy that a peer starts with; UserError when there is none to be had."""
-    return placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
+    """The policy that a peer starts with, asked as the recipe says; UserError when there is none to be had."""
+    policy = placed(POLICIES.make(config.policy.kind, config.policy.options).open(config, task, told), config.policy)
+    if isinstance(policy, Wording):
+        policy.asking = asked(policy.template, policy.tokenizer, config.policy, task)
+    elif stated := [name for name in ASKING if getattr(config.policy, name) != getattr(PolicyConfig(), name)]:
+        raise UserError(
+            f"policy.{stated[0]}: {type(policy).__name__} is asked as it likes; leave it out, or give it a method "
+            "prompt(problem)"
+        )
+    return policy
 
 
 def task_of(config: SwarmConfig) -> Task:
@@ -81,8 +96,9 @@ def assemble(
     )
     own = folder / PEERS / name
     _check_records(own, meeting.run)
+    server = Server(config, policy, own / SERVED, name) if config.policy.server else None
     first = meeting.arrive(hello, known)
-    return Peer(config, name, own, meeting, task, policy, made, first, known)
+    return Peer(config, name, own, meeting, task, policy, made, first, known, server)
 
 
 def _with_members(config: SwarmConfig, known: Set[str]) -> SwarmConfig:

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import generator, own_problems
-from planaria.swarm.policy.base import Policy
+from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.rollout import Asked, Rollout
+from planaria.swarm.serving.served import Server
 from planaria.tasks.base import Task
 
 
@@ -27,16 +28,20 @@ class Author(Protocol):
 
 
 class HonestAuthor:
-    """Draws from the policy as it is now."""
+    """Draws from the policy as it is now, or has its server draw."""
 
-    def __init__(self, config: SwarmConfig, name: str, task: Task, policy: Policy) -> None:
-        self._config, self._name, self._task, self._policy = config, name, task, policy
+    def __init__(
+        self, config: SwarmConfig, name: str, task: Task, policy: Policy, server: Server | None = None
+    ) -> None:
+        """``server``: it draws what is published, as long as it can."""
+        self._config, self._name, self._task, self._policy, self._server = config, name, task, policy, server
 
     def choose(self, number: int, count: int) -> list[int]:
         return own_problems(self._config.seed, self._name, number, self._task.training, count, lambda _: True)
 
     def write(self, number: int, asked: Sequence[Asked], count: int) -> list[list[Rollout]]:
-        return self.draw(asked, count, "completions", number)
+        found = None if self._server is None else self._server.draw(number, [prompt for _, prompt in asked], count)
+        return self.draw(asked, count, "completions", number) if found is None else self._written(asked, found)
 
     def sends(self, number: int) -> bool:
         return True
@@ -55,6 +60,10 @@ class HonestAuthor:
             sampling.support(policy.vocab),
             generator(self._config.seed, self._name, *purpose),
         )
+        return self._written(asked, found)
+
+    def _written(self, asked: Sequence[Asked], found: Sequence[Sequence[Drawn]]) -> list[list[Rollout]]:
+        policy = self._policy
         return [
             [
                 Rollout(
@@ -62,7 +71,7 @@ class HonestAuthor:
                     text=policy.decode(drawn.ids),
                     ids=(*drawn.ids, policy.end) if drawn.ended else drawn.ids,
                     ended=drawn.ended,
-                    logps=drawn.logps,
+                    logps=drawn.logps or None,
                 )
                 for drawn in draws
             ]

@@ -89,6 +89,24 @@ class SmallModel(ModelConfig):
     """standard deviation of the initial weights"""
 
 
+class ServingConfig(Section):
+    """How a server that draws completions is reached, and how it gets the weights."""
+
+    model: str = ""
+    """the server's name for the model that the policy started from; the first that it lists unless given"""
+    token: str = ""
+    """the environment variable that holds the server's token; none is sent if empty"""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    """how long all draws of a round may take; what is late is drawn by the policy itself"""
+    at_once: Annotated[int, Field(ge=1, le=256)] = 8
+    """requests that the server is sent at once"""
+    push: Literal["auto", "adapters", "weights", "never"] = "auto"
+    """what the server is told to load after a round: adapters (policy.options.lora; vLLM, SGLang), whole weights
+    (SGLang), or whichever of them is trained (auto)"""
+    folder: str = ""
+    """where these are put for it, on a disk that both see; the peer's own folder unless given"""
+
+
 class PolicyConfig(Section):
     kind: str = "small"
     """small, a LLaMA that goes to school first, pretrained, or 'module:Class'"""
@@ -99,6 +117,19 @@ class PolicyConfig(Section):
     ids in all)"""
     model: SmallModel = SmallModel()
     """the small LLaMA"""
+    chat: Literal["auto", "always", "never"] = "auto"
+    """whether problems are put as a conversation in the model's chat template; auto: where it has one"""
+    instruction: str | None = None
+    """said before the problems; with a chat template the task's own words about the form of answers, else nothing"""
+    examples: Annotated[int, Field(ge=0, le=64)] | None = None
+    """training problems with worked solutions that are shown before the one that is asked; with a chat template 4, as
+    far as the task knows solutions, else none"""
+    server: Annotated[str, Field(pattern=r"^(https?://[^\s@]+)?$")] = ""
+    """URL of an OpenAI-compatible server that draws the completions; the policy itself draws unless given"""
+    behind: Natural = 1
+    """rounds that the server's weights may be older than the policy's; what would be older is drawn by the policy"""
+    serving: ServingConfig = ServingConfig()
+    """the server"""
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     """what it computes on; auto: a CUDA device if the machine has one"""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -336,6 +367,22 @@ class SwarmConfig(Section):
             )
         if self.task.brake and not self.evaluate.every:
             raise ValueError("task.brake: looks at evaluations, and evaluate.every = 0 makes none; set it to 5, say")
+        return self
+
+    @model_validator(mode="after")
+    def _server_can(self) -> Self:
+        policy = self.policy
+        if not policy.server:
+            if policy.serving != ServingConfig():
+                raise ValueError("policy.serving means nothing without policy.server; give the server's URL")
+            return self
+        if self.sampling.temperature != 1.0:
+            raise ValueError(
+                f"sampling.temperature = {self.sampling.temperature}: servers tell log-probabilities at temperature 1, "
+                "which the loss needs; write 1, or leave policy.server out"
+            )
+        if self.attack.kind != "none":
+            raise ValueError("policy.server: a drill's attacker draws by itself; leave the server out for this peer")
         return self
 
     @model_validator(mode="after")

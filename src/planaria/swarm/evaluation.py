@@ -18,6 +18,7 @@ from planaria.swarm.config import SwarmConfig
 from planaria.swarm.draws import derived, generator
 from planaria.swarm.policy.base import Drawn, Policy
 from planaria.swarm.records.measure import Tally, tally
+from planaria.swarm.rollout import ask
 from planaria.tasks.base import Problem, Task
 
 SEARCHED = 2000
@@ -81,7 +82,7 @@ class Examiner:
     def _draw(self, policy: Policy, problems: Sequence[Problem], count: int) -> list[Drawn]:
         sampling = self._config.sampling
         draws = policy.sample(
-            [policy.encode(problem.prompt) for problem in problems],
+            [ask(problem, policy).prompt for problem in problems],
             count,
             sampling.max_new,
             sampling.temperature,

@@ -26,7 +26,7 @@ from planaria.swarm.learning.brake import Looked, best, fallen
 from planaria.swarm.learning.learner import Learned, Learner
 from planaria.swarm.learning.lessons import Lessons, lessons, priced
 from planaria.swarm.policy.base import Policy
-from planaria.swarm.policy.fingerprints import weights_digest, weights_fingerprint
+from planaria.swarm.policy.fingerprints import held, weights_digest, weights_fingerprint
 from planaria.swarm.policy.reading import read
 from planaria.swarm.records.before import Before
 from planaria.swarm.records.kept import BEST, PEER, SHADOW, keep, recall, take_back
@@ -44,6 +44,7 @@ from planaria.swarm.records.lines import (
 from planaria.swarm.records.noting import agreed, round_record, sample_records
 from planaria.swarm.rollout import Asked, Rollout, ask
 from planaria.swarm.scoring import NOTHING, Scoring
+from planaria.swarm.serving.served import Server
 from planaria.swarm.shadow import Shadow
 from planaria.tasks.base import Task
 
@@ -75,8 +76,10 @@ class Peer:
         checks: Sequence[Check],
         first: int = 0,
         known: Set[str] = frozenset(),
+        server: Server | None = None,
     ) -> None:
-        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers."""
+        """``first``: the round that this peer begins with; it was not there before. ``known``: the run's own peers.
+        ``server``: it draws in the policy's place."""
         self.config, self.name, self.meeting, self.task, self.policy = config, name, meeting, task, policy
         self.id, self.first, self.folder = meeting.me, first, folder
         k = config.sampling.support(policy.vocab)
@@ -89,8 +92,11 @@ class Peer:
             )
         self.defence = Defence(config.defence, checks, context, known, config.size)
         honest = config.attack.kind == HONEST
+        self.server = server
+        if server is not None:
+            server.begin(first)
         self.author: Author = (
-            HonestAuthor(config, name, task, policy) if honest else Attacker(config, name, task, policy, checks)
+            HonestAuthor(config, name, task, policy, server) if honest else Attacker(config, name, task, policy, checks)
         )
         self.scoring = Scoring(task, config=config)
         self.examiner = Examiner(task, config, name)
@@ -179,7 +185,7 @@ class Peer:
         watch = Stopwatch()
         asked = functools.cache(lambda problem: ask(self.task.problem(problem), self.policy))  # each is encoded once
         problems = [asked(problem) for problem in self._problems(number)]
-        weights = weights_fingerprint(self.policy.module)
+        weights = held(self.policy)
         closed = self.meeting.closed(number)
         if not closed and self.author.sends(number):
             self._publish(number, problems, weights)
@@ -205,7 +211,7 @@ class Peer:
         if self.shadow is not None:
             self.shadow.round(number, problems, self.count)
         watch.lap("learn")
-        self._note(number, watch, found, turned, report, taken, learned)
+        self._note(number, watch, found, turned, report, taken, learned, bool(closed))
 
     def _problems(self, number: int) -> list[int]:
         rounds, training = self.config.rounds, self.task.training
@@ -237,7 +243,9 @@ class Peer:
                     if rollout.poison
                 )
             )
-        self.meeting.publish(self._message(number, written, self.author.holds(weights)))
+        drew = self.server is not None and not self.server.found.local
+        claimed = "" if drew else self.author.holds(weights)  # no other's weights are claimed
+        self.meeting.publish(self._message(number, written, claimed))
 
     def _message(self, number: int, written: Sequence[Sequence[Rollout]], weights: str) -> Rollouts:
         groups = tuple(
@@ -295,6 +303,7 @@ class Peer:
         report: Report,
         taken: Lessons,
         learned: Learned,
+        closed: bool,
     ) -> None:
         self.samples.note(*sample_records(report, taken, turned, number))
         self.log.note(
@@ -311,6 +320,7 @@ class Peer:
                 weights_fingerprint(self.policy.module),
                 self.meeting.receipts.signers("round", number),
                 agreed(report, self.task) if self.scoring.votes else None,
+                None if self.server is None or closed else self.server.found,
             )
         )
 

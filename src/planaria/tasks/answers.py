@@ -35,6 +35,16 @@ class Form:
         """The marks that a text must hold, in their order."""
         return tuple(filter(None, (self.think_open, self.think_close, self.answer_open, self.answer_close)))
 
+    @property
+    def instruction(self) -> str:
+        """What to tell a model that is to answer in this form."""
+        answer = f"the final answer alone between {self.answer_open} and {self.answer_close}, and nothing after it"
+        if not self.think_open:
+            return f"Solve the problem. Write your reasoning first, then {answer}."
+        return (
+            f"Solve the problem. Write your reasoning between {self.think_open} and {self.think_close}, then {answer}."
+        )
+
     def write(self, reasoning: str, answer: str) -> str:
         """The completion that :func:`parse` reads as these two, if no mark is in either."""
         return f"{self.think_open}{reasoning}{self.think_close}{self.answer_open}{answer}{self.answer_close}"

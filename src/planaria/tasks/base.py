@@ -44,6 +44,11 @@ class Task(Choice, ABC):
         return type(self).__name__
 
     @property
+    def instruction(self) -> str:
+        """What to tell a model that follows instructions of the form that a completion must have; empty: nothing."""
+        return ""
+
+    @property
     @abstractmethod
     def training(self) -> int: ...
 

@@ -95,6 +95,10 @@ class Gym(Task):
     def form(self) -> Form:
         return FORMS[self.style]
 
+    @property
+    def instruction(self) -> str:
+        return self.form.instruction
+
     def problem(self, number: int) -> Problem:
         """Problem ``number``, which is the dataset's item of that index; ValueError when there is no such one."""
         if not 0 <= number < self.training + self.held_out:

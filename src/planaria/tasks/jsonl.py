@@ -1,4 +1,5 @@
-"""Questions with worked answers, as GSM8K has them: {"question": …, "answer": "worked text … #### 72"}."""
+"""Questions with answers in fields of any names, unless said as GSM8K has them: {"question": …, "answer": "worked text
+… #### 72"}."""
 
 from __future__ import annotations
 
@@ -11,21 +12,30 @@ from planaria.errors import UserError
 from planaria.tasks import records
 from planaria.tasks.answers import FORMS, Form, Style, parse, same_answer
 from planaria.tasks.base import Problem, Task
-from planaria.tasks.records import Record
+from planaria.tasks.records import Field, Record
 
 MARK = "####"
 HUB = ("openai/gsm8k", "main")
 
 
 class Questions(Task):
-    """Questions whose reference answers stand after the last ``####``; the prompt is the question and a line's end.
+    """Questions whose reference answers stand after the last ``mark``; the prompt is the question and a line's end.
 
-    An answer is right when it is the same number as the reference or, where that is no number, the same text.
+    An answer is right when it is the same number as the reference or, where that is no number, the same text. A number
+    in the file is the reference as it stands.
     """
 
     path: str
     """a JSON Lines file, or a folder with train*.jsonl"""
     style: Style = "tags"
+    question_field: Field = "question"
+    """the field of the question; several with + between them are joined by a space, inner ones named as outer.inner"""
+    answer_field: Field = "answer"
+    """the field of the reference answer, as those of the question"""
+    mark: str = MARK
+    """stands before the reference in its field, behind worked text; where empty, the whole field is the reference"""
+    worked_field: Field | None = None
+    """the field of the worked text, if it has one of its own"""
     _problems: list[Problem]
     _worked: list[str]
     _training: int
@@ -35,11 +45,25 @@ class Questions(Task):
         training, held_out = self._records()
         self._training, self._problems, self._worked = len(training), [], []
         for record in (*training, *held_out):
-            worked, mark, answer = record.text("answer").rpartition(MARK)
-            if not mark or not answer.strip():
-                raise UserError(f"{record.place}: field 'answer' has no '{MARK} ANSWER' at its end; mend the line")
-            self._problems.append(Problem(len(self._problems), record.text("question") + "\n", answer.strip()))
-            self._worked.append(worked.strip())
+            worked, answer = self._answered(record)
+            question = record.joined(self.question_field)
+            self._problems.append(Problem(len(self._problems), question + "\n", answer))
+            self._worked.append(worked if self.worked_field is None else record.joined(self.worked_field))
+
+    def _answered(self, record: Record) -> tuple[str, str]:
+        """The worked text and the reference in a record's answer."""
+        found = record.joined(self.answer_field)
+        if not self.mark or isinstance(record.at(self.answer_field), int | float):
+            worked, answer = "", found.strip()
+            said = f"field {self.answer_field!r} is empty; mend the line"
+        else:
+            worked, mark, answer = found.rpartition(self.mark)
+            worked, answer = worked.strip(), answer.strip() if mark else ""
+            mend = "mend the line, or write task.options.mark = '' if all of it is the answer"
+            said = f"field {self.answer_field!r} has no '{self.mark} ANSWER' at its end; {mend}"
+        if not answer:
+            raise UserError(f"{record.place}: {said}")
+        return worked, answer
 
     def _records(self) -> tuple[list[Record], list[Record]]:
         """To train on, and held out; UserError as in :func:`records.read_split`."""
@@ -60,6 +84,10 @@ class Questions(Task):
     @property
     def form(self) -> Form:
         return FORMS[self.style]
+
+    @property
+    def instruction(self) -> str:
+        return self.form.instruction
 
     def problem(self, number: int) -> Problem:
         """Question ``number`` in the order of the files; ValueError when there is no such one."""

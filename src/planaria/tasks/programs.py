@@ -34,6 +34,9 @@ VARIANTS = 12
 """calls that are drawn for one problem in one round"""
 FENCE = "```"
 OPENING = "```python"
+INSTRUCTION = (
+    f"Write a Python program. Put it into one block that begins with {OPENING} and ends with {FENCE}, and end there."
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ class Programs(Task):
     @property
     def name(self) -> str:
         return f"programs:{self.path}"
+
+    @property
+    def instruction(self) -> str:
+        return INSTRUCTION
 
     @property
     def training(self) -> int:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Annotated, BinaryIO, cast
+
+import pydantic
 
 from planaria.data.records import is_jsonl
 from planaria.errors import UserError, nearest
 
 MAX_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20
+Field = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+"""names of fields, as :meth:`Record.joined` reads them"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,22 @@ class Record:
 
     place: str
     fields: Mapping[str, object]
+
+    def joined(self, spec: str) -> str:
+        """The texts of fields, such as "Body+Question", with a space between; "a.b" is field b of field a, "a.0" the
+        first of a list. Numbers are written out: 8.0 is 8, and 1e3 is 1000.
+
+        :raises UserError: when one of them is not there, or holds neither text nor a number.
+        """
+        parts = [spec] if spec in self.fields else spec.split("+")  # a name may happen to have a plus in it
+        return " ".join(self._written(part) for part in parts)
+
+    def at(self, spec: str) -> object:
+        """The value of a single field; None where it is not there, or ``spec`` names several."""
+        found: object = self.fields
+        for name in [spec] if spec in self.fields else spec.split("."):
+            found = _within(found, name)
+        return found
 
     def text(self, field: str) -> str:
         """The text of a field; UserError when there is none."""
@@ -35,6 +57,38 @@ class Record:
         if not isinstance(value, str):
             raise UserError(f"{self.place}: field {field!r} holds {type(value).__name__}, not text; mend the line")
         return whole(value)
+
+    def _written(self, spec: str) -> str:
+        found = self.at(spec)
+        if found is None:
+            first = spec.partition(".")[0]
+            known = [first] if first in self.fields else self.fields
+            raise UserError(f"{self.place}: no field {spec!r} ({nearest(spec, known)}); mend or remove the line")
+        if isinstance(found, str):
+            return whole(found)
+        if isinstance(found, int | float) and not isinstance(found, bool) and (number := decimal(found)):
+            return number
+        kind = type(found).__name__
+        raise UserError(f"{self.place}: field {spec!r} holds {kind}, neither text nor a number; mend the line")
+
+
+def decimal(number: float) -> str:
+    """A number in plain digits, without zeros that say nothing; empty if it is not finite."""
+    if isinstance(number, int):
+        return str(number)
+    if not math.isfinite(number):
+        return ""
+    digits = format(Decimal(repr(number)), "f")
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _within(held: object, name: str) -> object:
+    """What a part of an object or a list holds; None if it has none of that name."""
+    if isinstance(held, Mapping):
+        return held.get(name)
+    if isinstance(held, list) and name.isdecimal() and int(name) < len(held):
+        return held[int(name)]
+    return None
 
 
 def whole(text: str) -> str:

@@ -25,7 +25,7 @@ from pydantic import field_validator
 
 from planaria.data.permutation import permute
 from planaria.tasks.base import Behaviour, Problem, Task
-from planaria.tasks.programs import FENCE, OPENING, printed, program_of, says
+from planaria.tasks.programs import FENCE, INSTRUCTION, OPENING, printed, program_of, says
 from planaria.tasks.sandbox import LIMITS, Outcome, require_cage, run
 
 MOST = 99
@@ -67,6 +67,10 @@ class Snippets(Task):
     @property
     def name(self) -> str:
         return f"snippets:{self.library}" if self.library else "snippets"
+
+    @property
+    def instruction(self) -> str:
+        return INSTRUCTION
 
     @property
     def _modules(self) -> dict[str, str]:

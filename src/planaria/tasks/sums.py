@@ -46,6 +46,10 @@ class Sums(Task):
         return "sums" if self.digits == 2 else f"sums:{self.digits}"
 
     @property
+    def instruction(self) -> str:
+        return BRACKETS.instruction
+
+    @property
     def training(self) -> int:
         return min(self._span**2, MAX_PROBLEMS) - self.held_out
 

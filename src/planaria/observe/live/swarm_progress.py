@@ -78,6 +78,7 @@ class SwarmProgress:
             words += [f"alone {cells[3]}"] if record.alone is not None else []
             words += [f"shows {kind} {_rate(found.rate)}" for kind, found in record.watch.items()]
             words += [f"refused {cells[5]}"] if cells[5] else []
+            words += [f"server {served}"] if (served := self._lines[name].served) else []
             print(f"{name}  {'  '.join(words)}", file=self._stream, flush=True)
 
     def _table(self) -> Table:
@@ -85,8 +86,11 @@ class SwarmProgress:
         columns = ["peer", "round", "reward", "solves", "alone", "shows", "refused, and by which layer"]
         for column in columns:
             table.add_column(column, justify="left" if column in ("peer", columns[-1]) else "right")
+        servers = any(line.served for line in self._lines.values())
+        if servers:
+            table.add_column("server")
         for name, line in sorted(self._lines.items()):
-            cells = line.cells(self._rounds, self._names)
+            cells = line.cells(self._rounds, self._names) + ([line.served] if servers else [])
             table.add_row(name + line.mark, *(Text(cell) for cell in cells))
         return table
 
@@ -96,6 +100,8 @@ class _Line:
 
     def __init__(self) -> None:
         self.state, self.mark = "", ""
+        self.served = ""
+        """what the server that draws for it did last"""
         self._round, self._reward = 0, 0.0
         self._evaluated: Evaluated | None = None
         self._sent: Counter[str] = Counter()
@@ -111,6 +117,7 @@ class _Line:
             if record.round < self._round:
                 return  # a peer that was started again repeats what it had noted
             self._round, self._reward = record.round + 1, record.reward
+            self.served = "" if record.serving is None else str(record.serving)
             self._sent.update(record.sent)
             for layer, counts in record.layers.items():
                 for peer, found in counts.items():

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from planaria.tasks.base import Problem
+
 ROOM = 2**26
 """numbers of logits at once, unless said: 256 MB"""
 
@@ -84,6 +86,14 @@ class Split(Protocol):
 
     def head(self, states: Tensor) -> Tensor:
         """States [..., D] → logits [..., V]: head(states(tokens)) is logits(tokens), but for the rounding of sums."""
+
+
+@runtime_checkable
+class Prompting(Protocol):
+    """A policy that is asked problems in its own way, such as by a chat template."""
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """The ids that it is given to answer a problem; of other policies, the ids of the problem's prompt."""
 
 
 @runtime_checkable

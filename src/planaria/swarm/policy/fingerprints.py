@@ -9,6 +9,7 @@ from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.model.fusing import digest
+from planaria.swarm.policy.base import Policy
 
 _WITHOUT = ("version", "truncation", "padding", "post_processor")
 """parts of a tokenizer.json that neither our encoding nor decoding ever asks"""
@@ -32,3 +33,9 @@ def weights_fingerprint(module: nn.Module) -> str:
 def weights_digest(module: nn.Module) -> str:
     """Of every parameter, trained or not: :func:`planaria.model.fusing.digest`."""
     return digest(dict(module.named_parameters()))
+
+
+def held(policy: Policy) -> str:
+    """What two peers have in common if they find every completion equally likely: weights, and how they ask."""
+    weights, asking = weights_fingerprint(policy.module), getattr(policy, "asking", None)
+    return weights if asking is None else hashlib.sha256(f"{weights} {asking.fingerprint}".encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from planaria.atomic import new_folder
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
 from planaria.swarm.policy.base import Drawn
@@ -106,6 +107,20 @@ class HuggingFacePolicy(Wording):
             whole.save_pretrained(made)
             self.tokenizer.save(made / "tokenizer.json")
             made.replace(folder)
+
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters are what it trains."""
+        return self.module is not self._model
+
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Write them in ``peft``'s form; the folder appears whole. ``base`` is what ``peft`` knows itself.
+
+        :raises OSError: when the folder is not empty or cannot be written.
+        """
+        module: Any = self.module
+        with new_folder(folder) as made:
+            module.save_pretrained(made)
 
     @torch.no_grad()
     def _generate(

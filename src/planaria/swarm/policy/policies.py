@@ -14,18 +14,21 @@ from planaria import documents
 from planaria.checkpoint.loading import load_model
 from planaria.checkpoint.store import CheckpointStore
 from planaria.data.tokenizer import Tokenizer
-from planaria.engine.weights import located
+from planaria.engine.weights import located, open_weights
 from planaria.errors import UserError
 from planaria.model.decode import decode
+from planaria.model.gguf_file import is_gguf, look
 from planaria.model.huggingface import WEIGHTS, export_model, import_model, is_exported, is_ours
+from planaria.model.lora import adapt, has_adapters, save_adapters
 from planaria.model.stages import Llama
 from planaria.swarm.policy.base import Drawn, Policy
+from planaria.swarm.policy.chat import Template, template_of
 from planaria.swarm.policy.huggingface import HuggingFacePolicy, open_model
 from planaria.swarm.policy.wording import Wording
 
 
 class LlamaPolicy(Wording):
-    """Our own LLaMA as a policy (:class:`planaria.swarm.policy.base.Policy`); all of its parameters are trained.
+    """Our own LLaMA as a policy (:class:`planaria.swarm.policy.base.Policy`).
 
     Gradients of :meth:`logits` are whole after one backward: nothing is left to fold.
     """
@@ -79,28 +82,72 @@ class LlamaPolicy(Wording):
             self.tokenizer.save(file := Path(temporary) / "tokenizer.json")
             export_model(self._model, folder, file, self.end)
 
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters are what it trains."""
+        return has_adapters(self._model)
 
-def open_policy(path: str, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0) -> Policy:
-    """The policy in a run's folder (its newest whole checkpoint), an exported or Hugging Face folder, or "hf:NAME".
+    def save_adapters(self, folder: Path, base: str) -> None:
+        """Write them in ``peft``'s form; :func:`planaria.model.lora.save_adapters`."""
+        save_adapters(self._model, folder, base)
 
-    A Llama that is like ours becomes our own, unless LoRA is asked for; anything else is read by ``transformers``.
-    Only "hf:NAME" asks the network; nothing is ever unpickled, and no code of a model's is run. LoRA's ``lora_rank``,
-    ``lora_alpha`` and ``seed`` as in :class:`planaria.swarm.policy.huggingface.HuggingFacePolicy`.
+
+def open_policy(
+    path: str, lora_rank: int = 0, lora_alpha: int | None = None, seed: int = 0, chat: bool = True
+) -> Policy:
+    """The policy in a run's folder (its newest whole checkpoint), a Hugging Face folder, a GGUF file, or "hf:NAME".
+
+    A Llama that is like ours becomes our own; anything else is read by ``transformers``. Only "hf:NAME" asks the
+    network; nothing is ever unpickled, and no code of a model's is run. ``lora_rank``: of the adapters that are trained
+    instead of the weights, scaled by ``lora_alpha`` / ``lora_rank`` (alpha: twice the rank unless given) and drawn by
+    ``seed``; 0: none. ``chat``: a completion ends where the model's chat template, if it has one, ends a turn.
 
     :raises UserError: when something is missing, damaged or does not fit.
     """
-    folder = located(path)
-    foreign = is_exported(folder)
-    if foreign and (lora_rank or not is_ours(folder)):
-        return HuggingFacePolicy(open_model(folder), _tokenizer(folder), lora_rank, lora_alpha, seed)
-    if foreign:
-        return LlamaPolicy(import_model(folder), _tokenizer(folder))
+    place = located(path)
+    if not place.exists():
+        raise UserError(f"policy.options.path = {path!r}: there is no such folder or file; is the path right?")
+    foreign = place.is_file() or is_exported(place)
+    template = template_of(place) if foreign and chat and (place.is_dir() or is_gguf(place)) else None
+    if place.is_dir() and foreign and not is_ours(place):
+        tokenizer = _ending(_tokenizer(place), template)
+        policy: LlamaPolicy | HuggingFacePolicy = HuggingFacePolicy(
+            open_model(place), tokenizer, lora_rank, lora_alpha, seed
+        )
+    else:
+        model, tokenizer = _own(place) if foreign else _of_run(place)
+        tokenizer = _ending(tokenizer, template)
+        if lora_rank:
+            adapt(model, lora_rank, lora_alpha or 2 * lora_rank, seed)
+        policy = LlamaPolicy(model, tokenizer)
+    policy.template = template
+    return policy
+
+
+def _own(place: Path) -> tuple[Llama, Tokenizer]:
+    """The model in a file or a folder of a Llama like ours."""
+    if place.is_dir():
+        return import_model(place), _tokenizer(place)
+    weights = open_weights(place)
+    if weights.tokenizer is None:
+        raise UserError(f"{place}: has no tokenizer; give a GGUF file, or a folder with a tokenizer.json")
+    end = look(place).values.get("tokenizer.ggml.eos_token_id")
+    return weights.model(), Tokenizer.open(place, end if isinstance(end, int) else None)
+
+
+def _of_run(folder: Path) -> tuple[Llama, Tokenizer]:
     saved = CheckpointStore(folder / "checkpoints").newest(whole_only=True)
     if saved is None:
         raise UserError(f"{folder}: neither {WEIGHTS} nor a run's whole checkpoint is there; is the path right?")
-    if lora_rank:
-        raise UserError(f"{folder}: LoRA needs a Hugging Face folder; make one with `planaria export {folder}`")
-    return LlamaPolicy(load_model(saved), Tokenizer.open(folder / "tokenizer.json"))
+    return load_model(saved), Tokenizer.open(folder / "tokenizer.json")
+
+
+def _ending(tokenizer: Tokenizer, template: Template | None) -> Tokenizer:
+    """With the end of the template's turns as its own: a model that chats ends its answers so, whatever its settings
+    say ends a text."""
+    if template is not None and (end := template.end(tokenizer)) is not None:
+        tokenizer.end = end
+    return tokenizer
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -34,9 +34,9 @@ class Small(PolicySource):
 
 class Pretrained(PolicySource):
     path: str
-    """a run's or a Hugging Face folder, or hf:NAME"""
+    """a run's or a Hugging Face folder, a GGUF file, or hf:NAME (hf:NAME:FILE.gguf)"""
     lora: Natural = 0
     """rank of the adapters that are trained instead of the weights; 0 trains the weights"""
 
     def open(self, config: SwarmConfig, task: Task, told: Callable[[str], None] | None = None) -> Policy:
-        return open_policy(self.path, self.lora, seed=config.seed)
+        return open_policy(self.path, self.lora, seed=config.seed, chat=config.policy.chat != "never")

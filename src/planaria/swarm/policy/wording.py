@@ -12,8 +12,11 @@ from torch import nn
 
 from planaria.data.tokenizer import Tokenizer
 from planaria.errors import UserError
+from planaria.swarm.policy.asking import Asking
 from planaria.swarm.policy.base import ROOM
+from planaria.swarm.policy.chat import Template
 from planaria.swarm.policy.fingerprints import tokenizer_fingerprint
+from planaria.tasks.base import Problem
 
 
 class Wording:
@@ -23,6 +26,10 @@ class Wording:
     """numbers of logits at once"""
     bf16: bool = False
     """whether passes compute in bf16"""
+    template: Template | None = None
+    """the chat template that came with the model"""
+    asking: Asking | None = None
+    """how problems are put to it; None: as they stand"""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         """:raises UserError: when the tokenizer has ids that the model has no rows for."""
@@ -33,6 +40,13 @@ class Wording:
             )
         self.tokenizer, self.vocab, self.end = tokenizer, vocab, tokenizer.end
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """The ids that it is given to answer a problem.
+
+        :raises UserError: when its chat template fails.
+        """
+        return self.encode(problem.prompt) if self.asking is None else self.asking.ids(problem, self.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any separator."""

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planaria.swarm.records.measure import Tally
+from planaria.swarm.serving.record import Serving
 
 PEERS = "peers"
 """the folder of a run that holds a folder for each peer"""
@@ -111,6 +112,8 @@ class RoundDone(_Record):
     stats: dict[str, float]
     weights: str
     """fingerprint of the weights after this round"""
+    serving: Serving | None = None
+    """what the server did that draws for this peer; None where there is none"""
 
 
 class Finished(_Record):

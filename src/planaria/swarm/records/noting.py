@@ -12,6 +12,7 @@ from planaria.swarm.learning.learner import Learned
 from planaria.swarm.learning.lessons import Lessons
 from planaria.swarm.records.lines import SCHEDULE, Agreed, Layered, RoundDone, SampleRecord
 from planaria.swarm.records.measure import Tally
+from planaria.swarm.serving.record import Serving
 from planaria.tasks.base import Task
 
 
@@ -77,6 +78,7 @@ def round_record(
     weights: str,
     certified: Sequence[str] = (),
     votes: Agreed | None = None,
+    serving: Serving | None = None,
 ) -> RoundDone:
     """The line that sums the round up."""
     own = [rollout.reward for rollout in report.rollouts if rollout.peer == me]
@@ -104,4 +106,5 @@ def round_record(
         grad_norm=learned.grad_norm,
         stats=learned.stats,
         weights=weights,
+        serving=serving,
     )

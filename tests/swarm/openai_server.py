@@ -1,0 +1,153 @@
+"""A small server that speaks the protocol of OpenAI's completions as vLLM does, with planaria's own decoding behind it.
+
+    python openai_server.py FOLDER
+
+It prints its port, and serves http://127.0.0.1:PORT/WHO+HABIT until it is killed. Each WHO has models of its own; the
+habits are those of other servers, and of broken ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from planaria.model.lora import adapt, load_adapters
+from planaria.swarm.policy.policies import LlamaPolicy, open_policy
+
+BASE = open_policy(sys.argv[1])
+assert isinstance(BASE, LlamaPolicy)
+MODELS: dict[str, dict[str, LlamaPolicy]] = defaultdict(lambda: {"base": BASE})
+"""of everybody's own server"""
+LOCK = threading.Lock()
+TOKEN = "sesame"
+
+
+def completions(asked: dict[str, Any], models: dict[str, LlamaPolicy], habits: set[str]) -> dict[str, Any]:
+    policy = models[asked["model"]]
+    generator = torch.Generator().manual_seed(asked["seed"])
+    count = 1 if "one" in habits else asked["n"]
+    (drawn,) = policy.sample([asked["prompt"]], count, asked["max_tokens"], 1.0, max(0, asked["top_k"]), generator)
+    return {"choices": [choice(policy, one, habits) for one in drawn]}
+
+
+def choice(policy: LlamaPolicy, one: Any, habits: set[str]) -> dict[str, Any]:
+    ids, logps = [*one.ids, *([policy.end] if one.ended else [])], list(one.logps)
+    found: dict[str, Any] = {"text": policy.decode(one.ids), "finish_reason": "stop" if one.ended else "length"}
+    if "llamacpp" in habits:
+        pairs = zip(ids, logps, strict=True)
+        return found | {
+            "logprobs": {"content": [{"id": i, "token": policy.decode([i]), "logprob": p} for i, p in pairs]}
+        }
+    if "mute" in habits:
+        return found
+    names = [f"token_id:{i}" for i in ids] if "named" in habits else [policy.decode([i]) for i in ids]
+    found["logprobs"] = {"tokens": names, "token_logprobs": logps}
+    return found if "named" in habits or "plain" in habits else found | {"token_ids": ids}
+
+
+def load(path: str, asked: dict[str, Any], models: dict[str, LlamaPolicy]) -> dict[str, Any]:
+    if path == "/v1/load_lora_adapter":
+        folder = Path(asked["lora_path"])
+        config = json.loads((folder / "adapter_config.json").read_text())
+        policy = BASE.clone()
+        adapt(policy._model, config["r"], config["lora_alpha"], seed=0)
+        load_adapters(policy._model, load_file(folder / "adapter_model.safetensors"))
+        models[asked["lora_name"]] = policy
+    elif path == "/v1/unload_lora_adapter":
+        del models[asked["lora_name"]]
+    else:
+        loaded = open_policy(asked["model_path"])
+        assert isinstance(loaded, LlamaPolicy)
+        models["base"] = loaded
+    return {"success": True}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def who(self) -> str:
+        return self.path.split("/")[1]
+
+    @property
+    def place(self) -> str:
+        return "/" + self.path.split("/", 2)[2]
+
+    @property
+    def habits(self) -> set[str]:
+        return set(self.who.split("+")[1:])
+
+    @property
+    def models(self) -> dict[str, LlamaPolicy]:
+        return MODELS[self.who]
+
+    def do_GET(self) -> None:
+        self._answer(200, {"data": [{"id": name} for name in self.models]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "token" in self.habits and self.headers["Authorization"] != f"Bearer {TOKEN}":
+            return self._answer(401, {"error": {"message": "who\x1b[31m are you?"}})
+        if self.place == "/v1/completions":
+            return self._complete(asked)
+        if "fixed" in self.habits or ("weights" not in self.habits and self.place == "/update_weights_from_disk"):
+            return self._answer(404, {"error": "Not Found"})
+        with LOCK:
+            return self._answer(200, load(self.place, asked, self.models))
+
+    def _complete(self, asked: dict[str, Any]) -> None:
+        if "broken" in self.habits:
+            return self._answer(500, {"error": {"message": "out of memory"}})
+        if "garbage" in self.habits:
+            return self._send(200, b"<html>")
+        if "empty" in self.habits:
+            return self._answer(200, {"choices": []})
+        if "huge" in self.habits:
+            return self._send(200, b" " * 10, announced=1 << 26)
+        if "drips" in self.habits:
+            return self._drip()
+        with LOCK:
+            found = completions(asked, self.models, self.habits)
+        return self._answer(200, found)
+
+    def _drip(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        for _ in range(1000):
+            self.wfile.write(b" ")
+            self.wfile.flush()
+            time.sleep(0.05)
+
+    def _answer(self, status: int, found: dict[str, Any]) -> None:
+        self._send(status, json.dumps(found).encode())
+
+    def _send(self, status: int, body: bytes, announced: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(announced or len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
