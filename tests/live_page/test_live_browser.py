@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 from browser import Tab, browser, found
 from live_server import TOKEN, served
+from test_followed import folder
 from test_live_server import run_in
 from trials_made import comparison_in, swarm_in
+
+from planaria.record import decisions as d
+from planaria.record import events as e
+from planaria.record.logs import RunLog
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,6 +138,55 @@ def test_two_runs_side_by_side(tab: Tab, tmp_path: Path) -> None:
         assert tab.run("[...document.querySelectorAll('figcaption')].map(e => e.textContent)") == ["first", "second"]
         tab.click("#runs button:nth-child(2)")
         tab.until("document.querySelector('.run.shown figcaption').textContent === 'second'")
+    assert not tab.trouble, tab.trouble
+
+
+def sent_away_in(path: Path) -> Path:
+    """Two replicas of two stages. One worker of replica 0 is slow; those of replica 1 are sent away at 3, one later."""
+    log = RunLog(folder(path))
+    about = {"replicas": 2, "columns": [[0, 1], [2, 3]], "routes": [[0, 1, 0]], "samples_per_step": 4}
+    log.event(50.0, e.RunStarted(name="run", seed=1, stages=1, steps=9, first_step=0, wall_time=0.0, **about))
+    for number in range(4):
+        log.decision(50.1, d.Spawn(worker=f"w{number}", incarnation=1))
+        log.event(51.0, e.WorkerJoined(worker=f"w{number}", incarnation=1, pid=4000 + number))
+    for replica in range(2):
+        members = [
+            d.Member(node=2 * replica + s, stage=s, worker=f"w{2 * replica + s}", source=d.Fresh()) for s in (0, 1)
+        ]
+        form = d.Form(replica=replica, generation=1, step=0, outcome="started", members=members, links=[])
+        log.decision(52.0, form)
+        for m in members:
+            log.event(52.2, e.Linked(worker=m.worker, node=m.node, stage=m.stage, generation=1, link_s=0.1))
+    slow = d.Blamed(replica=0, step=1, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, past=0.1, usual=0.0)
+    log.decision(52.5, slow)
+    # The fault of the second loss is older than the first loss: the recovery began with it.
+    log.event(52.8, e.FaultInjected(worker="w3", node=3, signal="SIGKILL", step=1, moment=""))
+    log.decision(53.0, d.SendAway(member=1, workers=["w2"], strikes=2, reason="what replica 1 says was of no use"))
+    for worker, t in (("w2", 53.1), ("w3", 53.2)):
+        log.event(t, e.WorkerLost(worker=worker, incarnation=1, cause="exit", detail=""))
+    log.decision(55.0, d.Disband(replica=1, workers=[], reason="no worker is left"))
+    log.event(60.0, e.Trouble(detail="the end"))
+    log.close()
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_who_is_slow_is_marked_and_who_was_sent_away_is_not_called_dead(tab: Tab, tmp_path: Path, dark: bool) -> None:
+    with served([sent_away_in(tmp_path / "run")]) as client:
+        tab.open(f"{client.url}#at=3.15", dark=dark, still=True)
+        tab.until(OPENED)
+        tab.until("document.querySelector('#verdicts .deed').textContent === 'Nothing is done about it.'")
+        ends = "getComputedStyle(document.querySelector('.node.slow.ends .seg')).stroke"
+        orange = "getComputedStyle(document.querySelector('#verdicts li')).borderLeftColor"
+        assert tab.run(ends) == tab.run(orange), "the same colour, at the ends too"
+        tab.until("document.querySelector('#recovery .sum').textContent === 'Replica 1 stands still.'")
+        assert "sent away" in tab.run("document.querySelector('.docked.dead .what').textContent")
+        tab.open(f"{client.url}#at=9", dark=dark, still=True)
+        tab.until("document.querySelector('#recovery .sum').textContent.startsWith('Nobody takes the place')")
+        assert tab.run("document.querySelector('#recovery .title').textContent").startswith("Recovery 1: stages 0, 1")
+        assert tab.run("document.querySelectorAll('.phases .now').length") == 0
+        rows = tab.run("[...document.querySelectorAll('#workers tbody tr')].map(r => r.children[1].textContent)")
+        assert rows == ["slow", "working", "sent away", "dead (exit)"]
     assert not tab.trouble, tab.trouble
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planaria.observe.run.naming import Naming, replicas, stages
+from planaria.observe.run.narrate import SLOWNESS
+from planaria.observe.run.verdict_lines import line
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.membership import Membership
@@ -164,6 +166,11 @@ class Captions:
             case e.EdgeBroken() if self._is_present(fact):
                 ends = self._naming.edge(*sorted((fact.node, fact.peer)))
                 return Caption("fault", f"The connection {ends} is broken: is somebody dead, or only the connection?")
+            case d.Blamed() | d.Relieve() | d.Reroute() | d.Cleared():
+                said = line(fact, self._naming)
+                if isinstance(fact, d.Blamed):  # its evidence has a panel of its own
+                    said = said.partition(": ")[0]
+                return Caption(SLOWNESS[fact.kind], f"{_capital(said)}.")
             case d.Meet():
                 return Caption(
                     "calm", f"{_capital(replicas(fact.members))} meet: each stage hears what its copies learned."
@@ -172,10 +179,11 @@ class Captions:
                 return Caption("calm", f"Every stage writes its weights to disk: checkpoint {fact.step}.")
             case d.Cannot():
                 return Caption("loss", f"{_capital(stages(fact.lost))} cannot be rebuilt: {fact.reason}.")
+            case d.SendAway():
+                return Caption("loss", f"{_capital(fact.reason)}: its workers are sent away.")
             case d.Disband():
-                return Caption(
-                    "loss", f"Replica {fact.replica} is given up: {fact.reason}. Its workers are spares now."
-                )
+                spares = " Its workers are spares now." if fact.workers else ""
+                return Caption("loss", f"Replica {fact.replica} is given up: {fact.reason}.{spares}")
             case d.Found():
                 return Caption("rebirth", f"Replica {fact.replica} begins anew, as a copy of another.")
             case e.HostJoined():

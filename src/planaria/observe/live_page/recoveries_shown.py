@@ -28,6 +28,7 @@ def shown(timing: RecoveryTiming, seconds: Callable[[float], float]) -> Json:
         "where": timing.where,
         "nodes": list(timing.nodes),
         "workers": list(timing.workers),
+        "causes": list(timing.causes),
         "heirs": {str(node): worker for node, worker in timing.heirs.items()},
         "step": timing.step,
         "outcome": timing.outcome,

@@ -60,6 +60,9 @@ class Scene:
                 self._facts[fact.worker] |= {"device": fact.device} if fact.device else {}
             case e.WorkerLeaving():
                 self._about(fact.worker)["leaving"] = True
+            case d.SendAway():
+                for worker in fact.workers:
+                    self._about(worker)["away"] = True
             case e.WorkerLost():
                 self._about(fact.worker)["cause"] = fact.cause
                 self._lost += fact.worker not in self._members.released

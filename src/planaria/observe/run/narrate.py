@@ -159,7 +159,7 @@ class Narrator:
 
     def _other(self, fact: e.Event | d.Decision) -> Line | None:
         if isinstance(fact, e.FaultInjected):
-            when = f", {fact.moment}" if fact.moment else ""
+            when = f", {fact.moment}" if fact.moment not in ("", "any") else ""
             text = f"{fact.signal} sent to worker {fact.worker} ({self._role(fact.node)}){when}"
             return self._line("fault", text, self._of(fact.node))
         if isinstance(fact, e.OfferRefused):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planaria.observe.run.naming import Naming
-from planaria.observe.run.recovery_timing import Outcome, RecoveryTiming
+from planaria.observe.run.recovery_timing import SENT_AWAY, Outcome, RecoveryTiming
 from planaria.record import decisions as d
 from planaria.record import events as e
 from planaria.record.membership import Membership
@@ -155,8 +155,8 @@ class _Open:
         outcome = self.forms[-1][1].outcome if self.whole else "started"
         return "unfinished" if outcome == "started" else outcome
 
-    def add(self, t: float, fact: e.WorkerLost, node: int, fault_t: float | None) -> None:
-        self.lost[fact.worker] = fact.cause, node
+    def add(self, worker: str, cause: str, node: int, fault_t: float | None) -> None:
+        self.lost[worker] = cause, node
         self.nodes.add(node)
         if fault_t is not None and fault_t <= self.lost_t:
             self.fault_t = fault_t if self.fault_t is None else min(self.fault_t, fault_t)
@@ -264,7 +264,11 @@ class _Scan:
     def _lost(self, t: float, fact: e.WorkerLost, node: int) -> None:
         self._close_if_over(t)
         self._open = self._open or self._begin(t)
-        self._open.add(t, fact, node, self._known.struck.pop(fact.worker, None))
+        struck = self._known.struck.pop(fact.worker, None)
+        if fact.worker in self._known.members.released:  # training went on from what it was struck by until now
+            self._open.add(fact.worker, SENT_AWAY, node, None)
+        else:
+            self._open.add(fact.worker, fact.cause, node, struck)
 
     def _begin(self, t: float) -> _Open:
         return _Open(self._known, self._replica, self._known.members.own_step(self._replica), t, self._naming)

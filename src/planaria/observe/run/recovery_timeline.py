@@ -44,7 +44,9 @@ class FaultsSummary:
     injected: int
     """faults that chaos sent, harmless ones included"""
     deaths: int
-    """members that were lost"""
+    """members that died"""
+    sent_away: int
+    """members whose replica said nothing of use"""
     spares_lost: int
     zombies: int
     outcomes: Mapping[Outcome, int]
@@ -55,11 +57,12 @@ def faults_summary(record: RunRecord) -> FaultsSummary:
     """Counts the faults of a run and what became of them."""
     facts = Counter(type(fact) for _, fact in record.landmarks)
     timings = recoveries(record)
-    deaths = sum(len(timing.workers) for timing in timings)
+    deaths, missing = sum(timing.deaths for timing in timings), sum(len(timing.workers) for timing in timings)
     return FaultsSummary(
         injected=facts[e.FaultInjected],
         deaths=deaths,
-        spares_lost=facts[e.WorkerLost] - deaths,
+        sent_away=missing - deaths,
+        spares_lost=facts[e.WorkerLost] - missing,
         zombies=facts[e.ZombieIgnored],
         outcomes=Counter(timing.outcome for timing in timings),
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+SENT_AWAY = "sent away"
+"""the cause by which a worker is missing that was told to leave, as nothing that its replica said was of use"""
 Outcome = Literal[
     "recovered", "rolled back", "recalled", "relinked", "handed over", "skipping", "cannot", "disbanded", "unfinished"
 ]
@@ -35,6 +37,7 @@ class RecoveryTiming:
     posts: tuple[int, ...]
     """the stage that each of the workers held"""
     causes: tuple[str, ...]
+    """why each of the workers is missing: how its death was noticed, or SENT_AWAY"""
     outcome: Outcome
     generation: int | None
     resumed_step: int | None
@@ -56,6 +59,11 @@ class RecoveryTiming:
     rebuild: float
     """longest rebuild_s of a member, seconds"""
     transfer_bytes: int
+
+    @property
+    def deaths(self) -> int:
+        """Workers that died; those that were sent away did not."""
+        return sum(cause != SENT_AWAY for cause in self.causes)
 
     @property
     def notice(self) -> float | None:

@@ -163,7 +163,7 @@ KEY = (
 
 def _rows(record: RunRecord, held: Sequence[RoundHistory], count: int) -> Iterator[list[str]]:
     steps = Counter(line.replica for line in sample_ledger(record))
-    lost = Counter(timing.replica for timing in recoveries(record) for _ in timing.workers)
+    lost = Counter(timing.replica for timing in recoveries(record) for _ in range(timing.deaths))
     for replica in range(count):
         own = [history for history in held if replica in history.members]
         alone = [history for history in own if history.alone]

@@ -136,7 +136,8 @@ def _facts(record: RunRecord, timings: list[RecoveryTiming]) -> Iterator[tuple[s
     yield (
         "deaths",
         f"{faults.deaths}",
-        (f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"),
+        f"{counted(faults.injected, 'fault')} injected; {counted(faults.spares_lost, 'spare')} lost"
+        + (f"; {counted(faults.sent_away, 'worker')} sent away" if faults.sent_away else ""),
     )
     lasted = [t.total for t in timings if t.total is not None]
     counts = ", ".join(f"{count} {name}" for name, count in faults.outcomes.items())

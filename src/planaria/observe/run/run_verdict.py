@@ -38,6 +38,7 @@ class RunFacts:
     validation: float | None = None
     tokens_per_s: float | None = None
     deaths: int = 0
+    sent_away: int = 0
     spares_lost: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """recoveries by their outcome"""
@@ -72,6 +73,7 @@ def facts_of(record: RunRecord, wall_s: float) -> RunFacts:
         validation=told.validation.val_loss if told.validation else None,
         tokens_per_s=told.tokens_per_s,
         deaths=faults.deaths,
+        sent_away=faults.sent_away,
         spares_lost=faults.spares_lost,
         outcomes={str(name): count for name, count in faults.outcomes.items()},
         recovery_s=[t.total for t in timings if t.total is not None],
@@ -117,7 +119,10 @@ def _failures(facts: RunFacts) -> str:
     if not facts.outcomes:
         spares = f", but {counted(facts.spares_lost, 'spare')}" if facts.spares_lost else ""
         return f"No worker was lost{spares}." if spares else "Nothing failed."
-    who = f"{counted(facts.deaths, 'worker')} died" if facts.deaths else "No worker died, but connections broke"
+    died = [f"{counted(facts.deaths, 'worker')} died"] if facts.deaths else []
+    were = "was" if facts.sent_away == 1 else "were"
+    sent = [f"{counted(facts.sent_away, 'worker')} {were} sent away"] if facts.sent_away else []
+    who = listed([*died, *sent]) or "No worker died, but connections broke"
     ways = listed([f"{count} {name}" for name, count in facts.outcomes.items()])
     return f"{who}; outcome: {ways}."
 

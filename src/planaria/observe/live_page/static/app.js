@@ -268,9 +268,8 @@ function panels(player, state, t) {
     document.querySelectorAll("canvas").forEach((canvas) => { delete canvas.dataset.key; });
   }
   if (kind !== "run") { others(player, state, t); return; }
-  const several = Object.keys(state.replicas ?? {}).length > 1;
   const found = player.recoveryAt(t);
-  recovery($("#recovery"), found, t, several, player.recoveries.indexOf(found) + 1);
+  recovery($("#recovery"), found, t, state, player.recoveries.indexOf(found) + 1);
   numbers($("#numbers"), numbersOf(player, state));
   lines($("#lines"), player.lines, t, (when) => page.clock.seek(when - 0.05));
   verdicts($("#verdicts"), state);

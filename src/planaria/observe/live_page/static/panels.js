@@ -60,7 +60,7 @@ export class Sentence {
 }
 
 /** The recovery that is told of: each phase with its seconds once it is over. */
-export function recovery(card, found, t, several, number) {
+export function recovery(card, found, t, state, number) {
   card.hidden = !found;
   if (!found) return;
   const list = $(".phases", card);
@@ -69,21 +69,26 @@ export function recovery(card, found, t, several, number) {
       list.append(el("li", { "data-phase": name }, el("b", {}, word), el("span", { class: "took" }), el("span", { class: "what" }, what)));
     }
   }
+  const several = Object.keys(state.replicas ?? {}).length > 1;
   const where = found.where + (several && !found.where.includes("replica") ? ` of replica ${found.replica}` : "");
-  say($(".title", card), `Recovery ${number}: ${where}`);
+  const away = found.causes.includes("sent away") ? ", sent away" : "";
+  say($(".title", card), `Recovery ${number}: ${where}${away}`);
   const over = moments(found, t);
-  let open = true;
+  const left = found.outcome === "disbanded" && !state.replicas?.[found.replica];
+  let open = !left;
   for (const [name] of PHASES) {
     const item = $(`[data-phase=${name}]`, list), done = over[name] <= t && found.phases[name] !== undefined;
-    const how = done ? "done" : open && !(name === "noticed" && over[name] === undefined && found.formed <= t) ? "now" : "next";
+    const untold = name === "noticed" && found.phases.noticed === undefined && found.lost <= t; // nobody wrote down the fault
+    const how = done ? "done" : open && !untold ? "now" : "next";
     if (how === "now") open = false;
     if (item.className !== how) item.className = how;
-    say($(".took", item), done ? seconds(found.phases[name]) : how === "now" ? "…" : "");
+    say($(".took", item), done ? seconds(found.phases[name]) : untold ? "–" : how === "now" ? "…" : "");
   }
   strip($(".bar", card), found, over, t);
   const finished = found.ended !== undefined && found.ended <= t;
-  say($(".sum", card), finished ? summary(found) : "Training stands still.");
-  card.dataset.open = String(!finished);
+  const meanwhile = several ? `Replica ${found.replica} stands still.` : "Training stands still.";
+  say($(".sum", card), finished ? summary(found) : left ? `Nobody takes the place: the others train without replica ${found.replica}.` : meanwhile);
+  card.dataset.open = String(!finished && !left);
 }
 
 function summary(found) {
@@ -158,9 +163,9 @@ export function verdicts(card, state) {
   list.dataset.key = key;
   list.replaceChildren(...slow.map((one) => el("li", { "data-class": one.class },
     el("b", {}, el("span", { class: "sign", "aria-hidden": "true" }, one.class.includes("link") ? "⇄ " : "≋ "), one.class),
-    el("span", { class: "when" }, `since step ${one.step}`),
+    el("span", { class: "when" }, `found in step ${one.step}`),
     el("p", {}, one.what), el("p", { class: "evidence" }, one.evidence),
-    el("p", { class: "deed" }, one.deed ?? "Told only."))));
+    el("p", { class: "deed" }, one.deed ?? "Nothing is done about it."))));
 }
 
 /** Nodes that are found to be slow, but for links. */
@@ -173,7 +178,7 @@ export function workers(table, state, choose) {
   const slow = slowNodes(state);
   const rows = Object.entries(state.workers ?? {}).map(([name, w]) => {
     const node = w.node === undefined ? "–" : state.nodes?.[w.node] ? stageOf(state, w.node) : w.node;
-    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: `dead (${w.cause ?? "?"})`, released: "leaving" }[w.status] ?? w.status;
+    const is = { member: w.struck ?? (w.leaving ? "leaving" : slow.has(w.node) ? "slow" : "working"), dead: w.away ? "sent away" : `dead (${w.cause ?? "?"})`, released: w.away ? "sent away" : "leaving" }[w.status] ?? w.status;
     return [name, is, node, w.machine || "the run's own", bytes(w.device_peak ?? w.peak)];
   });
   fill(table, rows, (name) => choose("worker", name));

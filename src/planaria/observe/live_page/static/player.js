@@ -71,7 +71,8 @@ export class Player {
     for (const replica of Object.keys(set.recoveries ?? {})) {
       const found = head.recoveries[replica];
       if (!found) continue;
-      const known = this.recoveries.findIndex((r) => r.replica === replica && r.began === found.began);
+      // When it was noticed stays; the fault that began it may be found later.
+      const known = this.recoveries.findIndex((r) => r.replica === replica && r.lost === found.lost);
       if (known < 0) this.recoveries.push({ replica, ...found });
       else this.recoveries[known] = { replica, ...found };
     }

@@ -223,13 +223,13 @@ export class Fleet {
       this._docked.set(name, [x, y + 18]);
       set(group, {
         class: `docked ${said.status}${chosen === name ? " chosen" : ""}`, transform: `translate(${x} ${y})`, "data-worker": name,
-        "aria-label": `worker ${name}, ${STATUS[said.status]}${said.machine ? `, on machine ${said.machine}` : ""}`,
+        "aria-label": `worker ${name}, ${statusOf(said)}${said.machine ? `, on machine ${said.machine}` : ""}`,
       });
       const [box, cross, who, what] = group.children;
       set(box, { x: -wide / 2 + 4, width: wide - 8, class: `chip ${said.status}` });
       set(cross, { visibility: said.status === "dead" ? "visible" : "hidden" });
       text(who, name);
-      text(what, wide > 50 ? STATUS[said.status] : "");
+      text(what, wide > 50 ? statusOf(said) : "");
     });
   }
 
@@ -273,6 +273,8 @@ export class Fleet {
     setTimeout(() => element.remove(), milliseconds);
   }
 }
+
+function statusOf(said) { return said.away ? "sent away" : STATUS[said.status]; }
 
 function rank(said) { return ["spare", "starting", "released", "dead"].indexOf(said.status); }
 

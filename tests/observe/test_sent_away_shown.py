@@ -1,0 +1,99 @@
+"""Workers that were sent away are told of as such, and not as dead: in words, in the timeline and on the page."""
+
+from __future__ import annotations
+
+import pytest
+import synthetic_replicas as r
+
+from planaria.config import RunConfig
+from planaria.observe.live_page.captions import Captions
+from planaria.observe.live_page.frames import patched
+from planaria.observe.live_page.story import Story
+from planaria.observe.run.recovery_timeline import faults_summary, recoveries
+from planaria.observe.run.run_verdict import RunFacts, verdict
+from planaria.record import decisions as d
+from planaria.record import events as e
+
+AWAY = d.SendAway(
+    member=1, workers=["c", "d"], strikes=2, reason="what replica 1 says was of no use in 2 rounds"
+)  # fmt: skip
+LIE = e.FaultInjected(worker="c", node=2, signal="lie", step=1, moment="")
+BEGIN: list[e.Event | d.Decision] = [
+    r.started(2), *(d.Spawn(worker=worker, incarnation=1) for worker in "abcdfg"), *r.joined("abcdfg"),
+    r.form(0, "ab"), r.form(1, "cd", 2), LIE, r.run_step(1, 1, 1, 2), AWAY,
+    r.lost("c"), r.lost("d"),
+]  # fmt: skip
+REBORN: list[e.Event | d.Decision] = [
+    r.form(1, "fg", 3, "recovered", 1, reborn={0: [0], 1: [1]}), r.linked(1, 0, "f", 3), r.linked(1, 1, "g", 3),
+]  # fmt: skip
+LEFT = d.Disband(replica=1, workers=[], reason="no worker is left")
+
+
+def shown(*facts: e.Event | d.Decision) -> Story:
+    story = Story(RunConfig())
+    seen = story.opening().change
+    for t, fact in r.timed(list(facts)):
+        if (frame := story.take(t, fact)) is not None:
+            seen = patched(seen, frame.change)
+    assert seen == story.state, "frames lead to the state"
+    return story
+
+
+def test_the_timeline_counts_them_as_sent_away_and_their_lies_as_no_fault_that_was_noticed() -> None:
+    record = r.record(r.timed([*BEGIN, *REBORN]))
+    (timing,) = recoveries(record)
+    assert timing.causes == ("sent away", "sent away") and timing.deaths == 0
+    assert timing.workers == ("c", "d") and timing.heirs == {2: "f", 3: "g"}
+    assert timing.fault_t is None and timing.notice is None, "training went on meanwhile"
+    found = faults_summary(record)
+    assert (found.deaths, found.sent_away, found.spares_lost) == (0, 2, 0)
+
+
+def test_a_death_is_one_still_and_so_is_that_of_an_earlier_bearer_of_the_name() -> None:
+    again = d.Spawn(worker="c", incarnation=2)
+    trained = d.Commit(replica=1, generation=3, step=1, progress=1)
+    there = [*BEGIN, *REBORN, trained, again, *r.joined("c"), r.form(1, "cg", 4, "handed over", 1), r.lost("c")]
+    assert [timing.causes for timing in recoveries(r.record(r.timed(there)))][-1][-1] == "exit"
+
+
+@pytest.mark.parametrize(
+    ("deaths", "away", "said"),
+    [
+        (0, 1, "1 worker was sent away; outcome"),
+        (0, 2, "2 workers were sent away; outcome"),
+        (1, 2, "1 worker died and 2 workers were sent away; outcome"),
+        (0, 0, "No worker died, but connections broke; outcome"),
+    ],
+)
+def test_the_verdict_on_a_run_says_which(deaths: int, away: int, said: str) -> None:
+    facts = RunFacts("finished", 9, 9, 1.0, deaths=deaths, sent_away=away, outcomes={"recovered": 1})
+    assert said in verdict(facts).said
+
+
+def test_the_page_says_it_in_a_sentence_at_the_workers_and_at_the_recovery() -> None:
+    state = shown(*BEGIN[:-2]).state
+    told = "What replica 1 says was of no use in 2 rounds: its workers are sent away."
+    assert state["said"] == {"tone": "loss", "text": told}
+    assert [worker for worker, said in state["workers"].items() if said.get("away")] == ["c", "d"]
+    assert shown(*BEGIN, *REBORN).state["recoveries"]["1"]["causes"] == ["sent away", "sent away"]
+    state = shown(*BEGIN, *REBORN, d.Spawn(worker="c", incarnation=2)).state
+    assert "away" not in state["workers"]["c"], "another process of that name"
+
+
+def test_a_replica_that_is_given_up_leaves_spares_only_where_it_has_workers() -> None:
+    state = shown(*BEGIN, LEFT).state
+    assert state["said"]["text"] == "Replica 1 is given up: no worker is left."
+    assert list(state["replicas"]) == ["0"] and state["recoveries"]["1"]["outcome"] == "disbanded"
+    some = shown(*BEGIN, LEFT.model_copy(update={"workers": ["c"]})).state
+    assert some["said"]["text"].endswith("Its workers are spares now.")
+
+
+def test_what_is_slow_has_its_sentence_too() -> None:
+    captions = Captions(shown(*BEGIN).members, 4)
+    captions.say(r.started(1))
+    blamed = d.Blamed(
+        replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
+    )
+    assert captions.say(blamed) == ("fault", "Stage 1 (b) is 3.0 times slower than its peers.")
+    cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])
+    assert captions.say(cleared) == ("note", "Stage 1: its worker is not slow any more.")
