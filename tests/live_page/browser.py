@@ -54,6 +54,11 @@ class Tab:
         if said["method"] == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
             self.trouble.append(str(said["params"]["entry"]))
 
+    def leave(self) -> None:
+        """Go to an empty page, and forget what the last one met: its server may have gone before it."""
+        self.do("Page.navigate", url="about:blank")
+        self.trouble.clear()
+
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False, still: bool = False) -> None:
         """Load a page in a window of this size."""
         phone = width < 600

@@ -33,9 +33,15 @@ STAGE_2 = ".node[data-node='2']"
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     with browser(tmp_path_factory.mktemp("profile")) as found:
         yield found
+
+
+@pytest.fixture
+def tab(shared: Tab) -> Tab:
+    shared.leave()
+    return shared
 
 
 @contextmanager
@@ -71,10 +77,12 @@ def test_a_kill_by_click_and_the_rebirth_live_then_played_back(tab: Tab, tmp_pat
         tab.until("Number(document.querySelector('.count').textContent) > 3")
         assert "token" not in tab.run("location.href")
         assert tab.run("document.querySelector('#link').textContent") == "live"
-        worker = tab.run(f'document.querySelector("{STAGE_2} .who").textContent')
+        # On a busy machine a sign that it is slow may follow the name.
+        worker = tab.run(f'document.querySelector("{STAGE_2} .who").textContent').split()[0]
         tab.click(STAGE_2)
         tab.until("!document.querySelector('#selected').hidden")
         assert worker in tab.run("document.querySelector('#selected .title').textContent")
+        tab.until("document.querySelector('.faults [data-fault=kill]:enabled')")
         tab.click(".faults [data-fault=kill]")
         tab.until("document.querySelector('#selected .answer').textContent.includes('SIGKILL')")
         tab.until("document.querySelector('#recovery').dataset.open === 'false'")

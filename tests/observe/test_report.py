@@ -10,9 +10,10 @@ from planaria.config import RunConfig
 from planaria.errors import UserError
 from planaria.observe.run.figures import bytes_figure, loss_figure, recovery_figure
 from planaria.observe.run.gantt import death_figure, idle_fraction, ordinary_step, step_figure
-from planaria.observe.run.narrate import story
+from planaria.observe.run.narrate import Narrator, story
 from planaria.observe.run.recovery_timeline import recoveries
 from planaria.observe.run.report import wall_time, write_report
+from planaria.record.decisions import Blamed
 from planaria.record.logs import RunRecord, read_run
 
 
@@ -100,6 +101,14 @@ def test_undone_steps_are_apart_from_the_loss_that_counts(record: RunRecord) -> 
     assert list(curves["undone"].x) == list(range(20, 27))
     assert list(curves["fault"].x) == [12, 27]
     assert "SIGKILL" in curves["fault"].text[0]
+
+
+def test_who_is_found_to_be_slow_is_no_fault_in_the_loss(record: RunRecord) -> None:
+    blamed = Blamed(replica=0, step=5, fault="slow data", nodes=[0], workers=["w0"], seconds=0.5, past=0.1, usual=0.0)
+    told = Narrator().tell(1.0, blamed)
+    assert told is not None
+    curves = {trace.name: trace for trace in loss_figure(record.metrics, [*story(record), (1.0, told)]).data}
+    assert list(curves["fault"].x) == [12, 27]
 
 
 def test_bytes_are_the_senders_sums(record: RunRecord) -> None:

@@ -94,6 +94,6 @@ def test_what_is_slow_has_its_sentence_too() -> None:
     blamed = d.Blamed(
         replica=0, step=9, fault="slow worker", nodes=[1], workers=["b"], seconds=0.06, past=0.02, usual=0.02
     )
-    assert captions.say(blamed) == ("fault", "Stage 1 (b) is 3.0 times slower than its peers.")
+    assert captions.say(blamed) == ("slow", "Stage 1 (b) is 3.0 times slower than its peers.")
     cleared = d.Cleared(replica=0, step=12, fault="slow worker", nodes=[1])
     assert captions.say(cleared) == ("note", "Stage 1: its worker is not slow any more.")

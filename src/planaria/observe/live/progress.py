@@ -16,7 +16,8 @@ from planaria.record.events import Event
 from planaria.record.run_record import Metric, StepMetric
 
 STYLES: dict[Tone, str] = {
-    "fault": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta", "relink": "cyan", "note": "dim",
+    "fault": "yellow", "slow": "yellow", "loss": "red", "rebirth": "green", "rollback": "magenta",
+    "relink": "cyan", "note": "dim",
 }  # fmt: skip
 
 

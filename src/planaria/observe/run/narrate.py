@@ -16,9 +16,11 @@ from planaria.record import events as e
 from planaria.record.logs import RunRecord
 from planaria.record.membership import Membership
 
-Tone = Literal["fault", "loss", "rebirth", "rollback", "relink", "note"]
-SIGNS: dict[Tone, str] = {"fault": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·"}
-SLOWNESS: dict[str, Tone] = {"blamed": "fault", "relieve": "relink", "reroute": "relink", "cleared": "note"}
+Tone = Literal["fault", "slow", "loss", "rebirth", "rollback", "relink", "note"]
+SIGNS: dict[Tone, str] = {
+    "fault": "⚡", "slow": "⚡", "loss": "✗", "rebirth": "✓", "rollback": "↺", "relink": "⇄", "note": "·",
+}  # fmt: skip
+SLOWNESS: dict[str, Tone] = {"blamed": "slow", "relieve": "relink", "reroute": "relink", "cleared": "note"}
 CAUSES = {"connection": "connection closed", "exit": "process ended", "heartbeat": "no heartbeat", "stuck": "stuck"}
 
 

@@ -9,7 +9,7 @@ import { make, match, set } from "./svg.js";
 import { Grid, curvesOf, kindOf, summaryOf } from "./trials.js";
 
 const SILENT_S = 15;
-const TONES = { fault: "fault", loss: "loss", rebirth: "rebirth", rollback: "rollback" };
+const TONES = { fault: "fault", slow: "slow", loss: "loss", rebirth: "rebirth", rollback: "rollback" };
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const seconds = () => performance.now() / 1000;
 const page = { players: [], views: [], shown: 0, chosen: null, faults: [], clock: null, opened: false, colours: null, panels: 0 };

@@ -1,6 +1,6 @@
 // Everything beside the ring: the sentence, the recovery, numbers, the story, tables, the selected worker.
 
-const SIGNS = { fault: "⚡", loss: "✕", rebirth: "✓", rollback: "↺", relink: "⇄", note: "·", calm: "" };
+const SIGNS = { fault: "⚡", slow: "≋", loss: "✕", rebirth: "✓", rollback: "↺", relink: "⇄", note: "·", calm: "" };
 const PHASES = [
   ["noticed", "noticed", "the others find out"],
   ["replaced", "replaced", "a spare takes the place"],
