@@ -53,8 +53,8 @@ class ProbeSpec(Section):
 class MixtureSpec(Section):
     """How the experts of an arm speak with one voice."""
 
-    prior: Literal["uniform", "cached", "clusters"] = "uniform"
-    """what is believed of them before a text begins"""
+    prior: Literal["uniform", "cached", "clusters", "worst"] = "uniform"
+    """what is believed of them before a text begins; ``worst``: what is best for the domain they do worst on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.3
     """cached: weight of the newest held-out text in the moving average"""
     sequences: Positive = 100
@@ -64,7 +64,16 @@ class MixtureSpec(Section):
     top_k: Natural = 0
     """experts that go on speaking after a text's first ``prefix`` tokens; 0 is all"""
     prefix: Natural = 32
-    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded"""
+    """tokens after which the others fall silent; 0: the prior alone chooses, and the others are not even loaded;
+    worst: the tokens of a text that weights are fitted on"""
+
+    @model_validator(mode="after")
+    def _has_text_to_fit_on(self) -> Self:
+        if self.prior == "worst" and not self.prefix:
+            raise ValueError(
+                "experts.mixture.prefix = 0: prior = 'worst' is fitted on a text's first so many tokens; give 1 or more"
+            )
+        return self
 
 
 class ExpertsSpec(Seeded, Processes):
