@@ -337,11 +337,7 @@ def test_weights_for_the_worst_domain(made: Path, copied: Path, capsys: pytest.C
     found = results(copied).worst
     assert found is not None and found.tokens == 8 and set(found.prices) == {"tables", "topics", "code"}
     assert 0 <= found.gap < 1e-3 and sum(found.weights) == pytest.approx(1)
-    worst = found.worst("uniform")
-    assert (
-        f"Worst of 3 domains on {found.texts} held-out texts: {worst}" in printed.replace("\n", " ")
-        or found.texts == 24
-    )
+    assert "Worst of 3 domains on" in printed and "wants a better expert" in printed
     assert "The worst domain" in (copied / "report.html").read_text()
     assert cli.run(["experts", "weigh", str(copied), "--worst", "--tokens", "3", "--tolerance", "1e-9"]) == 0
     assert "first 3 tokens" in capsys.readouterr().out
