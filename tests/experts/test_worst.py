@@ -85,6 +85,15 @@ def test_two_experts_for_two_mirrored_domains_worked_by_hand() -> None:
     assert found.proof.value == pytest.approx(-math.log(0.5), abs=1e-6)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_where_all_experts_are_alike_any_weights_will_do(solver: Solver) -> None:
+    """The worst domain has the price, and nothing comes below it; where domains are alike too, nothing moves."""
+    for texts in ({"a": np.full((3, 3), -1.0), "b": np.full((4, 3), -2.0)}, {"a": np.full((3, 2), -2.0)}):
+        found = worst_domain(problem(texts, FLOOR), solver=solver)
+        assert found.certified and found.q[-1] == pytest.approx(1)
+        assert found.proof.value == pytest.approx(2) and found.proof.gap == pytest.approx(0, abs=1e-9)
+
+
 def test_a_domain_that_all_read_badly_has_the_whole_price() -> None:
     texts = made_rows(90, 3, 3, 0)
     texts["hopeless"] = texts["d1"] - 50

@@ -16,6 +16,8 @@ MANY = 10_000
 """rows from which on few at a time are fewer in all, as measured; in seconds on one machine they never were"""
 TOLERANCE = 1e-3
 """of the residual"""
+FLAT = 1e-3
+"""least L: where all experts are alike, F does not change at all"""
 PASSES = 4000
 """evaluations of all rows after which the best that was found is returned, certified or not"""
 
@@ -126,11 +128,12 @@ def resolvent(given: Problem, u: Array, lipschitz: float, k: int, draw: np.rando
 
 
 def slope(given: Problem, u: Array) -> tuple[float, int]:
-    """L where the search begins: ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)); and row evaluations.
+    """L where the search begins: ‖F(z) - F(u)‖ / ‖z - u‖ for z = Π(u - F(u)), at least ``FLAT``; and row evaluations.
 
     By the floor alone L could be as large as 1/φ², and steps by that would be thousands of times too short. What is too
     small here is found out by :func:`halpern` itself.
     """
     force = given.force(u)
     ahead = given.project(u - force)
-    return float(np.linalg.norm(given.force(ahead) - force) / np.linalg.norm(ahead - u)), 2 * len(given.rows)
+    apart, change = np.linalg.norm(ahead - u), np.linalg.norm(given.force(ahead) - force)
+    return max(float(change / apart) if apart else 0.0, FLAT), 2 * len(given.rows)
