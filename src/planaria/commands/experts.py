@@ -28,6 +28,7 @@ from planaria.experts.experts_spec import ExpertsSpec, expanded, load, sized, st
 from planaria.experts.manifest import Manifest, Member
 from planaria.experts.reading import Texts
 from planaria.experts.weighing import weigh
+from planaria.experts.worst import FLOOR
 from planaria.model.stages import parameter_count
 from planaria.observe.live.jobs_progress import JobsProgress
 from planaria.observe.trials.experts_report import show_results, write_experts_report
@@ -128,8 +129,8 @@ def _texts(folder: Path, spec: ExpertsSpec, base: RunConfig, say: Callable[[str]
 
 
 def _worst(folder: Path, made: Manifest, texts: Texts, domains: Sequence[str]) -> Weighing | None:
-    """The weights for the worst domain of the experts that were trained here; None for a single one."""
-    if len(made.members) < 2:
+    """Weights for the worst domain of the experts that were trained here; None for a single one, or too many."""
+    if not 2 <= len(made.members) < 1 / FLOOR:
         return None
     read = [texts.read(folder / member.model) for member in made.members]
     return weigh(

@@ -142,7 +142,7 @@ class Results(Record):
     runs: list[SeedResult]
     speech: Speech | None = None
     worst: Weighing | None = None
-    """the ensemble's weights for its worst domain; None where it has a single expert"""
+    """the ensemble's weights for its worst domain; None for a single expert, or for too many to choose"""
 
     @property
     def domains(self) -> list[str]:

@@ -12,6 +12,7 @@ from planaria import recipe
 from planaria.bounds import Natural, Positive
 from planaria.config import ModelConfig, RunConfig, Section
 from planaria.errors import UserError
+from planaria.experts.worst import FLOOR
 from planaria.trials.arms import Seeded, table_of
 from planaria.trials.jobs import Processes
 
@@ -131,6 +132,16 @@ class ExpertsSpec(Seeded, Processes):
             raise ValueError(
                 f"experts.sizes: {count} of them for {domains} domains leave nobody at the ends, and all arms alike; "
                 f"name {domains - 1 + domains % 2} at most"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_a_choice_of_weights(self) -> Self:
+        experts = self.clusters or len(self.domains)
+        if self.mixture.prior == "worst" and experts * FLOOR >= 1:
+            raise ValueError(
+                f"experts.mixture.prior = 'worst': each expert has at least {FLOOR:g}, and {experts} leave no choice; "
+                "use another prior"
             )
         return self
 
